@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "speculation/draft_tree.h"
 #include "speculation/drafter.h"
+#include "speculation/drafters.h"
 
 namespace specdec::testing {
 
@@ -30,13 +32,23 @@ inline DraftRequest request_for(std::span<const int32_t> tokens, DraftTree& tree
   return request;
 }
 
+// Where lengths are fixed, so that nothing is planned.
+inline void draft_unplanned(Drafters& drafters, std::span<DraftRequest> requests) {
+  DraftPlan none;
+  drafters.draft(none, requests);
+}
+
 // `drafter` may be one or several.
 template <class AnyDrafter>
 DraftTree draft_once(AnyDrafter& drafter, std::span<const int32_t> tokens,
                      const DraftLimits& limits = {}, uint64_t sequence = 0) {
   DraftTree tree;
   DraftRequest request = request_for(tokens, tree, limits, sequence);
-  drafter.draft({&request, 1});
+  if constexpr (std::is_same_v<AnyDrafter, Drafters>) {
+    draft_unplanned(drafter, {&request, 1});
+  } else {
+    drafter.draft({&request, 1});
+  }
   tree.check_integrity();
   return tree;
 }

@@ -150,7 +150,7 @@ class DraftWorld {
     }
   }
 
-  double draft_passes() {
+  double draft_passes(DraftPlan& plan) {
     std::vector<DraftPolicy::Ask> asks;
     for (int i = 0; i < options_.num_requests; ++i) {
       asks.push_back({.sequence = static_cast<uint64_t>(i),
@@ -160,9 +160,9 @@ class DraftWorld {
                       .tree = nullptr});
     }
     if (options_.levels) {
-      num_levels_ = policy_.plan(0, asks, {.same_depth = true, .shape = shape()});
+      num_levels_ = policy_.plan(plan, 0, asks, {.same_depth = true, .shape = shape()});
     } else if (!is_fixed()) {
-      policy_.plan(0, asks, {.same_depth = false});
+      policy_.plan(plan, 0, asks, {.same_depth = false});
     }
     const int length = options_.levels ? num_levels_ : options_.fixed_depth;
     for (auto& ask : asks) ask.depth = std::max(ask.depth, length);
@@ -178,7 +178,7 @@ class DraftWorld {
       }
       if (rows == 0) break;
       const double seconds = draft_pass_seconds(rows);
-      if (!is_fixed()) policy_.record_pass(0, rows, measured(seconds));
+      if (!is_fixed()) policy_.record_pass(plan, 0, rows, measured(seconds));
       total += seconds;
       std::vector<FrontierNode> grown;
       for (size_t i = 0; i < asks.size(); ++i) {
@@ -191,7 +191,7 @@ class DraftWorld {
         if (depth == length) break;
         continue;
       }
-      policy_.plan_pass(0, grown);
+      policy_.plan_pass(plan, 0, grown);
       for (const FrontierNode& node : grown) {
         if (!node.goes_on) frontier[node.sequence] = -1;
       }
@@ -200,11 +200,11 @@ class DraftWorld {
   }
 
   void step(Total& total) {
-    policy_.begin_step(options_.num_requests, 0);
+    DraftPlan plan = policy_.begin_step(options_.num_requests, 0);
     for (State& state : states_) state.tree.reset(0);
     double seconds = 0;
     if (options_.has_model) {
-      seconds += draft_passes();
+      seconds += draft_passes(plan);
     } else {
       draft_cheap();
     }
@@ -214,7 +214,7 @@ class DraftWorld {
                         .tree = &states_[i].tree,
                         .max_nodes = options_.max_depth});
     }
-    if (!options_.levels && !is_fixed()) policy_.choose(drafts);
+    if (!options_.levels && !is_fixed()) policy_.choose(plan, drafts);
     int rows = options_.num_requests;
     for (int i = 0; i < options_.num_requests; ++i) {
       State& state = states_[i];
@@ -238,10 +238,10 @@ class DraftWorld {
                           .num_drafts = state.tree.num_drafts(),
                           .num_accepted = static_cast<int>(tokens.size()) - 1};
       }
-      if (!is_fixed()) policy_.record(outcome);
+      if (!is_fixed()) policy_.record(plan, outcome);
     }
     const double verify = options_.verify_seconds(rows);
-    if (!is_fixed()) policy_.end_step(measured(verify));
+    if (!is_fixed()) policy_.end_step(plan, measured(verify));
     total.seconds += seconds + verify;
   }
 

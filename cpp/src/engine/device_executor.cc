@@ -222,19 +222,22 @@ int DeviceExecutor::most_passes() const {
   return num_passes;
 }
 
-std::optional<int> DeviceExecutor::passes_ahead(std::span<CompletionState* const> running) {
+std::optional<PassesAhead> DeviceExecutor::passes_ahead(std::span<CompletionState* const> running) {
   if (drafts_on_host_ || host_is_next_) return std::nullopt;
   if (std::ranges::any_of(running, has_grammar) || !seat(running)) return std::nullopt;
-  if (drafter_ == nullptr) return 0;
+  if (drafter_ == nullptr) return PassesAhead{};
   std::vector<const Sequence*> sequences;
   for (const CompletionState* completion : running) sequences.push_back(&completion->sequence);
-  const int num_passes =
+  PassesAhead ahead =
       drafting_->plan_passes(sequences, most_passes(), std::max(seating_->num_unseen, 1));
   const int num_seats = static_cast<int>(std::bit_ceil(seating_->seats.size()));
   const bool is_near = seating_->num_unseen <= kMaxUnseen &&
                        padded(kind(), seating_->num_unseen) * num_seats <= config_.step_rows();
-  if (num_passes == 0 || is_near) return num_passes;
-  if (num_steps_until_catch_up_-- > 0) return 0;
+  if (ahead.num_passes == 0 || is_near) return ahead;
+  if (num_steps_until_catch_up_-- > 0) {
+    ahead.num_passes = 0;
+    return ahead;
+  }
   // In the host's step the policy may still refuse to pay for catching up.
   num_steps_until_catch_up_ = kStepsUntilCatchUp;
   host_is_next_ = true;

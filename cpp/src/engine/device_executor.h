@@ -51,11 +51,11 @@ class DeviceExecutor final : public StepExecutor {
   DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting, ThreadPool& threads,
                  const DeviceExecutorConfig& config);
 
-  // How many passes of the draft model a step planned ahead for `running`, all sequences that run,
-  // should have; 0 without a draft model on the device. Nothing where the host has to run the next
-  // step: it drafts or makes masks, a request needs what device steps do not do, or the draft model
-  // is so far behind that it has to catch up there.
-  std::optional<int> passes_ahead(std::span<CompletionState* const> running);
+  // The passes of the draft model that a step planned ahead for `running`, all sequences that run,
+  // should have; none without a draft model on the device. Nothing where the host has to run the
+  // next step: it drafts or makes masks, a request needs what device steps do not do, or the draft
+  // model is so far behind that it has to catch up there.
+  std::optional<PassesAhead> passes_ahead(std::span<CompletionState* const> running);
   // The shape of the trees that the device drafts; each pass adds a level.
   const TreeShape& tree_shape() const { return shape_; }
 

@@ -68,25 +68,20 @@ void Drafting::time_passes(ModelRunner& target, const DraftModels& models, int m
   }
 }
 
-DraftBudget Drafting::budget() {
-  DraftBudget budget{.slots = [this](const Sequence& sequence, int num_decoding) {
-    return slots_of(sequence, num_decoding);
+DraftBudget Drafting::budget() const {
+  const DraftPolicy* policy = drafters_->policy();
+  DraftBudget budget{.slots = [this, policy](const Sequence& sequence, int num_decoding) {
+    const int depth = sequence.max_draft_depth(schedule_.num_speculative_tokens(num_decoding));
+    const int limit =
+        static_tree_.is_given() ? static_tree_.num_nodes(depth) : tree_shape().num_nodes(depth);
+    return policy == nullptr ? limit : policy->num_slots(sequence.ordinal, limit);
   }};
-  if (const DraftPolicy* policy = drafters_->policy()) budget.most_held = policy->most_held();
+  if (policy != nullptr) budget.most_held = policy->most_held();
   return budget;
 }
 
-int Drafting::slots_of(const Sequence& sequence, int num_decoding) {
-  max_depth_ = schedule_.num_speculative_tokens(num_decoding);
-  const int depth = sequence.max_draft_depth(max_depth_);
-  const int limit =
-      static_tree_.is_given() ? static_tree_.num_nodes(depth) : tree_shape().num_nodes(depth);
-  const DraftPolicy* policy = drafters_->policy();
-  return policy == nullptr ? limit : policy->num_slots(sequence.ordinal, limit);
-}
-
-DraftRequest Drafting::request_for(const ScheduledSequence& scheduled, CompletionState& completion,
-                                   DraftTree& tree) const {
+DraftRequest Drafting::request_for(const ScheduledSequence& scheduled, int max_depth,
+                                   CompletionState& completion, DraftTree& tree) const {
   const Sequence& sequence = *scheduled.sequence;
   // Everything is verified where lengths are fixed: a slot for each node.
   const int num_slots = scheduled.num_draft_slots;
@@ -94,7 +89,7 @@ DraftRequest Drafting::request_for(const ScheduledSequence& scheduled, Completio
   const int max_nodes = adapts ? config_.max_nodes() : num_slots;
   return {.sequence = sequence.ordinal,
           .tokens = sequence.tokens(),
-          .max_depth = std::min(max_nodes, sequence.max_draft_depth(max_depth_)),
+          .max_depth = std::min(max_nodes, sequence.max_draft_depth(max_depth)),
           .max_nodes = max_nodes,
           .num_slots = num_slots,
           .tree_width = config_.tree_width,
@@ -106,30 +101,37 @@ DraftRequest Drafting::request_for(const ScheduledSequence& scheduled, Completio
           .error = {}};
 }
 
+DraftPlan Drafting::begin_step(const ExecutionPlan& plan) {
+  DraftPolicy* policy = drafters_->policy();
+  if (policy == nullptr) return {};
+  const auto num_decoding = static_cast<int>(
+      std::ranges::count_if(plan.sequences, [](const ScheduledSequence& scheduled) {
+        return std::holds_alternative<Decoding>(scheduled.sequence->state);
+      }));
+  return policy->begin_step(num_decoding, plan.num_rows - num_decoding);
+}
+
 std::vector<Failure> Drafting::draft(
-    ExecutionPlan& plan, const std::function<CompletionState&(const Sequence&)>& completion_of) {
+    ExecutionPlan& plan, DraftPlan& step,
+    const std::function<CompletionState&(const Sequence&)>& completion_of) {
   group_ = (group_ + 1) % trees_.size();
   std::vector<DraftTree>& trees = trees_[group_];
   trees.resize(std::max(trees.size(), plan.sequences.size()));
   has_tree_.assign(plan.sequences.size(), false);
-  int num_decoding = 0;
+  const int max_depth = schedule_.num_speculative_tokens(plan.num_decoding);
   std::vector<DraftRequest> requests;
   std::vector<size_t> indices;
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
     const ScheduledSequence& scheduled = plan.sequences[i];
     const Sequence& sequence = *scheduled.sequence;
-    num_decoding += std::holds_alternative<Decoding>(sequence.state) ? 1 : 0;
-    if (scheduled.num_draft_slots == 0 || sequence.max_draft_depth(max_depth_) == 0) continue;
+    if (scheduled.num_draft_slots == 0 || sequence.max_draft_depth(max_depth) == 0) continue;
     trees[i].reset(sequence.tokens().back());
-    requests.push_back(request_for(scheduled, completion_of(sequence), trees[i]));
+    requests.push_back(request_for(scheduled, max_depth, completion_of(sequence), trees[i]));
     indices.push_back(i);
-  }
-  if (DraftPolicy* policy = drafters_->policy()) {
-    policy->begin_step(num_decoding, plan.num_rows - num_decoding);
   }
   std::vector<Failure> failures;
   if (requests.empty()) return failures;
-  drafters_->draft(requests);
+  drafters_->draft(step, requests);
   for (size_t r = 0; r < requests.size(); ++r) {
     const size_t i = indices[r];
     if (requests[r].error) {
@@ -147,20 +149,12 @@ const DraftTree* Drafting::tree(size_t index) const {
   return index < has_tree_.size() && has_tree_[index] ? &trees_[group_][index] : nullptr;
 }
 
-DraftPolicy::Step Drafting::planned() const {
-  const DraftPolicy* policy = drafters_->policy();
-  return policy == nullptr ? DraftPolicy::Step{} : policy->planned();
-}
-
-void Drafting::resume(const DraftPolicy::Step& planned) {
-  if (DraftPolicy* policy = drafters_->policy()) policy->resume(planned);
-}
-
-int Drafting::plan_passes(std::span<const Sequence* const> sequences, int limit, int num_unseen) {
+PassesAhead Drafting::plan_passes(std::span<const Sequence* const> sequences, int limit,
+                                  int num_unseen) {
   const auto num_decoding = static_cast<int>(sequences.size());
   limit = std::min(limit, schedule_.num_speculative_tokens(num_decoding));
   DraftPolicy* policy = drafters_->policy();
-  if (policy == nullptr) return limit;
+  if (policy == nullptr) return {.num_passes = limit, .drafting = {}};
   std::vector<DraftPolicy::Ask> asks;
   for (const Sequence* sequence : sequences) {
     asks.push_back({.sequence = sequence->ordinal,
@@ -168,11 +162,12 @@ int Drafting::plan_passes(std::span<const Sequence* const> sequences, int limit,
                     .num_unseen = num_unseen,
                     .num_remaining = sequence->max_num_tokens() - sequence->num_tokens()});
   }
-  policy->begin_step(num_decoding, 0);
-  return policy->plan(0, asks, {.same_depth = true, .shape = tree_shape()});
+  DraftPlan step = policy->begin_step(num_decoding, 0);
+  const int num_passes = policy->plan(step, 0, asks, {.same_depth = true, .shape = tree_shape()});
+  return {.num_passes = num_passes, .drafting = step};
 }
 
-void Drafting::record(const StepRecord& record) {
+void Drafting::record(DraftPlan& step, const StepRecord& record) {
   const Sequence& sequence = record.completion->sequence;
   const int num_drafts = record.tree == nullptr ? 0 : record.tree->num_drafts();
   const int num_accepted = static_cast<int>(record.accepted.size());
@@ -184,7 +179,7 @@ void Drafting::record(const StepRecord& record) {
                         .num_drafts = num_drafts,
                         .num_accepted = num_accepted};
     }
-    policy->record(outcome);
+    policy->record(step, outcome);
   }
   if (num_drafts == 0) return;
   if (record.num_passes.has_value()) {
@@ -226,15 +221,15 @@ std::vector<DraftedToken> Drafting::drafted_tokens(const StepRecord& record) con
   return tokens;
 }
 
-void Drafting::record_passes(int num_passes, int num_rows, double seconds) {
+void Drafting::record_passes(DraftPlan& step, int num_passes, int num_rows, double seconds) {
   DraftPolicy* policy = drafters_->policy();
   for (int i = 0; policy != nullptr && i < num_passes; ++i) {
-    policy->record_pass(0, num_rows, seconds / num_passes);
+    policy->record_pass(step, 0, num_rows, seconds / num_passes);
   }
 }
 
-void Drafting::end_step(double seconds) {
-  if (DraftPolicy* policy = drafters_->policy()) policy->end_step(seconds);
+void Drafting::end_step(const DraftPlan& step, double seconds) {
+  if (DraftPolicy* policy = drafters_->policy()) policy->end_step(step, seconds);
 }
 
 void Drafting::finish(const Sequence& sequence) {

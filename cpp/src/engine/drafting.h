@@ -31,6 +31,12 @@ struct StepRecord {
   std::span<const int32_t> tokens = {};  // empty where it does not sample
 };
 
+// What the device drafts in a step planned ahead.
+struct PassesAhead {
+  int num_passes = 0;  // of the draft model
+  DraftPlan drafting;
+};
+
 class Drafting {
  public:
   // The models have their caches, with the blocks of the pool. Both must outlive this object.
@@ -44,17 +50,16 @@ class Drafting {
                    const BlockTable& blocks, PassClock clock);
 
   // The drafts (tree nodes) of the step being planned. Valid while this object is.
-  DraftBudget budget();
+  DraftBudget budget() const;
+  // What is planned for the step, which its later calls take.
+  DraftPlan begin_step(const ExecutionPlan& plan);
   // Drafts a tree for every sequence of the plan with draft slots and writes its size to the plan.
   // Returns the sequences for which drafting failed; they have no drafts.
-  std::vector<Failure> draft(ExecutionPlan& plan,
+  std::vector<Failure> draft(ExecutionPlan& plan, DraftPlan& step,
                              const std::function<CompletionState&(const Sequence&)>& completion_of);
   // The tree of plan.sequences[index]; null without drafts. Valid until as many more plans as there
   // are groups got theirs.
   const DraftTree* tree(size_t index) const;
-  // What the policy planned for the step; resume() before its record().
-  DraftPolicy::Step planned() const;
-  void resume(const DraftPolicy::Step& planned);
 
   // The drafter whose model runs in device steps; null without one.
   ModelDrafter* device_drafter() const { return device_drafter_; }
@@ -64,14 +69,14 @@ class Drafting {
   }
   // Passes of the draft model in a device step, at most `limit`. Of each sequence the model has not
   // seen `num_unseen` tokens.
-  int plan_passes(std::span<const Sequence* const> sequences, int limit, int num_unseen);
+  PassesAhead plan_passes(std::span<const Sequence* const> sequences, int limit, int num_unseen);
 
   // Every sequence of a step.
-  void record(const StepRecord& record);
+  void record(DraftPlan& step, const StepRecord& record);
   // The draft model's passes over so many rows in a device step took so long, all together.
-  void record_passes(int num_passes, int num_rows, double seconds);
+  void record_passes(DraftPlan& step, int num_passes, int num_rows, double seconds);
   // The rest of a step, from the target's pass on, took so long.
-  void end_step(double seconds);
+  void end_step(const DraftPlan& step, double seconds);
   // The sequence is over, for whatever reason.
   void finish(const Sequence& sequence);
 
@@ -79,12 +84,11 @@ class Drafting {
   void fill_stats(EngineStats& stats) const;
 
  private:
-  int slots_of(const Sequence& sequence, int num_decoding);
   std::unique_ptr<Drafter> make_drafter(int id, int vocab_size, DraftModels& models,
                                         const BlockPool& pool, ThreadPool& threads);
   std::vector<DraftedToken> drafted_tokens(const StepRecord& record) const;
-  DraftRequest request_for(const ScheduledSequence& scheduled, CompletionState& completion,
-                           DraftTree& tree) const;
+  DraftRequest request_for(const ScheduledSequence& scheduled, int max_depth,
+                           CompletionState& completion, DraftTree& tree) const;
 
   SpeculativeConfig config_;
   DraftSchedule schedule_;
@@ -92,7 +96,6 @@ class Drafting {
   ModelDrafter* device_drafter_ = nullptr;
   std::unique_ptr<Drafters> drafters_;
 
-  int max_depth_ = 0;  // of any sequence, in the step being planned
   // By group in turn, then by index in the plan; kept for their memory.
   std::vector<std::vector<DraftTree>> trees_;
   size_t group_ = 0;

@@ -77,13 +77,13 @@ std::optional<Step> Engine::Impl::plan_ahead() {
   for (const Sequence* sequence : scheduler_->running()) {
     running.push_back(&completion_of(*sequence));
   }
-  const std::optional<int> num_passes = device_->passes_ahead(running);
-  if (!num_passes.has_value()) return {};
-  auto plan = scheduler_->plan_ahead(*num_passes, device_->tree_shape());
+  const std::optional<PassesAhead> ahead = device_->passes_ahead(running);
+  if (!ahead.has_value()) return {};
+  auto plan = scheduler_->plan_ahead(ahead->num_passes, device_->tree_shape());
   if (!plan.has_value()) return {};
   Step step = step_of(*std::move(plan));
-  if (drafting_ != nullptr) step.drafting = drafting_->planned();
-  step.num_passes = num_passes;
+  step.drafting = ahead->drafting;
+  step.num_passes = ahead->num_passes;
   step.executor = device_.get();
   return step;
 }
@@ -99,11 +99,11 @@ Step Engine::Impl::plan_and_draft() {
   for (CompletionState* completion : step.completions) completion->begin_step();
   if (drafting_ != nullptr) {
     const Stopwatch watch(stats_.draft_seconds);
+    step.drafting = drafting_->begin_step(step.plan);
     step.failures = drafting_->draft(
-        step.plan,
+        step.plan, step.drafting,
         [this](const Sequence& sequence) -> CompletionState& { return completion_of(sequence); });
     for (size_t i = 0; i < step.trees.size(); ++i) step.trees[i] = drafting_->tree(i);
-    step.drafting = drafting_->planned();
   }
   if (device_ != nullptr && device_->can_run(step, scheduler_->num_running())) {
     step.executor = device_.get();
@@ -158,10 +158,7 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
   const int num_rows = step.plan.num_rows;
   leave_out_ended(step, outcome);
   Outputs outputs;
-  if (drafting_ != nullptr) {
-    drafting_->resume(step.drafting);
-    record_drafts(step, outcome);
-  }
+  if (drafting_ != nullptr) record_drafts(step, outcome);
   StepResult result;
   for (size_t i = 0; i < outcome.sequences.size(); ++i) {
     SequenceOutcome& sequence = outcome.sequences[i];
@@ -188,8 +185,8 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
   }
   fail_requests(step.failures, outputs);
   if (drafting_ != nullptr) {
-    drafting_->end_step(step.num_passes.has_value() ? outcome.target_seconds
-                                                    : now_seconds() - wait_begin);
+    drafting_->end_step(step.drafting, step.num_passes.has_value() ? outcome.target_seconds
+                                                                   : now_seconds() - wait_begin);
   }
   retire_finished(outputs);
   ++stats_.num_steps;
@@ -219,10 +216,10 @@ void Engine::Impl::leave_out_ended(Step& step, StepOutcome& outcome) {
   outcome.sequences.resize(num_left);
 }
 
-void Engine::Impl::record_drafts(const Step& step, const StepOutcome& outcome) {
+void Engine::Impl::record_drafts(Step& step, const StepOutcome& outcome) {
   if (step.num_passes.value_or(0) > 0) {
     const auto num_rows = static_cast<int>(step.ordinals.size()) * drafting_->tree_shape().width;
-    drafting_->record_passes(*step.num_passes, num_rows, outcome.draft_seconds);
+    drafting_->record_passes(step.drafting, *step.num_passes, num_rows, outcome.draft_seconds);
   }
   for (size_t i = 0; i < outcome.sequences.size(); ++i) {
     CompletionState& completion = *step.completions[i];
@@ -235,11 +232,11 @@ void Engine::Impl::record_drafts(const Step& step, const StepOutcome& outcome) {
       }
       tree = &device_tree_;
     }
-    drafting_->record({.completion = &completion,
-                       .tree = tree,
-                       .num_passes = step.num_passes,
-                       .accepted = sequence.accepted,
-                       .tokens = sequence.tokens});
+    drafting_->record(step.drafting, {.completion = &completion,
+                                      .tree = tree,
+                                      .num_passes = step.num_passes,
+                                      .accepted = sequence.accepted,
+                                      .tokens = sequence.tokens});
   }
 }
 

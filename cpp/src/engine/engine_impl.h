@@ -84,7 +84,7 @@ class Engine::Impl {
   // The requests that progressed or ended, oldest first.
   std::vector<RequestOutput> commit(Step& step, StepOutcome& outcome, double wait_begin);
   void leave_out_ended(Step& step, StepOutcome& outcome);
-  void record_drafts(const Step& step, const StepOutcome& outcome);
+  void record_drafts(Step& step, const StepOutcome& outcome);
   void report(CompletionState& completion, int num_new_tokens,
               std::vector<PositionLogprobs> logprobs, Outputs& outputs);
   void retire_finished(Outputs& outputs);

@@ -25,7 +25,7 @@ struct Step {
   std::vector<uint64_t> ordinals;
   std::vector<CompletionState*> completions;
   std::vector<const DraftTree*> trees;  // drafted by the host, kept by Drafting; null: none
-  DraftPolicy::Step drafting;           // what the policy planned
+  DraftPlan drafting;                   // what the policy of draft lengths has planned, if any
   // Set for a step planned before the outcomes of the steps under way are known: how many passes of
   // the draft model the device makes for it.
   std::optional<int> num_passes = std::nullopt;

@@ -227,7 +227,8 @@ void ModelDrafter::ask_policy(std::vector<Growth>& growths) const {
     }
   }
   if (nodes.empty()) return;
-  growths[0].request->policy->plan_pass(options_.id, nodes);
+  const DraftRequest& request = *growths[0].request;
+  request.policy->plan_pass(*request.step, options_.id, nodes);
   auto next = nodes.begin();
   for (Growth& growth : growths) {
     std::erase_if(growth.frontier, [&](const Frontier&) { return !(next++)->goes_on; });

@@ -200,11 +200,11 @@ void Scheduler::plan_decodes(ExecutionPlan& plan) {
 }
 
 void Scheduler::request_drafts(const DraftBudget& budget, ExecutionPlan& plan) const {
-  const int num_decoding = static_cast<int>(plan.sequences.size());  // each that runs has its row
+  plan.num_decoding = static_cast<int>(plan.sequences.size());  // each that runs has its row
   int64_t num_wanted = 0;
   for (ScheduledSequence& scheduled : plan.sequences) {
     if (scheduled.sequence->max_draft_depth(1) == 0) continue;
-    scheduled.num_draft_slots = budget.slots(*scheduled.sequence, num_decoding);
+    scheduled.num_draft_slots = budget.slots(*scheduled.sequence, plan.num_decoding);
     SPECDEC_CHECK_GE(scheduled.num_draft_slots, 0);
     num_wanted += scheduled.num_draft_slots;
   }

@@ -63,6 +63,7 @@ struct ExecutionPlan {
   int num_rows = 0;
   int num_prompt_rows = 0;           // rows below num_prompt_tokens of their sequence
   int num_draft_slots = 0;           // of all sequences; num_rows does not include them
+  int num_decoding = 0;              // as DraftBudget::slots was told
   std::vector<Sequence*> preempted;  // lost their blocks while this plan was made
   bool is_beside_others = false;     // other steps that plan() has made are under way
   bool empty() const { return sequences.empty(); }

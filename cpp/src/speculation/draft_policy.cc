@@ -34,6 +34,14 @@ constexpr double kTokensPerStep = 2;     // with drafts, to spread the cost of c
 constexpr double kShortestHorizon = 32;  // tokens
 constexpr double kOutputMemory = 8;      // requests
 
+using Measuring = DraftPlan::Measuring;
+
+int cut_to_measure(const DraftPlan& step, int count) {
+  if (step.measuring == Measuring::kHalf) return (count + 1) / 2;
+  if (step.measuring == Measuring::kMost) return (3 * count + 3) / 4;
+  return count;
+}
+
 }  // namespace
 
 class DraftPolicy::DraftingCost {
@@ -107,22 +115,30 @@ DraftPolicy::RequestState& DraftPolicy::state_of(uint64_t sequence) {
 
 double DraftPolicy::caution() const { return 1.0 + (credit_ < 0 ? kWaryCaution : kCaution); }
 
-double DraftPolicy::verify_seconds(int num_drafts) const {
-  return target_.seconds(step_.num_decoding + step_.num_prompt_rows + num_drafts);
+double DraftPolicy::verify_seconds(const DraftPlan& step, int num_drafts) const {
+  return target_.seconds(step.num_decoding + step.num_prompt_rows + num_drafts);
 }
 
-double DraftPolicy::decode_seconds() const { return target_.seconds(step_.num_decoding); }
-
-double DraftPolicy::rate(double gain, int num_drafts, double draft_seconds) const {
-  const double extra = verify_seconds(num_drafts) - verify_seconds(0) + draft_seconds;
-  return (step_.num_decoding + gain) / (decode_seconds() + step_.draft_seconds + caution() * extra);
+double DraftPolicy::extra_seconds(const DraftPlan& step, int num_drafts) const {
+  return verify_seconds(step, num_drafts) - verify_seconds(step, 0);
 }
 
-double DraftPolicy::safe_rate(const Gain& gain, int num_drafts) const {
-  const double extra = verify_seconds(num_drafts) - verify_seconds(0);
-  const double loss = extra - gain.least * decode_seconds() / step_.num_decoding;
+double DraftPolicy::decode_seconds(const DraftPlan& step) const {
+  return target_.seconds(step.num_decoding);
+}
+
+double DraftPolicy::rate(const DraftPlan& step, double gain, int num_drafts,
+                         double draft_seconds) const {
+  const double extra = extra_seconds(step, num_drafts) + draft_seconds;
+  return (step.num_decoding + gain) /
+         (decode_seconds(step) + step.draft_seconds + caution() * extra);
+}
+
+double DraftPolicy::safe_rate(const DraftPlan& step, const Gain& gain, int num_drafts) const {
+  const double extra = extra_seconds(step, num_drafts);
+  const double loss = extra - gain.least * decode_seconds(step) / step.num_decoding;
   const double most = kStepShare * std::max(credit_, 0.0);
-  return loss <= most ? rate(gain.expected, num_drafts, 0.0) : 0.0;
+  return loss <= most ? rate(step, gain.expected, num_drafts, 0.0) : 0.0;
 }
 
 // Clips a measurement at a multiple of what was expected: a longer one is due to preemption by
@@ -144,8 +160,8 @@ double DraftPolicy::catch_up_share(int drafter, const Ask& ask) const {
   return (pass.seconds(ask.num_unseen) - pass.seconds(kCatchUpRows)) * kTokensPerStep / horizon;
 }
 
-void DraftPolicy::record_pass(int drafter, int num_rows, double seconds) {
-  step_.draft_seconds += without_outliers(passes_[drafter], num_rows, seconds);
+void DraftPolicy::record_pass(DraftPlan& step, int drafter, int num_rows, double seconds) {
+  step.draft_seconds += without_outliers(passes_[drafter], num_rows, seconds);
   passes_[drafter].record(num_rows, seconds);
 }
 
@@ -153,11 +169,11 @@ void DraftPolicy::record_pass(int drafter, int num_rows, double seconds) {
 
 // Compares the tokens per second of the other drafters' best length with those of this drafter's
 // best length, as if the request had the step's seconds without drafts to itself.
-bool DraftPolicy::own_draft_is_better(int drafter, const Ask& ask) {
+bool DraftPolicy::own_draft_is_better(const DraftPlan& step, int drafter, const Ask& ask) {
   const RequestState& state = state_of(ask.sequence);
-  const double plain = decode_seconds() / step_.num_decoding;
+  const double plain = decode_seconds(step) / step.num_decoding;
   const auto rate_of = [&](int size, const Gain& gain, double draft_seconds) {
-    const double extra = verify_seconds(size) - verify_seconds(0) + draft_seconds;
+    const double extra = extra_seconds(step, size) + draft_seconds;
     return (1.0 + gain.expected) / (plain + caution() * extra);
   };
   std::vector<Candidate> others;
@@ -175,7 +191,8 @@ bool DraftPolicy::own_draft_is_better(int drafter, const Ask& ask) {
   return best_of_own.value > kReplace * best_of_others.value;
 }
 
-std::pair<int, DraftPolicy::Gain> DraftPolicy::best_of_others(std::span<const Ask> asks) {
+std::pair<int, DraftPolicy::Gain> DraftPolicy::best_of_others(const DraftPlan& step,
+                                                              std::span<const Ask> asks) {
   std::vector<Candidate> others;
   for (const Ask& ask : asks) {
     if (ask.tree != nullptr && !ask.replaces) {
@@ -183,8 +200,8 @@ std::pair<int, DraftPolicy::Gain> DraftPolicy::best_of_others(std::span<const As
     }
   }
   std::ranges::sort(others, std::ranges::greater{}, &Candidate::survival);
-  const Prefix best = best_prefix(others, rate(0, 0, 0),
-                                  [&](int size, Gain gain) { return safe_rate(gain, size); });
+  const Prefix best = best_prefix(others, rate(step, 0, 0, 0),
+                                  [&](int size, Gain gain) { return safe_rate(step, gain, size); });
   Gain gain;
   for (size_t i = 0; i < best.size; ++i) {
     gain.expected += others[i].survival;
@@ -193,9 +210,10 @@ std::pair<int, DraftPolicy::Gain> DraftPolicy::best_of_others(std::span<const As
   return {static_cast<int>(best.size), gain};
 }
 
-int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constraint) {
+int DraftPolicy::plan(DraftPlan& step, int drafter, std::span<Ask> asks,
+                      const Constraint& constraint) {
   for (Ask& ask : asks) ask.depth = 0;
-  if (step_.measuring == Measuring::kPlain || !target_.is_measured() || asks.empty()) return 0;
+  if (step.measuring == Measuring::kPlain || !target_.is_measured() || asks.empty()) return 0;
   const double relative_cost = drafters_[drafter].relative_pass_cost;
   if (relative_cost > 0) passes_[drafter].assume(relative_cost * target_.seconds(1));
 
@@ -204,7 +222,7 @@ int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constr
   std::vector<Candidate> nodes;
   for (size_t i = 0; i < asks.size(); ++i) {
     const bool has_drafts = asks[i].tree != nullptr && asks[i].tree->num_drafts() > 0;
-    if (has_drafts && asks[i].replaces && !own_draft_is_better(drafter, asks[i])) continue;
+    if (has_drafts && asks[i].replaces && !own_draft_is_better(step, drafter, asks[i])) continue;
     add_depths(state_of(asks[i].sequence), drafter, asks[i], static_cast<int>(i), nodes);
   }
   if (same_depth) {
@@ -213,19 +231,20 @@ int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constr
     std::ranges::stable_sort(nodes, std::ranges::greater{}, &Candidate::survival);
   }
   DraftingCost cost(*this, drafter, shape.width);
-  auto [num_drafts, gain_of_others] = best_of_others(asks);
-  const double plain = rate(gain_of_others.expected, num_drafts, 0);
+  auto [num_drafts, gain_of_others] = best_of_others(step, asks);
+  const double plain = rate(step, gain_of_others.expected, num_drafts, 0);
   const Prefix best = best_prefix(nodes, plain, [&](size_t size, Gain gain) {
     const int depth = nodes[size - 1].node;
     cost.add(asks[nodes[size - 1].request], depth);
     num_drafts += shape.num_nodes(depth) - shape.num_nodes(depth - 1);
     const bool splits_level = same_depth && size < nodes.size() && nodes[size].node == depth;
-    return splits_level ? 0.0
-                        : rate(gain_of_others.expected + gain.expected, num_drafts, cost.seconds());
+    return splits_level
+               ? 0.0
+               : rate(step, gain_of_others.expected + gain.expected, num_drafts, cost.seconds());
   });
-  if (best.size == 0) return probe(drafter, asks, constraint);
+  if (best.size == 0) return probe(step, drafter, asks, constraint);
 
-  step_.planned_rate = best.value;
+  step.planned_rate = best.value;
   probing_[drafter].interval = kFirstProbeInterval;
   int deepest = 0;
   for (size_t n = 0; n < best.size; ++n) {
@@ -239,14 +258,15 @@ int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constr
   if (!same_depth) return deepest;
   // Nothing is pruned later.
   last_gain_ = best.value / plain - 1.0;
-  deepest = cut_to_measure(deepest);
+  deepest = cut_to_measure(step, deepest);
   for (Ask& ask : asks) ask.depth = std::min(ask.depth, deepest);
   return deepest;
 }
 
 // Drafts a little, to see how a drafter does that is not expected to pay: for the request that is
 // cheapest to try, or for all where they get the same depth.
-int DraftPolicy::probe(int drafter, std::span<Ask> asks, const Constraint& constraint) {
+int DraftPolicy::probe(const DraftPlan& step, int drafter, std::span<Ask> asks,
+                       const Constraint& constraint) {
   Probing& probing = probing_[drafter];
   if (num_steps_ - probing.last < probing.interval) return 0;
   if (!constraint.same_depth) {
@@ -262,7 +282,7 @@ int DraftPolicy::probe(int drafter, std::span<Ask> asks, const Constraint& const
   if (depth < 1) return 0;
   const int num_asked = static_cast<int>(asks.size());
   const PassCost& pass = passes_[drafter];
-  double cost = verify_seconds(constraint.shape.num_nodes(depth) * num_asked) - verify_seconds(0);
+  double cost = extra_seconds(step, constraint.shape.num_nodes(depth) * num_asked);
   if (drafters_[drafter].has_model()) {
     const bool has_levels = drafters_[drafter].cost == DrafterTraits::Cost::kPerLevel;
     cost += pass.seconds(num_unseen);
@@ -285,7 +305,8 @@ int DraftPolicy::probe(int drafter, std::span<Ask> asks, const Constraint& const
 
 // The nodes whose children are likeliest to survive, as many as bring most beside what the pass and
 // their verification cost at the planned rate.
-void DraftPolicy::plan_pass(int drafter, std::span<FrontierNode> frontier) const {
+void DraftPolicy::plan_pass(const DraftPlan& step, int drafter,
+                            std::span<FrontierNode> frontier) const {
   std::vector<Candidate> candidates;
   int num_drafts = 0;
   for (size_t i = 0; i < frontier.size(); ++i) {
@@ -311,8 +332,8 @@ void DraftPolicy::plan_pass(int drafter, std::span<FrontierNode> frontier) const
   // row may fall on one.
   constexpr int kStretch = 8;
   const double row =
-      (verify_seconds(num_drafts + kStretch) - verify_seconds(num_drafts)) / kStretch;
-  const double token_seconds = step_.planned_rate * caution();
+      (verify_seconds(step, num_drafts + kStretch) - verify_seconds(step, num_drafts)) / kStretch;
+  const double token_seconds = step.planned_rate * caution();
   const Prefix best = best_prefix(candidates, 0.0, [&](int size, Gain gain) {
     return gain.expected - token_seconds * (passes_[drafter].seconds(size) + size * row);
   });
@@ -321,13 +342,7 @@ void DraftPolicy::plan_pass(int drafter, std::span<FrontierNode> frontier) const
 
 // --- what to verify
 
-int DraftPolicy::cut_to_measure(int count) const {
-  if (step_.measuring == Measuring::kHalf) return (count + 1) / 2;
-  if (step_.measuring == Measuring::kMost) return (3 * count + 3) / 4;
-  return count;
-}
-
-void DraftPolicy::choose(std::span<const Draft> drafts) {
+void DraftPolicy::choose(DraftPlan& step, std::span<const Draft> drafts) {
   candidates_.clear();
   for (size_t i = 0; i < drafts.size(); ++i) {
     add_nodes(state_of(drafts[i].sequence), *drafts[i].tree, static_cast<int>(i), candidates_);
@@ -339,11 +354,12 @@ void DraftPolicy::choose(std::span<const Draft> drafts) {
   });
 
   int num_chosen = 0;
-  if (step_.measuring != Measuring::kPlain && target_.is_measured()) {
-    const Prefix best = best_prefix(candidates_, rate(0, 0, 0),
-                                    [&](int size, Gain gain) { return safe_rate(gain, size); });
-    if (best.size > 0) last_gain_ = best.value * decode_seconds() / step_.num_decoding - 1.0;
-    num_chosen = cut_to_measure(static_cast<int>(best.size));
+  if (step.measuring != Measuring::kPlain && target_.is_measured()) {
+    const Prefix best = best_prefix(candidates_, rate(step, 0, 0, 0), [&](int size, Gain gain) {
+      return safe_rate(step, gain, size);
+    });
+    if (best.size > 0) last_gain_ = best.value * decode_seconds(step) / step.num_decoding - 1.0;
+    num_chosen = cut_to_measure(step, static_cast<int>(best.size));
   }
   for (size_t i = 0; i < drafts.size(); ++i) {
     chosen_.assign(drafts[i].tree->num_nodes(), 0);
@@ -351,7 +367,7 @@ void DraftPolicy::choose(std::span<const Draft> drafts) {
     for (int n = 0; n < num_chosen; ++n) {
       if (candidates_[n].request == static_cast<int>(i)) chosen_[candidates_[n].node] = 1;
     }
-    keep(state_of(drafts[i].sequence), *drafts[i].tree, chosen_);
+    keep(step, state_of(drafts[i].sequence), *drafts[i].tree, chosen_);
   }
 }
 
@@ -365,41 +381,42 @@ int DraftPolicy::num_slots(uint64_t sequence, int limit) const {
 
 int DraftPolicy::most_held() const { return kFirstSlots + 2 * recent_verified_; }
 
-void DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
-  step_ = {.num_decoding = num_decoding, .num_prompt_rows = num_prompt_rows};
+DraftPlan DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
+  DraftPlan step = {.num_decoding = num_decoding, .num_prompt_rows = num_prompt_rows};
   const int64_t by_gain = std::clamp(
       kShortestInterval + static_cast<int64_t>(kIntervalByGain * std::max(last_gain_, 0.0)),
       kShortestInterval, kLongestInterval);
   const int64_t interval = std::min(by_gain, 4 * (1 + stats_.num_measuring_steps));
-  if (num_prompt_rows > 0 || steps_since_measured_ < interval) return;
+  if (num_prompt_rows > 0 || steps_since_measured_ < interval) return step;
   constexpr std::array kTurns = {Measuring::kPlain, Measuring::kHalf, Measuring::kPlain,
                                  Measuring::kMost};
-  step_.measuring = kTurns[stats_.num_measuring_steps++ % kTurns.size()];
+  step.measuring = kTurns[stats_.num_measuring_steps++ % kTurns.size()];
   steps_since_measured_ = 0;
+  return step;
 }
 
-void DraftPolicy::end_step(double seconds) {
+void DraftPolicy::end_step(const DraftPlan& step, double seconds) {
   ++num_steps_;
-  if (step_.num_decoding > 0) fade(recent_verified_, step_.num_verified);
-  const double plain = verify_seconds(0);
-  const int num_rows = step_.num_decoding + step_.num_verified;
-  if (step_.num_decoding > 0 && step_.num_prompt_rows == 0) {
+  if (step.num_decoding > 0) fade(recent_verified_, step.num_verified);
+  const double plain = verify_seconds(step, 0);
+  const int num_rows = step.num_decoding + step.num_verified;
+  if (step.num_decoding > 0 && step.num_prompt_rows == 0) {
     const bool was_measured = target_.is_measured();
     if (was_measured) {
       // Without drafts the difference to what was expected is noise.
       const double verify = without_outliers(target_, num_rows, seconds);
-      const double without_drafts = plain * step_.num_tokens / step_.num_decoding;
+      const double without_drafts = plain * step.num_tokens / step.num_decoding;
       const double saved =
-          (step_.num_verified == 0 ? 0.0 : without_drafts - verify) - step_.draft_seconds;
+          (step.num_verified == 0 ? 0.0 : without_drafts - verify) - step.draft_seconds;
       credit_ += saved;
       stats_.saved_seconds += saved;
     }
     target_.record(num_rows, seconds);
-    if (!was_measured && target_.is_measured()) credit_ = kFirstCredit * verify_seconds(0);
-    steps_since_measured_ = step_.num_verified > 0 ? steps_since_measured_ + 1 : 0;
+    if (!was_measured && target_.is_measured()) credit_ = kFirstCredit * verify_seconds(step, 0);
+    steps_since_measured_ = step.num_verified > 0 ? steps_since_measured_ + 1 : 0;
   }
   if (!target_.is_measured()) return;
-  credit_ = std::clamp(credit_ + kLossShare * (seconds + step_.draft_seconds), -kMostDebt * plain,
+  credit_ = std::clamp(credit_ + kLossShare * (seconds + step.draft_seconds), -kMostDebt * plain,
                        kMostCredit * plain);
 }
 

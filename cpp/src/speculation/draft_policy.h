@@ -56,6 +56,20 @@ struct FrontierNode {
   bool goes_on = true;  // out
 };
 
+// What is planned for a step, and what has become of it so far. It stays with the step, since
+// others may be planned before its outcome is known.
+struct DraftPlan {
+  // Some steps take fewer drafts than would be best, to measure what those cost.
+  enum class Measuring : uint8_t { kNothing, kPlain, kHalf, kMost };
+  int num_decoding = 0;     // requests
+  int num_prompt_rows = 0;  // beside their rows
+  Measuring measuring = Measuring::kNothing;
+  double planned_rate = 0;  // tokens a second
+  double draft_seconds = 0;
+  int num_verified = 0;  // drafts
+  int num_tokens = 0;    // that the requests got
+};
+
 class DraftPolicy {
  public:
   explicit DraftPolicy(std::vector<DrafterTraits> drafters);
@@ -63,22 +77,6 @@ class DraftPolicy {
   // first step.
   void start_from(std::span<const TimedPass> target);
   void start_from(int drafter, std::span<const TimedPass> passes);
-
-  // Some steps take fewer drafts than would be best, to measure what those cost.
-  enum class Measuring : uint8_t { kNothing, kPlain, kHalf, kMost };
-  struct Step {
-    int num_decoding = 0;
-    int num_prompt_rows = 0;
-    Measuring measuring = Measuring::kNothing;
-    double draft_seconds = 0;
-    int num_verified = 0;
-    int num_tokens = 0;
-    double planned_rate = 0;  // tokens a second
-  };
-  // Where further steps are planned before the outcome of one is known, the caller keeps what was
-  // planned for it and gives it back before record().
-  const Step& planned() const { return step_; }
-  void resume(const Step& planned) { step_ = planned; }
 
   // The functions of one step, in the order in which they are called. Where the device drafts by
   // itself, only begin_step(), plan(), record() and end_step() are.
@@ -89,7 +87,7 @@ class DraftPolicy {
   int most_held() const;
 
   // The step decodes for `num_decoding` requests, beside rows of prompts.
-  void begin_step(int num_decoding, int num_prompt_rows);
+  DraftPlan begin_step(int num_decoding, int num_prompt_rows);
 
   // A request that a costly drafter may be asked for.
   struct Ask {
@@ -110,15 +108,15 @@ class DraftPolicy {
   };
   // Decides how deep to draft for each request, going by how drafts of each depth fared. Returns
   // the depth of the deepest.
-  int plan(int drafter, std::span<Ask> asks, const Constraint& constraint);
+  int plan(DraftPlan& step, int drafter, std::span<Ask> asks, const Constraint& constraint);
 
   // The chance that a drafted node is accepted, and with it its path.
   double survival(uint64_t sequence, const DraftTree& tree, int node) const;
   // Below which nodes a model goes on. Asked before every pass after the first.
-  void plan_pass(int drafter, std::span<FrontierNode> frontier) const;
+  void plan_pass(const DraftPlan& step, int drafter, std::span<FrontierNode> frontier) const;
 
   // A pass of a drafter over so many rows, or a call for so many requests, took this long.
-  void record_pass(int drafter, int num_rows, double seconds);
+  void record_pass(DraftPlan& step, int drafter, int num_rows, double seconds);
   // The match that a drafter continues for a request has this many tokens; 0: it found none.
   void record_match(uint64_t sequence, int drafter, int match_length);
 
@@ -128,7 +126,7 @@ class DraftPolicy {
     int max_nodes = 0;
   };
   // Prunes the trees of all requests that could draft.
-  void choose(std::span<const Draft> drafts);
+  void choose(DraftPlan& step, std::span<const Draft> drafts);
 
   // What became of a request.
   struct Outcome {
@@ -143,9 +141,9 @@ class DraftPolicy {
     };
     std::optional<Levels> levels = std::nullopt;
   };
-  void record(const Outcome& outcome);
+  void record(DraftPlan& step, const Outcome& outcome);
   // The step's target pass, sampling and commit took so long.
-  void end_step(double seconds);
+  void end_step(const DraftPlan& step, double seconds);
 
   // The request is over.
   void finish(uint64_t sequence, int num_output_tokens);
@@ -205,25 +203,26 @@ class DraftPolicy {
                   std::vector<Candidate>& candidates) const;
   // The factor by which extra seconds are weighed.
   double caution() const;
-  double verify_seconds(int num_drafts) const;
+  double verify_seconds(const DraftPlan& step, int num_drafts) const;
+  // What drafts add to it.
+  double extra_seconds(const DraftPlan& step, int num_drafts) const;
   // Of the decoding requests without drafts, had the step no rows of prompts. Those take their time
   // with and without drafts, and a token that drafts bring saves none of it.
-  double decode_seconds() const;
+  double decode_seconds(const DraftPlan& step) const;
   // Expected tokens a second of decoding, with the extra seconds multiplied by caution().
-  double rate(double gain, int num_drafts, double draft_seconds) const;
+  double rate(const DraftPlan& step, double gain, int num_drafts, double draft_seconds) const;
   // The same without drafting; 0 where verifying the drafts could lose more than may be lost.
-  double safe_rate(const Gain& gain, int num_drafts) const;
+  double safe_rate(const DraftPlan& step, const Gain& gain, int num_drafts) const;
   double catch_up_share(int drafter, const Ask& ask) const;
   // The drafts of others that would be verified beside this drafter's, and what they bring.
-  std::pair<int, Gain> best_of_others(std::span<const Ask> asks);
-  bool own_draft_is_better(int drafter, const Ask& ask);
-  int probe(int drafter, std::span<Ask> asks, const Constraint& constraint);
-  int cut_to_measure(int count) const;
+  std::pair<int, Gain> best_of_others(const DraftPlan& step, std::span<const Ask> asks);
+  bool own_draft_is_better(const DraftPlan& step, int drafter, const Ask& ask);
+  int probe(const DraftPlan& step, int drafter, std::span<Ask> asks, const Constraint& constraint);
   static double without_outliers(const PassCost& cost, int num_rows, double seconds);
-  void keep(RequestState& state, DraftTree& tree, std::span<const char> chosen);
+  void keep(DraftPlan& step, RequestState& state, DraftTree& tree, std::span<const char> chosen);
   static void fade(int& recent, int now);
-  void count_decision(RequestState& state, int num_drafted, int num_verified);
-  void expect_levels(RequestState& state, const Outcome& outcome);
+  void count_decision(DraftPlan& step, RequestState& state, int num_drafted, int num_verified);
+  void expect_levels(DraftPlan& step, RequestState& state, const Outcome& outcome);
 
   std::vector<DrafterTraits> drafters_;
   AcceptanceModel acceptance_;
@@ -244,8 +243,6 @@ class DraftPolicy {
   int64_t steps_since_measured_ = 0;  // with drafts
   double last_gain_ = 0;              // of drafts over none, as a share
   int recent_verified_ = 0;           // drafts of a step, fading in their absence
-
-  Step step_;
 
   // Kept for their memory.
   std::vector<Candidate> candidates_;

@@ -96,7 +96,8 @@ double DraftPolicy::survival(uint64_t sequence, const DraftTree& tree, int node)
 }
 
 // Remembers the whole draft, since the text shows later how far it would have been right.
-void DraftPolicy::keep(RequestState& state, DraftTree& tree, std::span<const char> chosen) {
+void DraftPolicy::keep(DraftPlan& step, RequestState& state, DraftTree& tree,
+                       std::span<const char> chosen) {
   const auto num_chosen = static_cast<int>(std::ranges::count(chosen, 1)) - 1;
   if (tree.num_drafts() > 0 && (num_chosen > 0 || state.pending.empty())) {
     state.pending.assign(1, Pending{});
@@ -113,26 +114,27 @@ void DraftPolicy::keep(RequestState& state, DraftTree& tree, std::span<const cha
   if (asked >= 0 && !tree.has_child_of(DraftTree::kRoot, asked)) {
     acceptance_.record(state.acceptance, {.drafter = asked, .strength = 1}, false);
   }
-  count_decision(state, tree.num_drafts(), num_chosen);
+  count_decision(step, state, tree.num_drafts(), num_chosen);
   if (num_chosen < tree.num_drafts()) tree.keep_only(chosen);
 }
 
 // The greater of what is now and most of what was.
 void DraftPolicy::fade(int& recent, int now) { recent = std::max(now, recent - (recent + 3) / 4); }
 
-void DraftPolicy::count_decision(RequestState& state, int num_drafted, int num_verified) {
+void DraftPolicy::count_decision(DraftPlan& step, RequestState& state, int num_drafted,
+                                 int num_verified) {
   ++stats_.num_decisions;
   stats_.num_drafted_tokens += num_drafted;
   stats_.num_verified_tokens += num_verified;
   if (num_verified == 0) ++stats_.num_without_drafts;
-  step_.num_verified += num_verified;
+  step.num_verified += num_verified;
   fade(state.recent_length, num_verified);
 }
 
 // What the device drafted, as a path: the nodes of a level were right or wrong together.
-void DraftPolicy::expect_levels(RequestState& state, const Outcome& outcome) {
+void DraftPolicy::expect_levels(DraftPlan& step, RequestState& state, const Outcome& outcome) {
   const Outcome::Levels& levels = *outcome.levels;
-  count_decision(state, levels.num_drafts, levels.num_drafts);
+  count_decision(step, state, levels.num_drafts, levels.num_drafts);
   state.asked_drafter = -1;
   state.pending.assign(1, Pending{});
   state.pending_node = DraftTree::kRoot;
@@ -144,14 +146,14 @@ void DraftPolicy::expect_levels(RequestState& state, const Outcome& outcome) {
   }
 }
 
-void DraftPolicy::record(const Outcome& outcome) {
+void DraftPolicy::record(DraftPlan& step, const Outcome& outcome) {
   if (outcome.tokens.empty()) return;
   RequestState& state = state_of(outcome.sequence);
   const int num_tokens = static_cast<int>(outcome.tokens.size());
   state.num_output_tokens += num_tokens;
-  step_.num_tokens += num_tokens;
+  step.num_tokens += num_tokens;
   acceptance_.forget(state.acceptance, num_tokens);
-  if (outcome.levels.has_value()) expect_levels(state, outcome);
+  if (outcome.levels.has_value()) expect_levels(step, state, outcome);
   for (const int32_t token : outcome.tokens) {
     if (state.pending.empty()) return;
     int next = -1;

@@ -44,8 +44,9 @@ struct DraftRequest {
   GrammarPath* grammar = nullptr;  // null: any token may follow
   DraftTree* tree = nullptr;       // out: drafts are added below the nodes it holds
   // Asked before every pass of a model after the first; null: draft as much as the limits allow.
-  // The same for all requests of a call.
+  // The same for all requests of a call, as is what it has planned for the step.
   const DraftPolicy* policy = nullptr;
+  const DraftPlan* step = nullptr;
   int match_length = 0;  // out: tokens of the text that the draft continues; 0: none, or unknown
   // out: set where drafting failed for this request. The others are drafted for all the same.
   std::exception_ptr error;

@@ -21,15 +21,16 @@ Drafters::Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, b
   if (adapts) policy_.emplace(std::move(traits));
 }
 
-void Drafters::draft(std::span<DraftRequest> requests) {
+void Drafters::draft(DraftPlan& step, std::span<DraftRequest> requests) {
   for (const int index : order_) {
-    const std::vector<DraftRequest*> asked = select(index, requests);
-    if (!asked.empty()) run(index, asked);
+    const std::vector<DraftRequest*> asked = select(step, index, requests);
+    if (!asked.empty()) run(step, index, asked);
   }
-  if (policy_.has_value()) prune(requests);
+  if (policy_.has_value()) prune(step, requests);
 }
 
-std::vector<DraftRequest*> Drafters::select(int index, std::span<DraftRequest> requests) {
+std::vector<DraftRequest*> Drafters::select(DraftPlan& step, int index,
+                                            std::span<DraftRequest> requests) {
   const Drafter& drafter = *drafters_[index];
   const bool asks_policy = policy_.has_value() && !drafter.traits().is_cheap();
   std::vector<DraftRequest*> selected;
@@ -56,7 +57,7 @@ std::vector<DraftRequest*> Drafters::select(int index, std::span<DraftRequest> r
                      .tree = has_drafts ? request->tree : nullptr,
                      .replaces = !merge_});
   }
-  policy_->plan(index, asks_, {.same_depth = false});
+  policy_->plan(step, index, asks_, {.same_depth = false});
   auto ask = asks_.begin();
   std::erase_if(selected, [&](const DraftRequest*) { return (ask++)->depth == 0; });
   if (!merge_) start_over(selected);
@@ -88,11 +89,14 @@ void Drafters::keep_to_grammar(DraftRequest& request) {
   }
 }
 
-void Drafters::run(int index, std::span<DraftRequest* const> requests) {
+void Drafters::run(DraftPlan& step, int index, std::span<DraftRequest* const> requests) {
   Drafter& drafter = *drafters_[index];
   batch_.clear();
   for (const DraftRequest* request : requests) batch_.push_back(*request);
-  for (DraftRequest& request : batch_) request.policy = policy();
+  for (DraftRequest& request : batch_) {
+    request.policy = policy();
+    request.step = &step;
+  }
   double seconds = 0;
   {
     const Stopwatch watch(seconds);
@@ -107,24 +111,24 @@ void Drafters::run(int index, std::span<DraftRequest* const> requests) {
   if (!policy_.has_value()) return;
   if (drafter.traits().has_model()) {
     for (const TimedPass& pass : drafter.passes()) {
-      policy_->record_pass(index, pass.num_rows, pass.seconds);
+      policy_->record_pass(step, index, pass.num_rows, pass.seconds);
     }
     return;
   }
-  policy_->record_pass(index, static_cast<int>(batch_.size()), seconds);
+  policy_->record_pass(step, index, static_cast<int>(batch_.size()), seconds);
   for (const DraftRequest& request : batch_) {
     policy_->record_match(request.sequence, index, request.match_length);
   }
 }
 
-void Drafters::prune(std::span<const DraftRequest> requests) {
+void Drafters::prune(DraftPlan& step, std::span<const DraftRequest> requests) {
   drafts_.clear();
   for (const DraftRequest& request : requests) {
     if (request.error != nullptr) request.tree->reset(request.tokens.back());
     drafts_.push_back(
         {.sequence = request.sequence, .tree = request.tree, .max_nodes = request.num_slots});
   }
-  policy_->choose(drafts_);
+  policy_->choose(step, drafts_);
 }
 
 void Drafters::finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens) {

@@ -31,8 +31,8 @@ class Drafters {
            ThreadPool* pool = nullptr);
 
   // Adds to the trees of all requests. Failed requests have an error and, where lengths adapt, no
-  // drafts.
-  void draft(std::span<DraftRequest> requests);
+  // drafts. `step`: what the policy has begun.
+  void draft(DraftPlan& step, std::span<DraftRequest> requests);
   void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens);
   int64_t memory_bytes(size_t index) const { return drafters_[index]->memory_bytes(); }
   DrafterTraits traits(size_t index) const { return drafters_[index]->traits(); }
@@ -41,13 +41,13 @@ class Drafters {
 
  private:
   // The requests that a drafter is asked for, given what those before it drafted.
-  std::vector<DraftRequest*> select(int index, std::span<DraftRequest> requests);
+  std::vector<DraftRequest*> select(DraftPlan& step, int index, std::span<DraftRequest> requests);
   // Whether some drafts are other than a grammar's.
   bool has_free_drafts(const DraftTree& tree) const;
   static void start_over(std::span<DraftRequest* const> requests);
   static void keep_to_grammar(DraftRequest& request);
-  void run(int index, std::span<DraftRequest* const> requests);
-  void prune(std::span<const DraftRequest> requests);
+  void run(DraftPlan& step, int index, std::span<DraftRequest* const> requests);
+  void prune(DraftPlan& step, std::span<const DraftRequest> requests);
 
   std::vector<std::unique_ptr<Drafter>> drafters_;
   std::vector<int> order_;  // in which they are asked

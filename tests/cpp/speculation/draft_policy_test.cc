@@ -291,20 +291,20 @@ DraftPolicy of_one(DrafterTraits drafter) {
   return DraftPolicy(std::vector<DrafterTraits>{drafter});
 }
 
-void record(DraftPolicy& policy, const std::vector<int32_t>& tokens) {
-  policy.record({.sequence = kRequest, .tokens = tokens});
+void record(DraftPolicy& policy, DraftPlan& step, const std::vector<int32_t>& tokens) {
+  policy.record(step, {.sequence = kRequest, .tokens = tokens});
 }
 
 // Plain steps until the policy knows what one costs.
 void settle(DraftPolicy& policy, double seconds = 0.01) {
   for (int i = 0; i < 5; ++i) {
-    policy.begin_step(1, 0);
+    DraftPlan step = policy.begin_step(1, 0);
     DraftTree tree;
     tree.reset(0);
     const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 8};
-    policy.choose({&draft, 1});
-    record(policy, {0});
-    policy.end_step(seconds);
+    policy.choose(step, {&draft, 1});
+    record(policy, step, {0});
+    policy.end_step(step, seconds);
   }
 }
 
@@ -320,10 +320,10 @@ DraftTree chain_of(int length, float confidence = 0.9f) {
 
 TEST(DraftPolicySteps, NothingIsVerifiedBeforeAStepWasMeasured) {
   DraftPolicy policy = of_one({});
-  policy.begin_step(1, 0);
+  DraftPlan step = policy.begin_step(1, 0);
   DraftTree tree = chain_of(6);
   const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 8};
-  policy.choose({&draft, 1});
+  policy.choose(step, {&draft, 1});
   EXPECT_EQ(tree.num_drafts(), 0);
 }
 
@@ -334,16 +334,16 @@ TEST(DraftPolicySteps, RowsAreHeldForAsManyDraftsAsWereVerifiedLately) {
   const int at_first = policy.most_held();
   EXPECT_GT(at_first, 0);  // or drafts would never come in beside prompts
   EXPECT_LE(at_first, 8);
-  policy.begin_step(1, 0);
+  DraftPlan step = policy.begin_step(1, 0);
   DraftTree tree = chain_of(6, 0.99f);
   const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 6};
-  policy.choose({&draft, 1});
+  policy.choose(step, {&draft, 1});
   const int num_verified = tree.num_drafts();
   ASSERT_GT(num_verified, 0);
   std::vector<int32_t> tokens;
   for (int i = 0; i <= num_verified; ++i) tokens.push_back(i + 1);
-  record(policy, tokens);
-  policy.end_step(0.01);
+  record(policy, step, tokens);
+  policy.end_step(step, 0.01);
   EXPECT_GT(policy.most_held(), num_verified);
   settle(policy);
   settle(policy);
@@ -355,23 +355,23 @@ TEST(DraftPolicySteps, SlotsAreNeverExceeded) {
   settle(policy);
   for (int limit = 0; limit <= 6; ++limit) {
     EXPECT_LE(policy.num_slots(kRequest, limit), limit);
-    policy.begin_step(1, 0);
+    DraftPlan step = policy.begin_step(1, 0);
     DraftTree tree = chain_of(12, 0.99f);
     const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = limit};
-    policy.choose({&draft, 1});
+    policy.choose(step, {&draft, 1});
     EXPECT_LE(tree.num_drafts(), limit);
     tree.check_integrity();
     std::vector<int32_t> tokens;
     for (int i = 0; i <= tree.num_drafts(); ++i) tokens.push_back(i + 1);
-    record(policy, tokens);
-    policy.end_step(0.01);
+    record(policy, step, tokens);
+    policy.end_step(step, 0.01);
   }
 }
 
 TEST(DraftPolicySteps, LikelyBranchesAreKeptBeforeUnlikelyOnes) {
   DraftPolicy policy = of_one({});
   settle(policy);
-  policy.begin_step(1, 0);
+  DraftPlan step = policy.begin_step(1, 0);
   DraftTree tree;
   tree.reset(0);
   const int unlikely = tree.add(0, 1, 0.05f, 0);
@@ -379,7 +379,7 @@ TEST(DraftPolicySteps, LikelyBranchesAreKeptBeforeUnlikelyOnes) {
   const int likely = tree.add(0, 3, 0.9f, 0);
   tree.add(likely, 4, 0.85f, 0);
   const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 2};
-  policy.choose({&draft, 1});
+  policy.choose(step, {&draft, 1});
   ASSERT_EQ(tree.num_drafts(), 2);
   EXPECT_EQ(tree.path(2), (std::vector<int32_t>{3, 4}));
   tree.check_integrity();
@@ -390,12 +390,12 @@ TEST(DraftPolicySteps, CatchingUpOnAPromptMustPayOverWhatIsLeft) {
     DraftPolicy policy =
         of_one({.cost = DrafterTraits::Cost::kPerLevel, .relative_pass_cost = 0.1});
     settle(policy);
-    policy.begin_step(1, 0);
+    DraftPlan step = policy.begin_step(1, 0);
     DraftPolicy::Ask ask{.sequence = kRequest,
                          .max_depth = 4,
                          .num_unseen = num_unseen,
                          .num_remaining = num_remaining};
-    policy.plan(0, {&ask, 1}, {.same_depth = false});
+    policy.plan(step, 0, {&ask, 1}, {.same_depth = false});
     return ask.depth > 0;
   };
   EXPECT_TRUE(is_asked(1, 100));
@@ -407,9 +407,9 @@ TEST(DraftPolicySteps, APassThatDraftsAllLevelsIsPaidOnce) {
   const auto planned_depth = [](DrafterTraits::Cost cost) {
     DraftPolicy policy = of_one({.cost = cost, .relative_pass_cost = 0.2});
     settle(policy);
-    policy.begin_step(1, 0);
+    DraftPlan step = policy.begin_step(1, 0);
     DraftPolicy::Ask ask{.sequence = kRequest, .max_depth = 8, .num_remaining = 100};
-    policy.plan(0, {&ask, 1}, {.same_depth = false});
+    policy.plan(step, 0, {&ask, 1}, {.same_depth = false});
     return ask.depth;
   };
   EXPECT_GT(planned_depth(DrafterTraits::Cost::kOnePass),
@@ -431,18 +431,18 @@ TEST(DraftPolicySteps, DraftsBesidePromptsMustPayAsInStepsOfDecoding) {
   };
   const auto num_verified = [&](double row_share, int num_prompt_rows) {
     DraftPolicy policy = policy_with(row_share);
-    policy.begin_step(1, num_prompt_rows);
+    DraftPlan step = policy.begin_step(1, num_prompt_rows);
     DraftTree tree = chain_of(4, 0.5f);
     const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 8};
-    policy.choose({&draft, 1});
+    policy.choose(step, {&draft, 1});
     return tree.num_drafts();
   };
   const auto asked_depth = [&](double row_share, int num_prompt_rows) {
     DraftPolicy policy = policy_with(row_share);
-    policy.begin_step(1, num_prompt_rows);
+    DraftPlan step = policy.begin_step(1, num_prompt_rows);
     DraftPolicy::Ask ask{
         .sequence = kRequest, .max_depth = 4, .num_unseen = 50, .num_remaining = 96};
-    policy.plan(1, {&ask, 1}, {.same_depth = false});
+    policy.plan(step, 1, {&ask, 1}, {.same_depth = false});
     return ask.depth;
   };
   const double dear = 1.0;  // too dear to be tried either
@@ -458,17 +458,18 @@ TEST(DraftPolicySteps, DraftsBesidePromptsMustPayAsInStepsOfDecoding) {
 TEST(DraftPolicySteps, AnOutlierChangesLittle) {
   DraftPolicy policy = of_one({});
   settle(policy);
+  DraftPlan step;
   const auto verified = [&] {
-    policy.begin_step(1, 0);
+    step = policy.begin_step(1, 0);
     DraftTree tree = chain_of(8, 0.95f);
     const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 8};
-    policy.choose({&draft, 1});
+    policy.choose(step, {&draft, 1});
     return tree.num_drafts();
   };
   const int before = verified();
   EXPECT_GT(before, 0);
-  record(policy, {1, 2, 3, 4, 5, 6, 7, 8, 9});
-  policy.end_step(5.0);  // five hundred times as long: preempted
+  record(policy, step, {1, 2, 3, 4, 5, 6, 7, 8, 9});
+  policy.end_step(step, 5.0);  // five hundred times as long: preempted
   EXPECT_GT(verified(), before / 2);
 }
 

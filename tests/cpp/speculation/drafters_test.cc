@@ -16,6 +16,7 @@ namespace specdec {
 namespace {
 
 using testing::draft_once;
+using testing::draft_unplanned;
 using testing::DraftLimits;
 using testing::drafts_of;
 using testing::request_for;
@@ -91,7 +92,7 @@ TEST(Drafters, TheFirstThatDraftsServesTheRequest) {
   std::vector<DraftTree> trees(3);
   std::vector<DraftRequest> requests;
   for (int i = 0; i < 3; ++i) requests.push_back(request_for(tokens[i], trees[i], {}, i));
-  drafters.draft(requests);
+  draft_unplanned(drafters, requests);
   EXPECT_EQ(drafts_of(trees[0]), (Tokens{10, 11}));
   EXPECT_EQ(drafts_of(trees[1]), (Tokens{20}));
   EXPECT_EQ(trees[2].num_drafts(), 0);
@@ -155,13 +156,13 @@ TEST(Drafters, WhereLengthsAdaptThePolicyDecidesWhatIsAskedAndVerified) {
   // A step of the request that ends with `last`, in which `text` is emitted.
   const auto step = [&](int32_t last, const Tokens& text, int num_slots) {
     const Tokens tokens = {last};
-    drafters.policy()->begin_step(1, 0);
+    DraftPlan plan = drafters.policy()->begin_step(1, 0);
     DraftTree tree;
     DraftRequest request = request_for(tokens, tree, {.max_depth = 4, .max_nodes = 8});
     request.num_slots = num_slots;
-    drafters.draft({&request, 1});
-    drafters.policy()->record({.sequence = 0, .tokens = text});
-    drafters.policy()->end_step(0.01);
+    drafters.draft(plan, {&request, 1});
+    drafters.policy()->record(plan, {.sequence = 0, .tokens = text});
+    drafters.policy()->end_step(plan, 0.01);
     return tree.num_drafts();
   };
   // Nothing is verified, and the costly drafter is not asked, before the policy knows what it
@@ -191,7 +192,7 @@ TEST(Drafters, AnErrorStaysWithItsRequest) {
   std::vector<DraftTree> trees(2);
   std::vector<DraftRequest> requests;
   for (int i = 0; i < 2; ++i) requests.push_back(request_for(tokens[i], trees[i], {}, i));
-  drafters.draft(requests);
+  draft_unplanned(drafters, requests);
   EXPECT_THROW(std::rethrow_exception(requests[0].error), std::runtime_error);
   EXPECT_EQ(requests[1].error, nullptr);
   EXPECT_EQ(drafts_of(trees[1]), (Tokens{20}));

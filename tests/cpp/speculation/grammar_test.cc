@@ -16,6 +16,7 @@
 namespace specdec {
 namespace {
 
+using testing::draft_unplanned;
 using testing::make_toy_grammar;
 using testing::ToyGrammar;
 using Tokens = std::vector<int32_t>;
@@ -164,7 +165,7 @@ TEST(GrammarDrafter, OtherDraftersAddToWhatIsForced) {
       Drafters all(std::move(drafters), merge, /*adapts=*/false);
       Drafted drafted(forcing());
       drafted.path.commit(3);
-      all.draft({&drafted.request, 1});
+      draft_unplanned(all, {&drafted.request, 1});
       // 9 is forbidden, and what is forced is there once.
       EXPECT_EQ(longest_path(drafted.tree), (Tokens{5, 6, 7, 4, 5}));
       EXPECT_EQ(drafted.tree.num_drafts(), 5);
@@ -179,7 +180,7 @@ TEST(GrammarDrafter, RequestsWithoutAGrammarAreLeftAlone) {
   Drafters all(std::move(drafters), /*merge=*/false, /*adapts=*/true);
   Drafted drafted(forcing());
   drafted.request.grammar = nullptr;
-  all.draft({&drafted.request, 1});
+  draft_unplanned(all, {&drafted.request, 1});
   EXPECT_EQ(drafted.request.error, nullptr);
 }
 
@@ -193,7 +194,7 @@ TEST(GrammarDrafter, AGrammarThatFailsHasNoDrafts) {
   Drafters all(std::move(drafters), /*merge=*/false, /*adapts=*/false);
   Drafted bad(failing), good(forcing());
   std::vector<DraftRequest> requests = {bad.request, good.request};
-  all.draft(requests);
+  draft_unplanned(all, requests);
   EXPECT_EQ(requests[0].error, nullptr);
   EXPECT_EQ(bad.tree.num_drafts(), 0);
   EXPECT_EQ(requests[1].error, nullptr);

@@ -109,7 +109,7 @@ class Model : public Drafter {
                                          .room = request.num_slots})) {
         nodes.push_back({.sequence = request.sequence, .tree = &tree, .node = level[i].node});
       }
-      if (!nodes.empty()) request.policy->plan_pass(id_, nodes);
+      if (!nodes.empty()) request.policy->plan_pass(*request.step, id_, nodes);
       frontier.clear();
       for (const FrontierNode& node : nodes) {
         if (node.goes_on) frontier.push_back({.node = node.node});
@@ -170,7 +170,7 @@ Fared fare(const World& world, With with) {
   constexpr int kSteps = 3000;
   constexpr int kWarmUp = 300;
   for (int step = 0; step < kSteps; ++step) {
-    both.policy()->begin_step(1, 0);
+    DraftPlan plan = both.policy()->begin_step(1, 0);
     const std::vector<int32_t> tokens = {Text::at(position)};
     DraftTree tree;
     tree.reset(tokens.back());
@@ -182,7 +182,7 @@ Fared fare(const World& world, With with) {
                          .num_remaining = 100000,
                          .tree = &tree,
                          .error = {}};
-    both.draft({&request, 1});
+    both.draft(plan, {&request, 1});
     tree.check_integrity();
     std::vector<int32_t> emitted;
     for (int node = 0; node >= 0; node = tree.find_child(node, emitted.back())) {
@@ -192,8 +192,8 @@ Fared fare(const World& world, With with) {
       fared.accepted += static_cast<double>(emitted.size() - 1) / (kSteps - kWarmUp);
       fared.verified += static_cast<double>(tree.num_drafts()) / (kSteps - kWarmUp);
     }
-    both.policy()->record({.sequence = 0, .tokens = emitted});
-    both.policy()->end_step(tree.num_drafts() <= kSlots ? 0.01 : 1.0);
+    both.policy()->record(plan, {.sequence = 0, .tokens = emitted});
+    both.policy()->end_step(plan, tree.num_drafts() <= kSlots ? 0.01 : 1.0);
   }
   return fared;
 }
