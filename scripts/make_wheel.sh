@@ -86,7 +86,7 @@ pythons=("$@")
   echo "no Python 3.10 to 3.13 with its headers was found; name one as an argument" >&2
   exit 1
 }
-export SPECDEC_CUDA=${SPECDEC_CUDA:-OFF} SPECDEC_CUDA_EMULATION=OFF SPECDEC_ISAS=ALL
+export SPECDEC_CUDA=${SPECDEC_CUDA:-OFF} SPECDEC_CUDA_EMULATION=OFF SPECDEC_PYTHON_TESTING=OFF SPECDEC_ISAS=ALL
 if [[ $SPECDEC_CUDA == ON ]]; then
   CUDACXX=$("$PYTHON" scripts/cuda_toolkit.py nvcc build/cuda-toolkit)
   SPECDEC_CUTLASS=$("$PYTHON" scripts/cuda_toolkit.py cutlass build/cuda-cutlass)

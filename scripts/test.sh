@@ -58,7 +58,7 @@ run_ctest() {
 
 # Compiled with the options of preset release, so that ccache has the objects.
 install_module() {
-  SPECDEC_CUDA_EMULATION=ON "$PYTHON" -m pip install -q --no-build-isolation \
+  SPECDEC_CUDA_EMULATION=ON SPECDEC_PYTHON_TESTING=ON "$PYTHON" -m pip install -q --no-build-isolation \
     -C cmake.define.SPECDEC_WERROR=ON ".[all]"
 }
 

@@ -1,19 +1,12 @@
 #include <pybind11/stl.h>
 
-#include <cstdint>
-#include <vector>
-
 #include "bindings.h"
 #include "specdec/checkpoint.h"
 #include "specdec/device.h"
-#include "specdec/draft_probe.h"
-#include "specdec/tapped_states.h"
 
 namespace py = pybind11;
 
 namespace specdec::python {
-
-using Tokens = std::vector<int32_t>;
 
 void bind_device(py::module_& module) {
   py::class_<DeviceInfo>(module, "DeviceInfo")
@@ -35,27 +28,6 @@ void bind_device(py::module_& module) {
   module.def("gpu_problem", &gpu_problem);
   module.def("build_info", &build_info);
   module.def("known_architectures", &known_architectures);
-  module.def(
-      "tapped_states",
-      [](const EngineConfig& config, const Tokens& tokens, const std::vector<int>& layer_inputs,
-         bool final_hidden) {
-        return without_gil(
-            [&] { return tapped_states(config, tokens, layer_inputs, final_hidden); });
-      },
-      py::arg("config"), py::arg("tokens"), py::arg("layer_inputs"), py::arg("final_hidden"));
-  module.def(
-      "head_logits",
-      [](const EngineConfig& config, const Tokens& tokens, const Tokens& drafts) {
-        return without_gil([&] { return head_logits(config, tokens, drafts); });
-      },
-      py::arg("config"), py::arg("tokens"), py::arg("drafts"));
-  module.def(
-      "drafted_tree",
-      [](const EngineConfig& config, const Tokens& tokens) {
-        DraftedTree tree = without_gil([&] { return drafted_tree(config, tokens); });
-        return std::tuple(tree.tokens, tree.parents, tree.survivals);
-      },
-      py::arg("config"), py::arg("tokens"));
   module.def("load_eos_token_ids", &load_eos_token_ids, py::arg("directory"));
 }
 

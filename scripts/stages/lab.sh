@@ -2,6 +2,6 @@
 # reads: *CMakeLists.txt VERSION pyproject.toml cmake cpp cuda python/bindings python/specdec_native
 # reads: python/specdec_vllm python/specdec_lab python/specdec_serve python/specdec_cli bench scripts docs/gpu.md tests/data
 # reads: tests/python/conftest.py tests/python/testing tests/python/bench tests/python/specdec_lab
-# reads: tests/python/specdec_serve
+# reads: tests/python/specdec_serve tests/testing/core_testing.cc tests/testing/draft_probe.*
 install_module
 "$PYTHON" -m pytest -m "not fuzz and breadth" -n "$jobs" tests/python/{bench,specdec_lab}

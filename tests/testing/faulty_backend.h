@@ -158,9 +158,10 @@ class FaultyBackend final : public Backend {
 
 // An engine that fails where `faults`, borrowed, say so.
 inline Engine make_faulty_engine(const EngineConfig& config, const Faults& faults) {
-  return Engine(std::make_unique<Engine::Impl>(config, [&faults](const BackendConfig& backend) {
-    return std::make_unique<FaultyBackend>(make_backend(backend), faults);
-  }));
+  return Engine::Impl::engine_of(
+      std::make_unique<Engine::Impl>(config, [&faults](const BackendConfig& backend) {
+        return std::make_unique<FaultyBackend>(make_backend(backend), faults);
+      }));
 }
 
 }  // namespace specdec::testing

@@ -38,7 +38,7 @@ class TappedEngine {
                                                  return made;
                                                });
     impl_ = impl.get();
-    engine_ = std::make_unique<Engine>(std::move(impl));
+    engine_ = std::make_unique<Engine>(Engine::Impl::engine_of(std::move(impl)));
   }
 
   Engine& engine() { return *engine_; }

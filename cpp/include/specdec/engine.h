@@ -96,7 +96,6 @@ class Engine {
 
   // Loads the checkpoint. Throws InvalidArgument, CheckpointError, OutOfMemory or Unavailable.
   explicit Engine(const EngineConfig& config);
-  explicit Engine(std::unique_ptr<Impl> impl);
   ~Engine();
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
@@ -149,6 +148,8 @@ class Engine {
   const ModelInfo& model_info() const;
 
  private:
+  explicit Engine(std::unique_ptr<Impl> impl);
+
   std::unique_ptr<Impl> impl_;
 };
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -33,6 +34,7 @@ class Engine::Impl {
   explicit Impl(const EngineConfig& given,
                 const BackendMaker& make_backend = specdec::make_backend);
   ~Impl();
+  static Engine engine_of(std::unique_ptr<Impl> impl) { return Engine(std::move(impl)); }
 
   void add_request(const std::string& id, std::vector<int32_t> prompt, const SamplingParams& params,
                    RequestOptions options = {});

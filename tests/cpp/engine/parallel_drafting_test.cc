@@ -3,17 +3,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <map>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "model/decoder.h"
-#include "specdec/draft_probe.h"
 #include "specdec/engine.h"
-#include "specdec/tapped_states.h"
 #include "testing/chain_batch.h"
+#include "testing/draft_probe.h"
 #include "testing/small_heads.h"
 #include "testing/text.h"
 #include "testing/tiny_engine.h"
@@ -215,7 +216,7 @@ std::map<Tokens, double> likeliest(const std::map<Tokens, double>& tree, size_t 
 
 void expect_drafts(EngineConfig config, const Tokens& tokens, const Levels& levels) {
   config.speculative.drafters[0].quantization = "none";
-  const DraftedTree drafted = drafted_tree(config, tokens);
+  const testing::DraftedTree drafted = testing::drafted_tree(config, tokens);
   std::vector<Tokens> paths = {{}};
   std::map<Tokens, double> got;
   for (size_t i = 0; i < drafted.tokens.size(); ++i) {
@@ -252,22 +253,32 @@ TEST_F(ParallelDraftingTest, PardDraftsAreThoseAtMaskTokens) {
   }
 }
 
+// What the target's head reads at the last of some tokens.
+std::vector<double> final_hidden(EngineConfig config, const Tokens& tokens) {
+  config.tap_final_hidden = true;
+  Engine engine(config);
+  const Completion completion = engine.generate({tokens}, tiny::sampled(1))[0][0];
+  std::vector<float> state(tiny::kHidden);
+  const std::span<const std::byte> last(completion.tapped_states->values);
+  std::ranges::copy(last.last(tiny::kHidden * sizeof(float)),
+                    std::as_writable_bytes(std::span(state)).begin());
+  return {state.begin(), state.end()};
+}
+
 TEST_F(ParallelDraftingTest, MedusaDraftsAreThoseOfItsHeads) {
   const Tokens tokens = tiny::prompt_of(4, 21);
   const tiny::Tensors target = tiny::llama_tensors();
+  const std::vector<double> state = final_hidden(config(), {tokens.begin(), tokens.end() - 1});
   for (const Kind kind : {Kind::kMedusa, Kind::kMedusaOfTarget}) {
     const MedusaShape shape = medusa_shape(kind);
     const tiny::Tensors tensors = testing::medusa_tensors(shape);
     for (const int width : {1, 3}) {
       const EngineConfig config = with(kind, 4, width);
-      const std::vector<float> states = tapped_states(this->config(), tokens, {}, true);
-      const auto last = states.end() - 2 * tiny::kHidden;  // of the token before the root
       Levels levels;
       for (int head = 0; head < 4; ++head) {
         const tiny::Tensor& output =
             kind == Kind::kMedusa ? tensors.at(shape.output(head)) : target.at("lm_head.weight");
-        const std::vector<double> hidden = testing::medusa_hidden(
-            tensors, shape, head, std::vector<double>(last, last + tiny::kHidden));
+        const std::vector<double> hidden = testing::medusa_hidden(tensors, shape, head, state);
         levels.push_back(softmax(testing::multiply(output, hidden)));
       }
       expect_drafts(config, tokens, levels);

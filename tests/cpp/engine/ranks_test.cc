@@ -68,7 +68,7 @@ class RanksTest : public ::testing::TestWithParam<std::pair<int, int>> {
   // The ranks that do not lead have the faults: they are threads other than the engine's.
   Engine make_engine() {
     const std::thread::id leader = std::this_thread::get_id();
-    return Engine(std::make_unique<Engine::Impl>(
+    return Engine::Impl::engine_of(std::make_unique<Engine::Impl>(
         config(), [this, leader](const BackendConfig& backend) -> std::unique_ptr<Backend> {
           if (std::this_thread::get_id() == leader) return make_backend(backend);
           return std::make_unique<testing::FaultyBackend>(make_backend(backend), faults_);

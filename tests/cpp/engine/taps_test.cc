@@ -57,7 +57,7 @@ TEST_P(TapsTest, NothingIsStoredOrAllocatedWhereNobodyAsks) {
     const auto make = [&](const BackendConfig& backend) {
       return std::make_unique<testing::FaultyBackend>(make_backend(backend), faults);
     };
-    Engine engine(std::make_unique<Engine::Impl>(config, make));
+    Engine engine = Engine::Impl::engine_of(std::make_unique<Engine::Impl>(config, make));
     SamplingParams params = tiny::sampled(20);
     engine.add_request("r", tiny::prompt_of(1, 10), params);
     while (engine.has_unfinished_requests()) engine.step();

@@ -24,7 +24,7 @@ from specdec_lab.training.heads.eagle1 import Eagle1
 from specdec_lab.training.heads.eagle3 import Eagle3
 from specdec_lab.training.heads.parallel_eagle import ParallelEagle
 from specdec_lab.training.target import TargetWeights
-from specdec_native import Engine, SamplingParams, _core
+from specdec_native import Engine, SamplingParams, _core, _core_testing
 from specdec_native.speculation.drafter_options import TOKEN_MAP_FILE
 from test_speculation_law import metrics_of
 
@@ -215,10 +215,10 @@ def check_engine(head: Written) -> None:
     drafts = head.head.draft(head.batch(), DEPTH)
     for example, text in enumerate(TEXTS):
         chain = drafts[example, len(text) - 1].tolist()
-        assert _core.drafted_tree(head.config(), text)[0] == chain
+        assert _core_testing.drafted_tree(head.config(), text)[0] == chain
         if isinstance(head.head, ParallelEagle):  # whose engine has no logits of single rows
             continue
-        logits = np.array(_core.head_logits(head.config(), text, chain[:-1]), np.float32)
+        logits = np.array(_core_testing.head_logits(head.config(), text, chain[:-1]), np.float32)
         expected = head.oracle.logits(text, chain[:-1]).numpy()
         assert np.abs(logits.reshape(expected.shape) - expected).max() < 1e-4
 
@@ -415,7 +415,9 @@ def test_a_real_target_in_bfloat16(smollm2: Path, tmp_path: Path) -> None:
     drafts = head.draft(real.batch([text]), DEPTH)[0, -1].tolist()
     with torch.no_grad():
         expected = oracle.logits(text, drafts[:-1])
-    logits = torch.tensor(_core.head_logits(real.config(), text, drafts[:-1])).view_as(expected)
+    logits = torch.tensor(_core_testing.head_logits(real.config(), text, drafts[:-1])).view_as(
+        expected
+    )
     errors = (logits - expected).abs()
     assert torch.all(errors < 1e-4 * (expected.abs() + expected.std()))
-    assert _core.drafted_tree(real.config(), text)[0] == drafts
+    assert _core_testing.drafted_tree(real.config(), text)[0] == drafts

@@ -21,7 +21,7 @@ from specdec_lab.training.heads.medusa import Medusa
 from specdec_lab.training.heads.mlp_speculator import MlpSpeculator
 from specdec_lab.training.losses import ROW_LOSSES, score
 from specdec_lab.training.target import TargetWeights
-from specdec_native import _core
+from specdec_native import _core, _core_testing
 from specdec_native.checkpoints.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -160,7 +160,7 @@ def test_the_engine_computes_the_same(case: Cases, name: str) -> None:
     made = case(name)
     text, drafts = TEXTS[2], [3, 140][: made.head.max_depth - 1]
     expected = made.oracle.logits(text, drafts).numpy()
-    logits = np.array(_core.head_logits(made.config(), text, drafts), np.float32)
+    logits = np.array(_core_testing.head_logits(made.config(), text, drafts), np.float32)
     assert np.abs(logits.reshape(expected.shape) - expected).max() < 1e-4
 
 

@@ -8,16 +8,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specdec_native import _core
+from specdec_native import Engine, SamplingParams
 from test_cuda import DEVICES
 
 TOKENS = [(7 * i * i + 31 * i + 5) % 20000 for i in range(150)]
 
 
-def tapped(model: Path, layer_inputs: list[int], chunk: int, **options: Any) -> Any:
-    config = _core.EngineConfig(model=str(model), max_num_batched_tokens=chunk, **options)
-    states = _core.tapped_states(config, TOKENS, layer_inputs, True)
-    return np.array(states, dtype=np.float32).reshape(len(TOKENS), len(layer_inputs) + 1, -1)
+def tapped(
+    model: Path, layer_inputs: list[int], chunk: int, tokens: list[int] = TOKENS, **options: Any
+) -> Any:
+    """The states of a prompt, with those that the head reads behind those of layers."""
+    options |= {"taps": [*layer_inputs, "final"], "max_num_batched_tokens": chunk}
+    with Engine(model, skip_tokenizer_init=True, **options) as engine:
+        output = engine.generate([tokens], SamplingParams(max_tokens=1, temperature=0))[0]
+    states: Any = output.outputs[0].tapped_states
+    if states.dtype == np.uint16:
+        states = torch.from_numpy(states.copy()).view(torch.bfloat16).float().numpy()
+    return states.copy()
 
 
 @pytest.mark.models
@@ -52,19 +59,10 @@ def test_the_last_layers_output_is_what_the_final_norm_reads(smollm2: Path) -> N
 def test_a_gpu_taps_the_same_states_for_any_chunking(model: Path, device: str) -> None:
     tokens = [token % 32 for token in TOKENS[:60]]
 
-    def states(**options: Any) -> list[float]:
-        return _core.tapped_states(
-            _core.EngineConfig(model=str(model), **options), tokens, [0, 1], True
-        )
+    def states(chunk: int, **options: Any) -> Any:
+        return tapped(model, [0, 1], chunk, tokens, **options)
 
-    whole = states(device=device, dtype="bfloat16", max_num_batched_tokens=64)
-    assert states(device=device, dtype="bfloat16", max_num_batched_tokens=9) == whole
-    exact = np.array(states(device="cpu", dtype="float32"))
-    assert np.abs(np.array(whole) - exact).max() < 0.05 * np.abs(exact).max()
-
-
-def test_bad_input_is_named(model: Path) -> None:
-    config = _core.EngineConfig(model=str(model), device="cpu")
-    for tokens, layers, field in (([], [0], "tokens"), ([-1], [0], "tokens"), ([1], [-1], "layer")):
-        with pytest.raises(ValueError, match=field):
-            _core.tapped_states(config, tokens, layers, False)
+    whole = states(64, device=device, dtype="bfloat16")
+    assert np.array_equal(states(9, device=device, dtype="bfloat16"), whole)
+    exact = states(64, device="cpu", dtype="float32")
+    assert np.abs(whole - exact).max() < 0.05 * np.abs(exact).max()

@@ -16,7 +16,7 @@ import make_fp8
 import make_heads
 from conftest import HeadMaker
 from make_heads import HEADS, IDS
-from specdec_native import _core
+from specdec_native import _core, _core_testing
 from specdec_native.checkpoints import hub
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -77,12 +77,12 @@ class Pair:
     def logits(
         self, tokens: Sequence[int], drafts: Sequence[int], **options: Any
     ) -> npt.NDArray[np.float32]:
-        logits = _core.head_logits(self.config(**options), list(tokens), list(drafts))
+        logits = _core_testing.head_logits(self.config(**options), list(tokens), list(drafts))
         return np.array(logits, np.float32).reshape(len(tokens) - 1 + len(drafts), -1)
 
     def drafts(self, tokens: Sequence[int], num_tokens: int, **options: Any) -> dict[Any, float]:
         """The paths of a tree, with their survivals."""
-        tree = _core.drafted_tree(self.config(num_tokens, **options), list(tokens))
+        tree = _core_testing.drafted_tree(self.config(num_tokens, **options), list(tokens))
         nodes = [head_oracles.Node(t, p - 1, 0, s) for t, p, s in zip(*tree, strict=True)]
         return head_oracles.paths_of(nodes)
 

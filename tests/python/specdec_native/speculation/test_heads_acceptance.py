@@ -16,7 +16,7 @@ from torch import Tensor
 import head_oracles
 import make_heads
 import train_heads
-from specdec_native import Engine, SamplingParams, _core
+from specdec_native import Engine, SamplingParams, _core, _core_testing
 from test_speculation_law import metrics_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -217,7 +217,7 @@ def test_a_head_that_is_not_asked_for_a_while_catches_up(
 
 
 def test_drafts_of_the_engine_are_those_of_the_probe(trained: Callable[[str], Trained]) -> None:
-    """_core.drafted_tree, by which other tests compare drafts, drafts as an engine does."""
+    """_core_testing.drafted_tree, by which other tests compare drafts, drafts as an engine does."""
     head = trained("eagle3")
     drafter = _core.DrafterConfig(
         method=head.method, model=str(head.directory), quantization="none"
@@ -225,4 +225,6 @@ def test_drafts_of_the_engine_are_those_of_the_probe(trained: Callable[[str], Tr
     speculative = _core.SpeculativeConfig(num_speculative_tokens=NUM_DRAFTS, drafters=[drafter])
     config = _core.EngineConfig(model=str(head.target), dtype="float32", speculative=speculative)
     for prompt in head.prompts[:5]:
-        assert _core.drafted_tree(config, prompt)[0] == head.oracle.chain(prompt, NUM_DRAFTS)
+        assert _core_testing.drafted_tree(config, prompt)[0] == head.oracle.chain(
+            prompt, NUM_DRAFTS
+        )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specdec_native import Engine, SamplingParams, _core
+from specdec_native import Engine, SamplingParams, _core, _core_testing
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (0, 1, 1), (2, 0, 0)]
 PROMPTS = [[3 + (7 * i * (j + 1)) % 60 for i in range(9 + 4 * j)] for j in range(5)]
@@ -37,7 +37,7 @@ def test_the_nodes_are_those_of_their_ranks(checkpoint: Callable[[str], Path]) -
         speculative_token_tree=[list(path) for path in TREE],
     )
     for prompt in PROMPTS:
-        tokens, parents, _ = _core.drafted_tree(config, prompt)
+        tokens, parents, _ = _core_testing.drafted_tree(config, prompt)
         paths: list[list[int]] = [[]]
         for token, parent in zip(tokens, parents, strict=True):
             paths.append([*paths[parent], token])

@@ -1,4 +1,5 @@
-// What drafters propose for one text, for whoever checks a head or looks at its drafts.
+// What the model of a drafter makes of one text, for tests that compare it with another
+// implementation.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +7,12 @@
 
 #include "specdec/config.h"
 
-namespace specdec {
+namespace specdec::testing {
 
 // Logits of the head of the only drafter: [rows, tokens that the head scores] float32. The first
 // tokens.size() - 1 rows continue tokens[1], tokens[2] and so on up to the last, each given what
 // EngineConfig::model made of the tokens before; the others continue `drafts`, a chain below the
-// last token, each given the head's own state. Throws InvalidArgument.
+// last token, each given the head's own state.
 std::vector<float> head_logits(const EngineConfig& config, const std::vector<int32_t>& tokens,
                                const std::vector<int32_t>& drafts);
 
@@ -24,7 +25,7 @@ struct DraftedTree {
 };
 
 // What the model of the only drafter drafts below `tokens`, greedily, as deep and wide as the
-// configuration allows. Throws InvalidArgument.
+// configuration allows.
 DraftedTree drafted_tree(const EngineConfig& config, const std::vector<int32_t>& tokens);
 
-}  // namespace specdec
+}  // namespace specdec::testing
