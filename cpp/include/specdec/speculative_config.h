@@ -51,7 +51,8 @@ inline constexpr auto kEnumNames<DraftMethod> =
 enum class DraftSampleMethod : uint8_t {
   kGreedy,  // the most likely ones, whatever the temperature
   // Drawn: where drafts are compared with the target's tokens, with the noise that the target will
-  // use, so that both agree as often as they can; where drafts are weighed, with noise of their own.
+  // use, so that both agree as often as they can; where drafts are weighed, with noise of their
+  // own.
   kProbabilistic,
 };
 template <>

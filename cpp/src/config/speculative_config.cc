@@ -66,7 +66,8 @@ void validate_drafter(const DrafterConfig& drafter) {
       return validate_model(drafter);
     case DraftMethod::kCustom:
       if (drafter.custom == nullptr) {
-        throw InvalidArgument("method", "'custom_class' needs the drafter itself: an object to call");
+        throw InvalidArgument("method",
+                              "'custom_class' needs the drafter itself: an object to call");
       }
       return;
   }
@@ -155,9 +156,9 @@ void validate_synthetic(const SpeculativeConfig& config) {
                                   kSyntheticLength, ", such as ", kSyntheticLength, " = 2.5"));
   }
   if (length > config.num_speculative_tokens + 1) {
-    throw InvalidArgument(kSyntheticLength, str_cat("must be in [1, ",
-                                                    config.num_speculative_tokens + 1,
-                                                    "] (num_speculative_tokens + 1), got ", length));
+    throw InvalidArgument(kSyntheticLength,
+                          str_cat("must be in [1, ", config.num_speculative_tokens + 1,
+                                  "] (num_speculative_tokens + 1), got ", length));
   }
   if (rates.empty()) return;
   if (static_cast<int>(rates.size()) != config.num_speculative_tokens) {
@@ -226,7 +227,8 @@ std::vector<double> SpeculativeConfig::conditional_acceptance_rates() const {
   std::vector<double> rates;
   for (int i = 0; i < num_speculative_tokens; ++i) {
     if (synthetic_acceptance_length != 0.0) {
-      // So many are always accepted, one more sometimes: the number accepted differs by one at most.
+      // So many are always accepted, one more sometimes: the number accepted differs by one at
+      // most.
       rates.push_back(std::clamp(synthetic_acceptance_length - 1.0 - i, 0.0, 1.0));
     } else {
       const double before = i == 0 ? 1.0 : synthetic_acceptance_rates[i - 1];

@@ -219,20 +219,21 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
   // A pass takes its time to read the weights, all of them.
   const double relative_cost = static_cast<double>(runner->model().pass_bytes()) /
                                static_cast<double>(target.model().pass_bytes());
-  models_.push_back({.options = {.id = id,
-                                 .sampling = draft_sampling(drafter.sample_method, speculative.verification),
-                                 .min_confidence = drafter.min_confidence,
-                                 .max_rows = max_rows / rows_per_root,
-                                 .max_model_len = longest,
-                                 .vocab_size = target_.vocab_size,
-                                 .relative_cost = relative_cost,
-                                 .is_head = is_head,
-                                 .num_layers = runner->model().config().num_layers,
-                                 .max_depth = loading.max_depth,
-                                 .is_parallel = loading.is_parallel,
-                                 .mask_token = loading.mask_token,
-                                 .shape = StaticTree(config_.speculative.speculative_token_tree)},
-                     .runner = std::move(runner)});
+  models_.push_back(
+      {.options = {.id = id,
+                   .sampling = draft_sampling(drafter.sample_method, speculative.verification),
+                   .min_confidence = drafter.min_confidence,
+                   .max_rows = max_rows / rows_per_root,
+                   .max_model_len = longest,
+                   .vocab_size = target_.vocab_size,
+                   .relative_cost = relative_cost,
+                   .is_head = is_head,
+                   .num_layers = runner->model().config().num_layers,
+                   .max_depth = loading.max_depth,
+                   .is_parallel = loading.is_parallel,
+                   .mask_token = loading.mask_token,
+                   .shape = StaticTree(config_.speculative.speculative_token_tree)},
+       .runner = std::move(runner)});
 }
 
 std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_model_len) const {
