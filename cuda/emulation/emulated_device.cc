@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -84,6 +85,7 @@ void check_config(const char* name, const LaunchConfig& config, const DeviceProp
 struct Operation {
   KernelRecord kernel;           // where `action` is empty
   std::function<void()> action;  // otherwise
+  bool reaches_memory = true;
 };
 using OperationRef = std::shared_ptr<const Operation>;
 
@@ -142,8 +144,11 @@ class Queue {
   void run_until(uint64_t count) {
     device_->throw_if_failed();
     if (num_done() >= count) return;
-    const DeviceMemory::Access access(device_->memory);
-    while (num_done() < count) run_one();
+    std::optional<DeviceMemory::Access> access;
+    while (num_done() < count) {
+      if (operations_.front()->reaches_memory && !access) access.emplace(device_->memory);
+      run_one();
+    }
   }
 
   // Runs everything; an error waits for the next call on the device.
@@ -214,6 +219,7 @@ class EmulatedEvent final : public Event {
     time_ = std::make_shared<Clock::time_point>();
     auto operation = std::make_shared<Operation>();
     operation->action = [time = time_]() { *time = Clock::now(); };
+    operation->reaches_memory = false;
     queue_->push(std::move(operation));
     ticket_ = queue_->num_pushed();
   }
