@@ -2,6 +2,7 @@
 // factory.cc, or by no_cuda.cc in a build without CUDA.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,7 +24,13 @@ std::string gpu_problem();  // specdec::gpu_problem
 std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig& config);
 
 bool is_emulation_built();
+// What an emulated device has: by default enough for a small model and a KV cache.
+struct EmulatedSize {
+  int num_multiprocessors = 4;
+  int64_t memory_bytes = int64_t{2} << 30;
+};
 // The CUDA backend on an emulated device. Throws Unavailable in a build without it.
-std::unique_ptr<Backend> make_emulated_backend(const BackendConfig& config);
+std::unique_ptr<Backend> make_emulated_backend(const BackendConfig& config,
+                                               const EmulatedSize& size = {});
 
 }  // namespace specdec::cuda

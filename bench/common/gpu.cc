@@ -5,9 +5,11 @@
 #include <random>
 #include <vector>
 
+#include "common/launch_work.h"
 #include "common/timing.h"
 #include "core/check.h"
 #include "cuda/backend/cuda_backend.h"
+#include "cuda/factory.h"
 #include "cuda/gpu/launch_settings.h"
 #include "cuda/gpu/start_rule.h"
 #include "specdec/error.h"
@@ -22,21 +24,34 @@ constexpr int kNotAvailable = 3;                   // exit status
 constexpr double kBurstSeconds = 4e-3;
 constexpr int kMostLaunches = 64;
 
-NodeRecord node_of(const cuda::Device& device, const cuda::KernelLaunch& launch,
-                   bool starts_early) {
+// An H100 or H200, with memory for any model: none of it is touched.
+constexpr cuda::EmulatedSize kListedDevice = {.num_multiprocessors = 132,
+                                              .memory_bytes = int64_t{1} << 42};
+
+std::unique_ptr<Backend> backend_for(const Options& options) {
+  const BackendConfig config = {
+      .device = options.device, .act_dtype = options.dtype, .deterministic = options.deterministic};
+  return options.list_launches ? cuda::make_emulated_backend(config, kListedDevice)
+                               : make_backend(config);
+}
+
+LaunchRecord record_of(const cuda::Device& device, const cuda::KernelLaunch& launch,
+                       bool starts_early) {
   const cuda::LaunchConfig& config = launch.config;
-  NodeRecord node = {.name = launch.name,
-                     .grid = {static_cast<int>(config.grid.x), static_cast<int>(config.grid.y),
-                              static_cast<int>(config.grid.z)},
-                     .threads = static_cast<int>(config.block.x * config.block.y * config.block.z),
-                     .shared_bytes = static_cast<int64_t>(config.shared_bytes),
-                     .starts_early = starts_early,
-                     .lets_next_early = config.lets_next_start_early};
+  LaunchRecord record = {
+      .name = launch.name,
+      .grid = {static_cast<int>(config.grid.x), static_cast<int>(config.grid.y),
+               static_cast<int>(config.grid.z)},
+      .threads = static_cast<int>(config.block.x * config.block.y * config.block.z),
+      .shared_bytes = static_cast<int64_t>(config.shared_bytes),
+      .starts_early = starts_early,
+      .lets_next_early = config.lets_next_start_early,
+      .work = work_of(launch)};
   if (const auto resources = device.resources_of(launch.function)) {
-    node.registers = resources->registers;
-    node.static_shared_bytes = resources->static_shared_bytes;
+    record.registers = resources->registers;
+    record.static_shared_bytes = resources->static_shared_bytes;
   }
-  return node;
+  return record;
 }
 
 }  // namespace
@@ -55,10 +70,7 @@ std::vector<uint16_t> random_numbers(size_t count, DType dtype) {
 }
 
 Gpu::Gpu(const Options& options)
-    : backend_(make_backend({.device = options.device,
-                             .act_dtype = options.dtype,
-                             .deterministic = options.deterministic})),
-      is_emulated_(options.device == "emulated") {
+    : backend_(backend_for(options)), is_emulated_(options.device == "emulated") {
   auto& backend = dynamic_cast<cuda::CudaBackend&>(*backend_);
   device_ = &backend.device();
   stream_ = &backend.stream();
@@ -66,9 +78,11 @@ Gpu::Gpu(const Options& options)
                                               : cuda::launch_settings_of_environment());
   probes_ = is_emulated_ ? cuda::emulated::probe_kernels() : cuda::native::probe_kernels();
   SPECDEC_CHECK(probes_.read != nullptr);
+  stream_->set_rehearsing(options.list_launches);
 }
 
 Buffer Gpu::random(size_t size_bytes, DType dtype) {
+  if (stream_->is_rehearsing()) return device_->allocate(size_bytes, "a bench");
   const size_t first = std::min(size_bytes, kRandomBytes);
   std::vector<float> floats(dtype == DType::kF32 ? first / sizeof(float) : 0);
   std::minstd_rand generator(7);
@@ -86,34 +100,31 @@ Buffer Gpu::random(size_t size_bytes, DType dtype) {
   return buffer;
 }
 
-std::unique_ptr<cuda::Graph> Gpu::capture(const std::function<void()>& work) {
-  nodes_.clear();
+void Gpu::observe(const std::function<void()>& work) {
+  launches_ = {};
   cuda::StartRule rule;
   stream_->set_observer([&](const cuda::KernelLaunch& launch) {
-    const NodeRecord node = node_of(*device_, launch, rule.starts_early(launch.config));
-    const auto same = std::ranges::find_if(nodes_, [&](NodeRecord there) {
-      there.count = 1;
-      return there == node;
-    });
-    if (same == nodes_.end()) {
-      nodes_.push_back(node);
-    } else {
-      ++same->count;
-    }
+    std::vector<LaunchRecord>& kinds = launches_.kinds;
+    const LaunchRecord record = record_of(*device_, launch, rule.starts_early(launch.config));
+    const auto kind = std::ranges::find(kinds, record);
+    launches_.order.push_back(static_cast<int>(kind - kinds.begin()));
+    if (kind == kinds.end()) kinds.push_back(record);
   });
-  stream_->begin_capture();
   work();
   stream_->set_observer(nullptr);
-  std::unique_ptr<cuda::Graph> graph = stream_->end_capture();
-  other_nodes_ = graph->num_nodes();
-  for (const NodeRecord& node : nodes_) other_nodes_ -= node.count;
-  return graph;
 }
 
 double Gpu::graph_seconds(int samples, const std::function<void()>& work) {
+  if (stream_->is_rehearsing()) {
+    observe(work);
+    return kNotMeasured;
+  }
   work();
   stream_->synchronize();
-  const std::unique_ptr<cuda::Graph> graph = capture(work);
+  stream_->begin_capture();
+  observe(work);
+  const std::unique_ptr<cuda::Graph> graph = stream_->end_capture();
+  launches_.num_others = graph->num_nodes() - static_cast<int>(launches_.order.size());
   const std::unique_ptr<cuda::Event> begin = device_->make_event();
   const std::unique_ptr<cuda::Event> end = device_->make_event();
   const auto seconds_each = [&](int launches) {
@@ -134,7 +145,13 @@ double Gpu::graph_seconds(int samples, const std::function<void()>& work) {
   return median(seconds);
 }
 
+double Gpu::pass_seconds(int samples, const std::function<void()>& pass) {
+  const RecordKey key = {.owner = this, .shape = {++num_passes_}};
+  return graph_seconds(samples, [&] { backend_->run_recorded(key, pass); });
+}
+
 double Gpu::host_seconds(int samples, const std::function<void()>& work) {
+  if (stream_->is_rehearsing()) return kNotMeasured;
   std::vector<double> seconds;
   for (int i = -2; i < samples; ++i) {
     stream_->synchronize();
@@ -147,6 +164,7 @@ double Gpu::host_seconds(int samples, const std::function<void()>& work) {
 }
 
 double Gpu::read_rate(int64_t num_bytes, int samples) {
+  if (stream_->is_rehearsing()) return kNotMeasured;
   const Buffer data = random(static_cast<size_t>(num_bytes), DType::kBF16);
   Buffer sink = device_->allocate(sizeof(uint32_t), "a bench");
   double best = 0;

@@ -35,13 +35,13 @@ class Gpu {
 
   // Median seconds of `work`, which is done once as it is (so that memory it keeps is there), then
   // captured in a graph. Each of the samples is the mean of launches that follow each other closely
-  // on a device that is busy when the first is queued, as steps do.
+  // on a device that is busy when the first is queued, as steps do. With Options::list_launches
+  // the work is not done but looked at, and functions that measure return kNotMeasured.
   double graph_seconds(int samples, const std::function<void()>& work);
-  // The kernels of the graph that was measured last, each once, in the order of their first launch.
-  const std::vector<NodeRecord>& nodes() const { return nodes_; }
-  // What that graph has beside kernels: copies, mostly, each of which keeps the next kernel
-  // waiting.
-  int other_nodes() const { return other_nodes_; }
+  // The same of a model's pass: its first layer plans attention for all, as in the engine.
+  double pass_seconds(int samples, const std::function<void()>& pass);
+  // What the graph has that was measured last.
+  const Launches& launches() const { return launches_; }
   // Median seconds of `work` as it is, on the host's clock until the device is done.
   double host_seconds(int samples, const std::function<void()>& work);
 
@@ -50,15 +50,16 @@ class Gpu {
   double read_rate(int64_t num_bytes, int samples);
 
  private:
-  std::unique_ptr<cuda::Graph> capture(const std::function<void()>& work);
+  // Does the work and notes its launches.
+  void observe(const std::function<void()>& work);
 
   std::unique_ptr<Backend> backend_;
   cuda::Device* device_ = nullptr;  // of the backend
   cuda::RehearsalStream* stream_ = nullptr;
   cuda::ProbeKernels probes_;
   bool is_emulated_ = false;
-  std::vector<NodeRecord> nodes_;
-  int other_nodes_ = 0;
+  Launches launches_;
+  int64_t num_passes_ = 0;
 };
 
 // A benchmark's main: what `run` returns, or 3 with a message where there is no such device.

@@ -15,7 +15,8 @@ constexpr const char* kUsage =
     "arguments: --threads=N --cpu_isa=NAME --dtype=bfloat16|float32 --format=act|int8|...\n"
     "           --filter=PART_OF_A_NAME --json=FILE --smoke\n"
     "on GPUs:   --device=cuda|emulated --budget=SECONDS --nondeterministic --rows=N,N,...\n"
-    "           --launch=WORD,WORD,... (how kernels are launched: SPECDEC_CUDA_LAUNCH)\n";
+    "           --launch=WORD,WORD,... (how kernels are launched: SPECDEC_CUDA_LAUNCH)\n"
+    "           --list-launches (measures nothing; needs no GPU, but the emulated device)\n";
 
 [[noreturn]] void refuse(const std::string& argument) {
   std::fprintf(stderr, "bad argument: %s\n%s", argument.c_str(), kUsage);
@@ -85,6 +86,9 @@ Options parse_options(int argc, char** argv, std::initializer_list<const char*> 
       options.rows = positive_numbers(argument, value);
     } else if (name == "--launch") {
       options.launch = value;
+    } else if (argument == "--list-launches") {
+      options.list_launches = true;
+      options.device = "emulated";
     } else if (argument == "--smoke") {
       options.smoke = true;
     } else if (argument == "--help") {

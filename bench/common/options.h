@@ -24,6 +24,8 @@ struct Options {
   std::string json;             // file to write the records to; empty: none
   std::string filter;           // only cases whose name contains it
   double budget_seconds = 1e9;  // cases that would begin later are left out
+  // Nothing is measured: records have the launches that a GPU would get, for models of any size.
+  bool list_launches = false;
   bool smoke = false;  // a few seconds: proves that it runs, measures nothing worth keeping
 
   // How many times a measurement is repeated for its median.

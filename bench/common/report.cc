@@ -1,6 +1,7 @@
 #include "common/report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -28,8 +29,8 @@ std::string duration(double seconds) {
 }
 
 // Every figure of a record under the name it has in the JSON.
-std::vector<std::pair<std::string, double>> figures(const Record& record) {
-  std::vector<std::pair<std::string, double>> out;
+Figures figures(const Record& record) {
+  Figures out;
   if (record.bytes > 0) {
     const double rate = record.bytes / record.seconds;
     out.emplace_back("gb_per_s", rate * 1e-9);
@@ -51,21 +52,22 @@ std::vector<std::pair<std::string, double>> figures(const Record& record) {
     out.emplace_back("of_roofline", least / record.seconds);
   }
   out.insert(out.end(), record.counters.begin(), record.counters.end());
+  std::erase_if(out, [](const auto& figure) { return std::isnan(figure.second); });
   return out;
 }
 
-nlohmann::json json_of(const NodeRecord& node) {
-  nlohmann::json entry = {{"name", node.name},
-                          {"grid", node.grid},
-                          {"threads", node.threads},
-                          {"shared_bytes", node.shared_bytes},
-                          {"starts_early", node.starts_early},
-                          {"lets_next_early", node.lets_next_early},
-                          {"count", node.count}};
-  if (node.registers > 0) {
-    entry["registers"] = node.registers;
-    entry["static_shared_bytes"] = node.static_shared_bytes;
+nlohmann::json json_of(const LaunchRecord& launch) {
+  nlohmann::json entry = {{"name", launch.name},
+                          {"grid", launch.grid},
+                          {"threads", launch.threads},
+                          {"shared_bytes", launch.shared_bytes},
+                          {"starts_early", launch.starts_early},
+                          {"lets_next_early", launch.lets_next_early}};
+  if (launch.registers > 0) {
+    entry["registers"] = launch.registers;
+    entry["static_shared_bytes"] = launch.static_shared_bytes;
   }
+  for (const auto& [name, value] : launch.work) entry["work"][name] = value;
   return entry;
 }
 
@@ -109,7 +111,12 @@ bool Report::save() const {
              {"threads", record.threads},
              {"seconds", record.seconds}};
     for (const auto& [name, value] : figures(record)) entry[name] = value;
-    for (const NodeRecord& node : record.nodes) entry["nodes"].push_back(json_of(node));
+    if (record.launches.order.empty()) continue;
+    for (const LaunchRecord& kind : record.launches.kinds) {
+      entry["launches"].push_back(json_of(kind));
+    }
+    entry["order"] = record.launches.order;
+    entry["other_nodes"] = record.launches.num_others;
   }
   // Whole at every moment: the program may be ended in this one.
   const std::string written = options_.json + ".new";

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -12,8 +13,12 @@
 
 namespace specdec::bench {
 
-// A kernel of a graph, and how often it is there.
-struct NodeRecord {
+using Figures = std::vector<std::pair<std::string, double>>;  // by name
+// What is worked out from it is no number either, and is left out of figures.
+inline constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
+
+// How a kernel is launched.
+struct LaunchRecord {
   std::string name;
   int grid[3] = {1, 1, 1};
   int threads = 1;               // of a block
@@ -22,9 +27,16 @@ struct NodeRecord {
   int static_shared_bytes = 0;   // known where registers are
   bool starts_early = false;     // before the kernel before it is done
   bool lets_next_early = false;  // start before it has waited itself
-  int count = 1;
+  Figures work;                  // work_of() of common/launch_work.h
 
-  bool operator==(const NodeRecord&) const = default;
+  bool operator==(const LaunchRecord&) const = default;
+};
+
+// What a graph has.
+struct Launches {
+  std::vector<LaunchRecord> kinds;  // each once, in the order of its first launch
+  std::vector<int> order;           // of all launches: indices of kinds
+  int num_others = 0;               // copies, mostly, each of which keeps the next kernel waiting
 };
 
 struct Record {
@@ -39,8 +51,8 @@ struct Record {
   // Ceilings measured in the same run, in bytes/s and FLOP/s; 0: none.
   double read_rate = 0;
   double peak_rate = 0;
-  std::vector<std::pair<std::string, double>> counters = {};  // anything else, by name
-  std::vector<NodeRecord> nodes = {};  // on a GPU, where one graph was measured
+  Figures counters = {};   // anything else
+  Launches launches = {};  // on a GPU, where one graph was measured
 };
 
 class Report {

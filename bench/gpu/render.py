@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .checkpoints import SHAPES
+from .launches import Costs
 from .plan import LAUNCH_WORDS, launch_step
-from .predictions import Prediction, model_of
 from .profiles import METRICS
+from .step_time import costs_of, record_seconds
 
 Data = dict[str, Any]
 
@@ -129,32 +129,33 @@ def launched_how(record: Data) -> str:
     return "yes" + when.get(record.get("early", -1), "")
 
 
-def predicted(prediction: Prediction | None, seconds: float, unit: float) -> tuple[str, str, str]:
-    """What the model predicts in that unit, measured over it, and kernels it has otherwise."""
-    if prediction is None:
-        return "", "", ""
-    return (
-        number(prediction.seconds / unit, 4),
-        number(seconds / prediction.seconds),
-        prediction.differs,
-    )
+def predicted(record: Data, costs: Costs, unit: float) -> tuple[str, str]:
+    """What is predicted for the launches of a record, in that unit, and measured over it."""
+    seconds = record_seconds(record, costs)
+    if seconds is None:
+        return "", ""
+    return number(seconds / unit, 4), number(record["seconds"] / seconds)
 
 
-PREDICTED = ["predicted", "over it", "not as modelled"]
+PREDICTED = ["predicted", "over it"]
 
 
-def passes(report: Data, steps: Sequence[str], title: str, shape: str) -> list[str]:
-    """Time of a pass by batch, context and drafts, beside the floor and the model's."""
+def costs_in(report: Data) -> Costs:
+    """The constants of the predictions, where its ceilings have measured them."""
+    return costs_of(records_of(report, "ceilings"))
+
+
+def passes(report: Data, steps: Sequence[str], title: str) -> list[str]:
+    """Time of a pass by batch, context and drafts, beside the floor and the prediction."""
     records = records_of(report, *steps)
-    model = model_of(report)
-    config = SHAPES["tiny" if report["smoke"] else shape]
+    costs = costs_in(report)
     rows = [
         (
             int(record["context"]),
             int(record["batch"]),
             int(record["drafts"]),
             number(1e3 * record["seconds"], 4),
-            *predicted(model.of_pass(config, record), record["seconds"], 1e-3),
+            *predicted(record, costs, 1e-3),
             number(record["gb_per_s"], 4),
             number(record["of_read"]),
             number(record["over_0"]),
@@ -169,17 +170,16 @@ def passes(report: Data, steps: Sequence[str], title: str, shape: str) -> list[s
     return [f"## {title}", "", *table(heads, rows), *synthetic(records)]
 
 
-def heads(report: Data, step: str, title: str, shape: str) -> list[str]:
-    """Passes of a draft head beside their bytes, the model's and a pass of the target."""
-    model = model_of(report)
-    config = SHAPES[f"{'tiny' if report['smoke'] else shape}-eagle3"]
+def heads(report: Data, step: str, title: str) -> list[str]:
+    """Passes of a draft head beside their bytes, the prediction and a pass of the target."""
+    costs = costs_in(report)
     rows = [
         (
             record["kernel"],
             record["shape"],
             int(record["each"]),
             number(1e6 * record["seconds"], 4),
-            *predicted(model.of_head_pass(config, record), record["seconds"], 1e-6),
+            *predicted(record, costs, 1e-6),
             number(record.get("over_read")),
             number(record.get("of_target")),
             number(record.get("over_plain"), 4),
@@ -227,15 +227,15 @@ def synthetic(records: list[Data]) -> list[str]:
 
 
 def kernels(report: Data) -> list[str]:
-    """Every kernel beside the model's prediction, and its rate over that of reading memory."""
-    model = model_of(report)
+    """Every kernel beside its prediction, and its rate over that of reading memory."""
+    costs = costs_in(report)
     rows = [
         (
             record["kernel"],
             record["shape"],
             record["rows"],
             number(1e6 * record["seconds"], 4),
-            *predicted(model.of_kernel(record), record["seconds"], 1e-6),
+            *predicted(record, costs, 1e-6),
             registers(record),
             number(record.get("gb_per_s"), 4),
             number(record.get("of_read")),
@@ -255,7 +255,7 @@ def kernels(report: Data) -> list[str]:
 def registers(record: Data) -> str:
     """Of a thread of each kernel that was launched, where the device says."""
     return ", ".join(
-        str(node["registers"]) for node in record.get("nodes", []) if "registers" in node
+        str(launch["registers"]) for launch in record.get("launches", []) if "registers" in launch
     )
 
 
@@ -411,10 +411,10 @@ def render(report: Data) -> str:
     lines += tests(report)
     lines += ceilings(report)
     steps_8b = ("steps-8b", "steps-8b-batches", "steps-8b-long")
-    lines += passes(report, steps_8b, "Passes of Llama-3.1-8B", "llama-3.1-8b")
-    lines += passes(report, ["steps-1b"], "Passes of Llama-3.2-1B", "llama-3.2-1b")
-    lines += heads(report, "heads-8b", "Passes of an EAGLE-3 head of Llama-3.1-8B", "llama-3.1-8b")
-    lines += heads(report, "heads-1b", "Passes of an EAGLE-3 head of Llama-3.2-1B", "llama-3.2-1b")
+    lines += passes(report, steps_8b, "Passes of Llama-3.1-8B")
+    lines += passes(report, ["steps-1b"], "Passes of Llama-3.2-1B")
+    lines += heads(report, "heads-8b", "Passes of an EAGLE-3 head of Llama-3.1-8B")
+    lines += heads(report, "heads-1b", "Passes of an EAGLE-3 head of Llama-3.2-1B")
     lines += launches(report)
     lines += engines(report)
     lines += kernels(report)

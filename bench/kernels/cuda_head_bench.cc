@@ -13,9 +13,8 @@
 // for a head over one that does not; `sampled_us` what a greedy choice with as many candidates as
 // drafts takes, the host's wait included. With --greedy the likeliest tokens are found without
 // logits where the device does so and no more than one of each row is wanted: of committed tokens,
-// and of one draft of each request. The JSON file has the kernels of the head's passes, too. With
-// --load_format=dummy both directories have a
-// config.json only, and weights are made up.
+// and of one draft of each request. The JSON file has the launches of the head's passes, too. With
+// --load_format=dummy both directories have a config.json only, and weights are made up.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -214,9 +213,8 @@ class HeadBench {
                    head.config().num_layers * requests.of_head.layer_bytes(rows_each);
     if (kernel == "draft_pass") result.bytes -= fusion_bytes(head);
     result.read_rate = read_rate_;
-    result.nodes = gpu_.nodes();
+    result.launches = gpu_.launches();
     result.counters.emplace_back("greedy", options_.greedy ? 1 : 0);
-    result.counters.emplace_back("other_nodes", gpu_.other_nodes());
     result.counters.emplace_back("over_read", seconds * read_rate_ / result.bytes);
     return result;
   }
@@ -238,7 +236,7 @@ class HeadBench {
     std::vector<int32_t> row_ids(view.num_requests);
     std::iota(row_ids.begin(), row_ids.end(), 0);
     const int32_t* staged_ids = gpu_.backend().stage_ids(row_ids);
-    return gpu_.graph_seconds(samples(), [&] {
+    return gpu_.pass_seconds(samples(), [&] {
       target_->forward({.batch = view, .kv_layers = requests.of_target.layers(), .taps = taps});
       target_->compute_logits(staged_ids, static_cast<int>(row_ids.size()), logits_.as<float>());
     });
@@ -256,7 +254,7 @@ class HeadBench {
     gpu_.backend().begin_step();
     const BatchView view = gpu_.backend().stage(inputs.view());
     const int32_t* staged_ids = gpu_.backend().stage_ids(row_ids);
-    return gpu_.graph_seconds(samples(), [&] {
+    return gpu_.pass_seconds(samples(), [&] {
       head.forward({.batch = view,
                     .kv_layers = requests.of_head.layers(),
                     .features = requests.features,

@@ -108,7 +108,10 @@ void KernelBench::attentions(const ModelShape& model) {
          .seconds = seconds / num_layers,
          .bytes = requests.layer_bytes(each.rows_each),
          .flops = 4.0 * num_rows * model.num_heads * model.head_dim * each.context,
-         .nodes = gpu_.nodes()});
+         .counters = {{"context", each.context},
+                      {"batch", each.num_requests},
+                      {"sets", num_layers}},
+         .launches = gpu_.launches()});
   }
 }
 

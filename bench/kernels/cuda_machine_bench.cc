@@ -183,7 +183,7 @@ class MachineBench {
                       {"early", probe.lets_next_start_early},
                       {"blocks_each", blocks_each},
                       {"gap_us", 1e6 * (seconds - whole) / std::max(1, num_parts - 1)}},
-         .nodes = gpu_.nodes()});
+         .launches = gpu_.launches()});
   }
 
   void barriers() {

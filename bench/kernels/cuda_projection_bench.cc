@@ -165,7 +165,8 @@ void ProjectionBench::few_rows(const ModelShape& model, const Projection& projec
           .bytes = static_cast<double>(weights.front()->size_bytes()),
           .flops = 2.0 * num_rows *
                    static_cast<double>(projection.out_features * projection.in_features),
-          .nodes = gpu_.nodes()});
+          .counters = {{"sets", static_cast<double>(weights.size())}},
+          .launches = gpu_.launches()});
   }
 }
 

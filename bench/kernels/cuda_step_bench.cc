@@ -9,9 +9,10 @@
 // requests whose keys and values are random. `bytes` are those of the weights and of the keys and
 // values; `of_read` is their rate over that of reading memory, measured in the same run; `over_0`
 // the time over that of the same batch without drafts; `sampled_us` what a greedy choice from every
-// row's logits takes after it, the host's wait included. The JSON file has the pass's kernels, too.
-// With --greedy a pass finds the likeliest token of every row where the device does so without
+// row's logits takes after it, the host's wait included. The JSON file has the pass's launches,
+// too. With --greedy a pass finds the likeliest token of every row where the device does so without
 // logits. With --load_format=dummy the directory has a config.json only, and weights are made up.
+// With --list-launches as well, launches are all there is, of a model of any size, without a GPU.
 #include <algorithm>
 #include <bit>
 #include <cstdio>
@@ -163,9 +164,8 @@ class StepBench {
                                 {"context", context},
                                 {"batch", batch},
                                 {"drafts", num_drafts},
-                                {"greedy", options_.greedy ? 1 : 0},
-                                {"other_nodes", other_nodes_}},
-                   .nodes = nodes_});
+                                {"greedy", options_.greedy ? 1 : 0}},
+                   .launches = gpu_.launches()});
     }
   }
 
@@ -176,16 +176,13 @@ class StepBench {
     std::iota(row_ids.begin(), row_ids.end(), 0);
     // Before the capture: a copy between two kernels keeps the second from starting early.
     const int32_t* staged_ids = gpu_.backend().stage_ids(row_ids);
-    const double seconds = gpu_.graph_seconds(samples(), [&] {
+    return gpu_.pass_seconds(samples(), [&] {
       decoder_->forward({view, requests.layers()});
       const int num_rows = static_cast<int>(row_ids.size());
       if (!options_.greedy || !decoder_->best_tokens(staged_ids, num_rows, logits_.as<int32_t>())) {
         decoder_->compute_logits(staged_ids, num_rows, logits_.as<float>());
       }
     });
-    nodes_ = gpu_.nodes();
-    other_nodes_ = gpu_.other_nodes();
-    return seconds;
   }
 
   double sample_seconds(int num_rows) {
@@ -208,8 +205,6 @@ class StepBench {
   std::unique_ptr<Decoder> decoder_;
   Buffer logits_;
   double read_rate_ = 0;
-  std::vector<NodeRecord> nodes_;  // of the last pass
-  int other_nodes_ = 0;            // likewise
 };
 
 }  // namespace

@@ -531,15 +531,17 @@ void launch_requests(Stream& stream, const AttentionParams& params) {
       .reads_before_wait = true};
   if constexpr (Tiles::kIsFew) {
     void (*reader)(AttendArgs) = attend_kernel<Tiles, true>;
-    if (keeps && params.plan.is_made) return launch("attention", stream, reader, config, args);
+    if (keeps && params.plan.is_made) {
+      return launch(Tiles::kPlannedName, stream, reader, config, args);
+    }
     // The next layer's launch may be the first one in a capture, which could not load it.
     if (keeps && !stream.is_capturing()) {
-      stream.prepare({.name = "attention",
+      stream.prepare({.name = Tiles::kPlannedName,
                       .config = config,
                       .function = reinterpret_cast<const void*>(reader)});
     }
   }
-  launch("attention", stream, attend_kernel<Tiles, false>, config, args);
+  launch(Tiles::kName, stream, attend_kernel<Tiles, false>, config, args);
 }
 
 template <class T, int kDim, bool kCodes>

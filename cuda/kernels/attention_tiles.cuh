@@ -40,6 +40,12 @@ struct AttentionTiles {
   static constexpr int kPairBits = kMostWarpRows == 1 ? 4 : kMostWarpRows == 2 ? 5 : 6;
   static constexpr int kPairs = 1 << kPairBits;  // of an item
   static_assert(kPairs == 16 * kMostWarpRows);
+  // Of its launches, and of those that read a plan.
+  static constexpr const char* kName = kPairs == 16   ? "attention 16"
+                                       : kPairs == 32 ? "attention 32"
+                                                      : "attention 64";
+  static constexpr const char* kPlannedName =
+      kPairs == 16 ? "attention 16 planned" : "attention 32 planned";
   static constexpr int kBlocksPerSm = kIsFew                ? (kDim <= 64 ? 2 : 1)
                                       : kDim > 128          ? 1
                                       : kDim > 64 || kCodes ? 2

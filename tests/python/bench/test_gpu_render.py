@@ -93,7 +93,3 @@ def test_report_holds_a_draft_head_to_its_bytes_and_to_its_target() -> None:
     assert "| 1 | no |" in lines["| 8B with an EAGLE-3 head is ahead of vLLM at batch 1"]
     assert "not measured" in lines["| 1B: a draft pass takes 1.3 of reading its bytes"]
     assert "| engine-8b-chains | 8B | 4 | 1 | 1024 | 200 |" in text
-    # Behind the time of a pass, the model's: of the head's passes, and none of the target's.
-    passes = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines()}
-    assert 50 < float(passes["| draft_pass"][4]) < 200
-    assert passes["| target_pass"][4] == ""
