@@ -203,7 +203,8 @@ Call = Callable[..., dict[str, Data]]
 def rehearse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """A function that runs a call with these troubles and returns the steps of its report."""
     root = tmp_path / "root"
-    (root / "python/specdec_native").mkdir(parents=True)
+    for package in ("specdec_native", "specdec_vllm"):
+        (root / "python" / package).mkdir(parents=True)
     prebuilt = tmp_path / "prebuilt"
     prebuilt.mkdir()
     (prebuilt / build.ARCHIVE).touch()
