@@ -8,6 +8,8 @@ their parameters. Nothing here chooses a kernel. step_time.py puts them on a clo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import heapreplace
+from itertools import pairwise
 from typing import Any
 
 Record = dict[str, Any]
@@ -258,22 +260,35 @@ def _experts(kernel: Kernel, launch: Record, work: Record, chosen: int, costs: C
 # ---- attention
 
 
-def attention_items(lists: int, end: int, blocks: int) -> tuple[int, int, int]:
-    """How lists of `end` positions are shared out: items of a list, their tiles, joined splits.
+def _whole_splits(positions: int) -> int:
+    unit = _SHORT_SPLIT if positions <= _SHORT_END else _LONG_SPLIT
+    return _ceil_div(positions, unit) * unit
+
+
+def attention_items(lists: int, end: int, blocks: int) -> tuple[list[int], int]:
+    """How lists of `end` positions are shared out: tiles of a list's items, and joined splits.
 
     A list is what a block computes together over all positions: some pairs of a row and a head. An
     item is a run of its splits that is about a block's share.
     """
-    split = _SHORT_SPLIT if end <= _SHORT_END else _LONG_SPLIT
-    limit = _ceil_div(end, split) * split
+    limit = _whole_splits(end)
     short = min(limit, _SHORT_END)
     splits = short // _SHORT_SPLIT + (limit - short) // _LONG_SPLIT
     if splits == 1 or blocks <= 2 * lists:
-        return 1, _ceil_div(end, _ATTENTION_TILE), 0
-    share = _ceil_div(lists * limit // _ATTENTION_TILE, blocks)
-    least = _SHORT_SPLIT // _ATTENTION_TILE
-    tiles = _ceil_div(share, least) * least
-    return _ceil_div(limit // _ATTENTION_TILE, tiles), tiles, splits
+        return [_ceil_div(end, _ATTENTION_TILE)], 0
+    share = _ceil_div(lists * limit // _ATTENTION_TILE, blocks) * _ATTENTION_TILE
+    run = _ceil_div(share, _SHORT_SPLIT) * _SHORT_SPLIT
+    bounds = [min(_whole_splits(begin), end) for begin in [*range(0, limit, run), limit]]
+    return [_ceil_div(end - begin, _ATTENTION_TILE) for begin, end in pairwise(bounds)], splits
+
+
+def _busiest(lists: int, item_tiles: list[int], blocks: int) -> tuple[int, int]:
+    """Tiles and items of the block that has most to do; blocks take items in turn."""
+    done = [(0, 0)] * blocks
+    for tiles in item_tiles:
+        for _ in range(lists):
+            heapreplace(done, (done[0][0] + tiles, done[0][1] + 1))
+    return max(done)
 
 
 def _attention(kernel: Kernel, work: Record, record: Record, costs: Costs) -> Kernel:
@@ -285,10 +300,9 @@ def _attention(kernel: Kernel, work: Record, record: Record, costs: Costs) -> Ke
     end = context + rows_each
     kv_lists = requests * work["kv_heads"]
     lists = kv_lists * _ceil_div(int(rows_each * work["heads"] / work["kv_heads"]), pairs)
-    list_items, item_tiles, splits = attention_items(int(lists), end, blocks)
-    items = int(lists) * list_items
-    busy_blocks = min(items, blocks)
-    block_items = _ceil_div(items, blocks)
+    item_tiles, splits = attention_items(int(lists), end, blocks)
+    block_tiles, block_items = _busiest(int(lists), item_tiles, blocks)
+    busy_blocks = min(int(lists) * len(item_tiles), blocks)
     # Lists of other pairs read the same keys again, from L2: that is not counted.
     all_bytes = kv_lists * work["position_bytes"] * end
     stages = 4 if pairs <= 32 and dim <= 128 else 2
@@ -300,7 +314,7 @@ def _attention(kernel: Kernel, work: Record, record: Record, costs: Costs) -> Ke
         early_bytes=min(all_bytes, busy_blocks * kv_lists / lists * first_bytes),
         asks=open_item if work["reads_plan"] else costs.plan + open_item,
         before=costs.query,
-        work=(block_items - 1) * open_item + block_items * item_tiles * pairs / 16 * costs.tile,
+        work=(block_items - 1) * open_item + block_tiles * pairs / 16 * costs.tile,
         after=costs.join + splits * costs.join_split if splits > 1 else 0.0,
         blocks=busy_blocks,
         registers=_ATTENTION_REGISTERS[dim, pairs],

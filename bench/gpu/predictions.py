@@ -62,7 +62,7 @@ def table(build: Path) -> list[str]:
             floor, seconds = weight_bytes(record) / costs.read_rate, record_seconds(record, costs)
             assert seconds is not None
             seconds += costs.step if "drafts" in record else 0.0
-            cells += [f"{1e3 * floor:.3g}", f"{1e3 * seconds:.3g}", f"{seconds / floor:.3g}"]
+            cells += [f"{value:#.3g}" for value in (1e3 * floor, 1e3 * seconds, seconds / floor)]
         lines.append(f"| {name} | {' | '.join(cells[:-1])} |")
     return lines
 

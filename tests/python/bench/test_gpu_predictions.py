@@ -138,15 +138,20 @@ def test_experts_that_rows_choose_are_read(rows: int, read: float) -> None:
 
 
 # 8 lists: each split is an item at 1,025 positions, and at 16,385 an item has a block's share, 17
-# tiles, rounded up to whole splits.
+# tiles, rounded up to whole splits; the last run lies behind the one position of the last split.
 @pytest.mark.parametrize(
-    ("lists", "end", "shared_out"),
-    [(8, 201, (1, 4, 0)), (8, 1025, (5, 4, 5)), (8, 16385, (14, 20, 65)), (80, 1025, (1, 17, 0))],
+    ("lists", "end", "tiles", "splits"),
+    [
+        (8, 201, [4], 0),
+        (8, 1025, [4, 4, 4, 4, 1], 5),
+        (8, 16385, [20] * 12 + [17, 0], 65),
+        (80, 1025, [17], 0),
+    ],
 )
 def test_items_of_attention_are_runs_of_splits(
-    lists: int, end: int, shared_out: tuple[int, int, int]
+    lists: int, end: int, tiles: list[int], splits: int
 ) -> None:
-    assert attention_items(lists, end, blocks=132) == shared_out
+    assert attention_items(lists, end, blocks=132) == (tiles, splits)
 
 
 def test_registers_are_those_that_the_gates_allow() -> None:
