@@ -38,6 +38,7 @@ struct DraftWorldOptions {
   // Passes of these many rows are timed before the first step.
   std::vector<int> timed_rows = {};
   uint32_t seed = 1;
+  DraftTuning tuning = {};
 };
 
 class DraftWorld {
@@ -47,7 +48,8 @@ class DraftWorld {
         random_(options_.seed),
         policy_({options_.has_model ? DrafterTraits{.cost = DrafterTraits::Cost::kPerLevel,
                                                     .relative_pass_cost = 0.3}
-                                    : DrafterTraits{}}),
+                                    : DrafterTraits{}},
+                options_.tuning),
         states_(options_.num_requests) {
     std::vector<TimedPass> target;
     std::vector<TimedPass> drafter;

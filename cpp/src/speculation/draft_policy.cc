@@ -7,33 +7,6 @@
 namespace specdec {
 namespace {
 
-constexpr double kCaution = 0.1;      // extra seconds are weighed so much heavier
-constexpr double kWaryCaution = 0.5;  // ... while past drafts have lost more than was earned
-constexpr double kOutlier = 2;        // times the seconds expected
-constexpr double kReplace = 1.05;     // by how much a draft must beat the one it would replace
-
-constexpr double kLossShare = 0.01;  // of all seconds that may be lost to drafts that do not pay
-constexpr double kStepShare = 0.5;   // of what may be lost: in one step
-constexpr double kFirstCredit = 2;   // steps without drafts
-constexpr double kMostCredit = 4;
-constexpr double kMostDebt = 64;
-
-constexpr int64_t kFirstProbeInterval = 4;  // steps
-constexpr int64_t kLongestProbeInterval = 1024;
-constexpr int kProbeDepth = 2;
-
-// Steps with drafts until one with fewer or none is run to measure it: the more drafts gain, the
-// more that costs.
-constexpr int64_t kShortestInterval = 8;
-constexpr int64_t kLongestInterval = 256;
-constexpr double kIntervalByGain = 100;
-
-constexpr int kFirstSlots = 4;           // of a request, or a step, nothing is known of
-constexpr int kCatchUpRows = 4;          // of a usual pass; more rows than these run only once
-constexpr double kTokensPerStep = 2;     // with drafts, to spread the cost of catching up
-constexpr double kShortestHorizon = 32;  // tokens
-constexpr double kOutputMemory = 8;      // requests
-
 using Measuring = DraftPlan::Measuring;
 
 int cut_to_measure(const DraftPlan& step, int count) {
@@ -59,7 +32,9 @@ class DraftPolicy::DraftingCost {
       seconds_.resize(depth, 0.0);
     }
     int& rows = rows_[depth - 1];
-    rows += depth > 1 ? width_ : has_model ? std::clamp(ask.num_unseen, 1, kCatchUpRows) : 1;
+    rows += depth > 1   ? width_
+            : has_model ? std::clamp(ask.num_unseen, 1, policy_.tuning_.catch_up_rows)
+                        : 1;
     total_ -= seconds_[depth - 1];
     seconds_[depth - 1] = policy_.passes_[drafter_].seconds(rows);
     total_ += seconds_[depth - 1];
@@ -90,11 +65,13 @@ DraftPolicy::Prefix DraftPolicy::best_prefix(std::span<const Candidate> candidat
   return best;
 }
 
-DraftPolicy::DraftPolicy(std::vector<DrafterTraits> drafters)
-    : drafters_(std::move(drafters)),
-      acceptance_(static_cast<int>(drafters_.size())),
+DraftPolicy::DraftPolicy(std::vector<DrafterTraits> drafters, const DraftTuning& tuning)
+    : tuning_(tuning),
+      drafters_(std::move(drafters)),
+      beliefs_(static_cast<int>(drafters_.size())),
+      credit_(tuning_),
       passes_(drafters_.size()),
-      probing_(drafters_.size(), {.last = 0, .interval = kFirstProbeInterval}) {}
+      probing_(drafters_.size(), {.last = 0, .interval = tuning_.first_probe_interval}) {}
 
 void DraftPolicy::start_from(std::span<const TimedPass> target) { target_.start_from(target); }
 
@@ -102,18 +79,17 @@ void DraftPolicy::start_from(int drafter, std::span<const TimedPass> passes) {
   passes_[drafter].start_from(passes);
 }
 
-DraftPolicy::RequestState& DraftPolicy::state_of(uint64_t sequence) {
-  const auto [it, is_new] = requests_.try_emplace(sequence);
-  if (is_new) {
-    it->second.acceptance = acceptance_.new_request();
-    it->second.match_lengths.assign(drafters_.size(), 0);
-  }
-  return it->second;
+void DraftPolicy::record_match(uint64_t sequence, int drafter, int match_length) {
+  beliefs_.of(sequence).match_lengths[drafter] = match_length;
+}
+
+void DraftPolicy::add_depths(int drafter, const Ask& ask, int index,
+                             std::vector<Candidate>& candidates) {
+  const DraftTree* others = ask.replaces ? nullptr : ask.tree;
+  beliefs_.add_depths(beliefs_.of(ask.sequence), drafter, ask.max_depth, others, index, candidates);
 }
 
 // --- costs
-
-double DraftPolicy::caution() const { return 1.0 + (credit_ < 0 ? kWaryCaution : kCaution); }
 
 double DraftPolicy::verify_seconds(const DraftPlan& step, int num_drafts) const {
   return target_.seconds(step.num_decoding + step.num_prompt_rows + num_drafts);
@@ -131,33 +107,33 @@ double DraftPolicy::rate(const DraftPlan& step, double gain, int num_drafts,
                          double draft_seconds) const {
   const double extra = extra_seconds(step, num_drafts) + draft_seconds;
   return (step.num_decoding + gain) /
-         (decode_seconds(step) + step.draft_seconds + caution() * extra);
+         (decode_seconds(step) + step.draft_seconds + credit_.caution() * extra);
 }
 
 double DraftPolicy::safe_rate(const DraftPlan& step, const Gain& gain, int num_drafts) const {
   const double extra = extra_seconds(step, num_drafts);
   const double loss = extra - gain.least * decode_seconds(step) / step.num_decoding;
-  const double most = kStepShare * std::max(credit_, 0.0);
-  return loss <= most ? rate(step, gain.expected, num_drafts, 0.0) : 0.0;
+  return loss <= credit_.of_a_step() ? rate(step, gain.expected, num_drafts, 0.0) : 0.0;
 }
 
 // Clips a measurement at a multiple of what was expected: a longer one is due to preemption by
 // other processes, not to drafts.
-double DraftPolicy::without_outliers(const PassCost& cost, int num_rows, double seconds) {
-  return cost.is_measured() ? std::min(seconds, kOutlier * cost.seconds(num_rows)) : seconds;
+double DraftPolicy::without_outliers(const PassCost& cost, int num_rows, double seconds) const {
+  return cost.is_measured() ? std::min(seconds, tuning_.outlier * cost.seconds(num_rows)) : seconds;
 }
 
 // A model that has many tokens to catch up on runs them once. Their cost is spread over what is
 // left of the request.
 double DraftPolicy::catch_up_share(int drafter, const Ask& ask) const {
-  if (!drafters_[drafter].has_model() || ask.num_unseen <= kCatchUpRows) return 0.0;
-  const auto it = requests_.find(ask.sequence);
-  const double done = it == requests_.end() ? 0.0 : it->second.num_output_tokens;
+  if (!drafters_[drafter].has_model() || ask.num_unseen <= tuning_.catch_up_rows) return 0.0;
+  const Request* request = beliefs_.find(ask.sequence);
+  const double done = request == nullptr ? 0.0 : request->num_output_tokens;
   // A long output tends to get longer still.
-  const double expected = std::max({typical_output_ - done, kShortestHorizon, done / 2});
+  const double expected = std::max({typical_output_ - done, tuning_.shortest_horizon, done / 2});
   const double horizon = std::min(expected, std::max<double>(ask.num_remaining, 1));
   const PassCost& pass = passes_[drafter];
-  return (pass.seconds(ask.num_unseen) - pass.seconds(kCatchUpRows)) * kTokensPerStep / horizon;
+  return (pass.seconds(ask.num_unseen) - pass.seconds(tuning_.catch_up_rows)) *
+         tuning_.tokens_per_step / horizon;
 }
 
 void DraftPolicy::record_pass(DraftPlan& step, int drafter, int num_rows, double seconds) {
@@ -170,17 +146,16 @@ void DraftPolicy::record_pass(DraftPlan& step, int drafter, int num_rows, double
 // Compares the tokens per second of the other drafters' best length with those of this drafter's
 // best length, as if the request had the step's seconds without drafts to itself.
 bool DraftPolicy::own_draft_is_better(const DraftPlan& step, int drafter, const Ask& ask) {
-  const RequestState& state = state_of(ask.sequence);
   const double plain = decode_seconds(step) / step.num_decoding;
   const auto rate_of = [&](int size, const Gain& gain, double draft_seconds) {
     const double extra = extra_seconds(step, size) + draft_seconds;
-    return (1.0 + gain.expected) / (plain + caution() * extra);
+    return (1.0 + gain.expected) / (plain + credit_.caution() * extra);
   };
   std::vector<Candidate> others;
-  add_nodes(state, *ask.tree, 0, others);
+  beliefs_.add_nodes(beliefs_.of(ask.sequence), *ask.tree, 0, others);
   std::ranges::sort(others, std::ranges::greater{}, &Candidate::survival);
   std::vector<Candidate> own;
-  add_depths(state, drafter, ask, 0, own);
+  add_depths(drafter, ask, 0, own);
   DraftingCost cost(*this, drafter, 1);
   const Prefix best_of_others =
       best_prefix(others, 0.0, [&](int size, Gain gain) { return rate_of(size, gain, 0.0); });
@@ -188,7 +163,7 @@ bool DraftPolicy::own_draft_is_better(const DraftPlan& step, int drafter, const 
     cost.add(ask, size);
     return rate_of(size, gain, cost.seconds());
   });
-  return best_of_own.value > kReplace * best_of_others.value;
+  return best_of_own.value > tuning_.replace * best_of_others.value;
 }
 
 std::pair<int, DraftPolicy::Gain> DraftPolicy::best_of_others(const DraftPlan& step,
@@ -196,7 +171,7 @@ std::pair<int, DraftPolicy::Gain> DraftPolicy::best_of_others(const DraftPlan& s
   std::vector<Candidate> others;
   for (const Ask& ask : asks) {
     if (ask.tree != nullptr && !ask.replaces) {
-      add_nodes(state_of(ask.sequence), *ask.tree, 0, others);
+      beliefs_.add_nodes(beliefs_.of(ask.sequence), *ask.tree, 0, others);
     }
   }
   std::ranges::sort(others, std::ranges::greater{}, &Candidate::survival);
@@ -223,7 +198,7 @@ int DraftPolicy::plan(DraftPlan& step, int drafter, std::span<Ask> asks,
   for (size_t i = 0; i < asks.size(); ++i) {
     const bool has_drafts = asks[i].tree != nullptr && asks[i].tree->num_drafts() > 0;
     if (has_drafts && asks[i].replaces && !own_draft_is_better(step, drafter, asks[i])) continue;
-    add_depths(state_of(asks[i].sequence), drafter, asks[i], static_cast<int>(i), nodes);
+    add_depths(drafter, asks[i], static_cast<int>(i), nodes);
   }
   if (same_depth) {
     std::ranges::stable_sort(nodes, {}, &Candidate::node);
@@ -245,15 +220,15 @@ int DraftPolicy::plan(DraftPlan& step, int drafter, std::span<Ask> asks,
   if (best.size == 0) return probe(step, drafter, asks, constraint);
 
   step.planned_rate = best.value;
-  probing_[drafter].interval = kFirstProbeInterval;
+  probing_[drafter].interval = tuning_.first_probe_interval;
   int deepest = 0;
   for (size_t n = 0; n < best.size; ++n) {
     Ask& ask = asks[nodes[n].request];
     ask.depth = std::max(ask.depth, nodes[n].node);
     deepest = std::max(deepest, ask.depth);
-    RequestState& state = state_of(ask.sequence);
-    state.asked_drafter = drafter;
-    state.probe_depth = 0;
+    Request& request = beliefs_.of(ask.sequence);
+    request.asked_drafter = drafter;
+    request.probe_depth = 0;
   }
   if (!same_depth) return deepest;
   // Nothing is pruned later.
@@ -276,7 +251,7 @@ int DraftPolicy::probe(const DraftPlan& step, int drafter, std::span<Ask> asks,
   int depth = 0;
   int num_unseen = 0;
   for (const Ask& ask : asks) {
-    depth = std::max(depth, std::min(ask.max_depth, kProbeDepth));
+    depth = std::max(depth, std::min(ask.max_depth, tuning_.probe_depth));
     num_unseen += ask.num_unseen;
   }
   if (depth < 1) return 0;
@@ -290,15 +265,16 @@ int DraftPolicy::probe(const DraftPlan& step, int drafter, std::span<Ask> asks,
   } else if (pass.is_measured()) {
     cost += pass.seconds(1);
   }
-  if (cost > credit_) return 0;
+  if (!credit_.covers(cost)) return 0;
   for (Ask& ask : asks) {
     ask.depth = std::min(ask.max_depth, depth);
-    RequestState& state = state_of(ask.sequence);
-    state.asked_drafter = drafter;
-    state.probe_depth = depth;
+    Request& request = beliefs_.of(ask.sequence);
+    request.asked_drafter = drafter;
+    request.probe_depth = depth;
   }
   probing.last = num_steps_;
-  probing.interval = std::clamp(2 * probing.interval, kFirstProbeInterval, kLongestProbeInterval);
+  probing.interval = std::clamp(2 * probing.interval, tuning_.first_probe_interval,
+                                tuning_.longest_probe_interval);
   ++stats_.num_probes;
   return depth;
 }
@@ -311,17 +287,16 @@ void DraftPolicy::plan_pass(const DraftPlan& step, int drafter,
   int num_drafts = 0;
   for (size_t i = 0; i < frontier.size(); ++i) {
     const auto& [sequence, tree, node, goes_on] = frontier[i];
-    const RequestState& state = requests_.at(sequence);
+    const Request& request = *beliefs_.find(sequence);
     const int depth = tree->depth(node);
-    frontier[i].goes_on = state.probe_depth > depth;
+    frontier[i].goes_on = request.probe_depth > depth;
     num_drafts += tree->num_drafts();
-    if (state.probe_depth > 0) continue;
+    if (request.probe_depth > 0) continue;
     double missed = 1.0;  // chance that no child there is already is right
     for (const DraftTree::Attempt& attempt : tree->attempts(node)) {
-      missed -= acceptance_of(state, *tree, attempt.child).expected;
+      missed -= beliefs_.acceptance_of(request, *tree, attempt.child).expected;
     }
-    const double child =
-        acceptance_.probability(state.acceptance, {.drafter = drafter, .strength = depth + 1});
+    const double child = beliefs_.acceptance_at(request, drafter, depth + 1);
     candidates.push_back(
         {.survival = survival(sequence, *tree, node) * child * std::max(missed, 0.0),
          .request = static_cast<int>(i),
@@ -330,10 +305,10 @@ void DraftPolicy::plan_pass(const DraftPlan& step, int drafter,
   std::ranges::stable_sort(candidates, std::ranges::greater{}, &Candidate::survival);
   // The cost of a row is an average over several: the cost of a pass rises in steps, and a single
   // row may fall on one.
-  constexpr int kStretch = 8;
   const double row =
-      (verify_seconds(step, num_drafts + kStretch) - verify_seconds(step, num_drafts)) / kStretch;
-  const double token_seconds = step.planned_rate * caution();
+      (verify_seconds(step, num_drafts + tuning_.stretch) - verify_seconds(step, num_drafts)) /
+      tuning_.stretch;
+  const double token_seconds = step.planned_rate * credit_.caution();
   const Prefix best = best_prefix(candidates, 0.0, [&](int size, Gain gain) {
     return gain.expected - token_seconds * (passes_[drafter].seconds(size) + size * row);
   });
@@ -345,7 +320,8 @@ void DraftPolicy::plan_pass(const DraftPlan& step, int drafter,
 void DraftPolicy::choose(DraftPlan& step, std::span<const Draft> drafts) {
   candidates_.clear();
   for (size_t i = 0; i < drafts.size(); ++i) {
-    add_nodes(state_of(drafts[i].sequence), *drafts[i].tree, static_cast<int>(i), candidates_);
+    beliefs_.add_nodes(beliefs_.of(drafts[i].sequence), *drafts[i].tree, static_cast<int>(i),
+                       candidates_);
   }
   std::ranges::stable_sort(candidates_, std::ranges::greater{}, &Candidate::survival);
   std::vector<int> counts(drafts.size(), 0);
@@ -367,25 +343,72 @@ void DraftPolicy::choose(DraftPlan& step, std::span<const Draft> drafts) {
     for (int n = 0; n < num_chosen; ++n) {
       if (candidates_[n].request == static_cast<int>(i)) chosen_[candidates_[n].node] = 1;
     }
-    keep(step, state_of(drafts[i].sequence), *drafts[i].tree, chosen_);
+    keep(step, beliefs_.of(drafts[i].sequence), *drafts[i].tree, chosen_);
   }
+}
+
+void DraftPolicy::keep(DraftPlan& step, Request& request, DraftTree& tree,
+                       std::span<const char> chosen) {
+  const auto num_chosen = static_cast<int>(std::ranges::count(chosen, 1)) - 1;
+  if (tree.num_drafts() > 0 && (num_chosen > 0 || request.pending.empty())) {
+    beliefs_.expect(request, tree);
+  }
+  const int asked = std::exchange(request.asked_drafter, -1);
+  if (asked >= 0 && !tree.has_child_of(DraftTree::kRoot, asked)) {
+    beliefs_.record_no_draft(request, asked);
+  }
+  count_decision(step, request, tree.num_drafts(), num_chosen);
+  if (num_chosen < tree.num_drafts()) tree.keep_only(chosen);
+}
+
+// The greater of what is now and most of what was.
+void DraftPolicy::fade(int& recent, int now) { recent = std::max(now, recent - (recent + 3) / 4); }
+
+void DraftPolicy::count_decision(DraftPlan& step, Request& request, int num_drafted,
+                                 int num_verified) {
+  ++stats_.num_decisions;
+  stats_.num_drafted_tokens += num_drafted;
+  stats_.num_verified_tokens += num_verified;
+  if (num_verified == 0) ++stats_.num_without_drafts;
+  step.num_verified += num_verified;
+  fade(request.recent_length, num_verified);
 }
 
 // --- the step
 
-int DraftPolicy::num_slots(uint64_t sequence, int limit) const {
-  const auto it = requests_.find(sequence);
-  const int recent = it == requests_.end() ? 0 : it->second.recent_length;
-  return std::min(limit, kFirstSlots + 2 * recent);
+void DraftPolicy::record(DraftPlan& step, const Outcome& outcome) {
+  if (outcome.tokens.empty()) return;
+  Request& request = beliefs_.of(outcome.sequence);
+  const int num_tokens = static_cast<int>(outcome.tokens.size());
+  request.num_output_tokens += num_tokens;
+  step.num_tokens += num_tokens;
+  if (outcome.levels.has_value()) {
+    const auto& [drafter, num_levels, num_drafts, num_accepted] = *outcome.levels;
+    count_decision(step, request, num_drafts, num_drafts);
+    request.asked_drafter = -1;
+    const auto right = outcome.tokens.first(std::min(num_accepted, num_tokens));
+    DraftBeliefs::expect_levels(request, drafter, num_levels, right);
+  }
+  beliefs_.record(request, outcome.tokens, [&](int drafter) {
+    const bool is_probed = request.probe_depth > 0 && !drafters_[drafter].is_cheap();
+    if (is_probed) probing_[drafter].interval = 1;
+  });
 }
 
-int DraftPolicy::most_held() const { return kFirstSlots + 2 * recent_verified_; }
+int DraftPolicy::num_slots(uint64_t sequence, int limit) const {
+  const Request* request = beliefs_.find(sequence);
+  const int recent = request == nullptr ? 0 : request->recent_length;
+  return std::min(limit, tuning_.first_slots + 2 * recent);
+}
+
+int DraftPolicy::most_held() const { return tuning_.first_slots + 2 * recent_verified_; }
 
 DraftPlan DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
   DraftPlan step = {.num_decoding = num_decoding, .num_prompt_rows = num_prompt_rows};
-  const int64_t by_gain = std::clamp(
-      kShortestInterval + static_cast<int64_t>(kIntervalByGain * std::max(last_gain_, 0.0)),
-      kShortestInterval, kLongestInterval);
+  const int64_t by_gain =
+      std::clamp(tuning_.shortest_interval +
+                     static_cast<int64_t>(tuning_.interval_by_gain * std::max(last_gain_, 0.0)),
+                 tuning_.shortest_interval, tuning_.longest_interval);
   const int64_t interval = std::min(by_gain, 4 * (1 + stats_.num_measuring_steps));
   if (num_prompt_rows > 0 || steps_since_measured_ < interval) return step;
   constexpr std::array kTurns = {Measuring::kPlain, Measuring::kHalf, Measuring::kPlain,
@@ -408,21 +431,20 @@ void DraftPolicy::end_step(const DraftPlan& step, double seconds) {
       const double without_drafts = plain * step.num_tokens / step.num_decoding;
       const double saved =
           (step.num_verified == 0 ? 0.0 : without_drafts - verify) - step.draft_seconds;
-      credit_ += saved;
+      credit_.add(saved);
       stats_.saved_seconds += saved;
     }
     target_.record(num_rows, seconds);
-    if (!was_measured && target_.is_measured()) credit_ = kFirstCredit * verify_seconds(step, 0);
+    if (!was_measured && target_.is_measured()) credit_.start(verify_seconds(step, 0));
     steps_since_measured_ = step.num_verified > 0 ? steps_since_measured_ + 1 : 0;
   }
   if (!target_.is_measured()) return;
-  credit_ = std::clamp(credit_ + kLossShare * (seconds + step.draft_seconds), -kMostDebt * plain,
-                       kMostCredit * plain);
+  credit_.earn(seconds + step.draft_seconds, plain);
 }
 
 void DraftPolicy::finish(uint64_t sequence, int num_output_tokens) {
-  requests_.erase(sequence);
-  typical_output_ += (num_output_tokens - typical_output_) / kOutputMemory;
+  beliefs_.finish(sequence);
+  typical_output_ += (num_output_tokens - typical_output_) / tuning_.output_memory;
 }
 
 }  // namespace specdec

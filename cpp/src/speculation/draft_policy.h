@@ -10,22 +10,23 @@
 //
 // Drafting must not cost more than it surely brings back. Extra seconds are therefore weighed
 // heavier than measured, more so while past drafts have lost time. What a step's drafts lose if no
-// more of them are accepted than is sure by now must fit what may be lost: a small share of all
-// seconds, and part of what drafts have gained. A drafter that does not pay is probed at growing
-// intervals within the same limits.
+// more of them are accepted than is sure by now must fit what may be lost (DraftCredit). A drafter
+// that does not pay is probed at growing intervals within the same limits. What drafts are worth is
+// DraftBeliefs' subject, what passes cost PassCost's.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "specdec/draft_policy_stats.h"
-#include "speculation/acceptance_model.h"
+#include "speculation/draft_beliefs.h"
+#include "speculation/draft_credit.h"
 #include "speculation/draft_tree.h"
+#include "speculation/draft_tuning.h"
 #include "speculation/pass_cost.h"
 
 namespace specdec {
@@ -72,7 +73,7 @@ struct DraftPlan {
 
 class DraftPolicy {
  public:
-  explicit DraftPolicy(std::vector<DrafterTraits> drafters);
+  explicit DraftPolicy(std::vector<DrafterTraits> drafters, const DraftTuning& tuning = {});
   // What passes of the target, and of a drafter's model, took that were run to be timed. Before the
   // first step.
   void start_from(std::span<const TimedPass> target);
@@ -111,7 +112,9 @@ class DraftPolicy {
   int plan(DraftPlan& step, int drafter, std::span<Ask> asks, const Constraint& constraint);
 
   // The chance that a drafted node is accepted, and with it its path.
-  double survival(uint64_t sequence, const DraftTree& tree, int node) const;
+  double survival(uint64_t sequence, const DraftTree& tree, int node) const {
+    return beliefs_.survival(sequence, tree, node);
+  }
   // Below which nodes a model goes on. Asked before every pass after the first.
   void plan_pass(const DraftPlan& step, int drafter, std::span<FrontierNode> frontier) const;
 
@@ -151,29 +154,8 @@ class DraftPolicy {
   const DraftPolicyStats& stats() const { return stats_; }
 
  private:
-  // A drafted node whose fate the text will show.
-  struct Pending {
-    int32_t token = 0;
-    int parent = 0;
-    std::vector<DraftEvidence> evidence;  // of each drafter that proposed it
-  };
-  struct RequestState {
-    RequestAcceptance acceptance;
-    std::vector<int> match_lengths;  // by drafter
-    std::vector<Pending> pending;    // the tree drafted last, its root first; empty: none
-    int pending_node = 0;            // the last node with which the text agrees
-    int recent_length = 0;           // of drafts that were verified, fading in their absence
-    int num_output_tokens = 0;
-    int asked_drafter = -1;  // in this step
-    int probe_depth = 0;     // > 0: it was only asked to see how the drafter does
-  };
-  // A node that could be drafted or verified.
-  struct Candidate {
-    double survival = 0;
-    double least_survival = 0;  // by what was seen so far
-    int request = 0;
-    int node = 0;  // of a tree; of a plan its depth, since there is no tree yet
-  };
+  using Request = DraftBeliefs::Request;
+  using Candidate = DraftCandidate;
   // The first candidates, up to where their value was greatest.
   struct Prefix {
     size_t size = 0;
@@ -191,25 +173,14 @@ class DraftPolicy {
   // What a drafter would cost in this step, as nodes are added.
   class DraftingCost;
 
-  RequestState& state_of(uint64_t sequence);
-  static DraftEvidence evidence_of(const RequestState& state, const DraftTree& tree, int node,
-                                   const DraftTree::Proposal& proposal);
-  // That the node is accepted once its parent was, by the drafter that is surest of it.
-  AcceptanceModel::Chance acceptance_of(const RequestState& state, const DraftTree& tree,
-                                        int node) const;
-  void add_nodes(const RequestState& state, const DraftTree& tree, int request,
-                 std::vector<Candidate>& candidates) const;
-  void add_depths(const RequestState& state, int drafter, const Ask& ask, int request,
-                  std::vector<Candidate>& candidates) const;
-  // The factor by which extra seconds are weighed.
-  double caution() const;
+  void add_depths(int drafter, const Ask& ask, int index, std::vector<Candidate>& candidates);
   double verify_seconds(const DraftPlan& step, int num_drafts) const;
   // What drafts add to it.
   double extra_seconds(const DraftPlan& step, int num_drafts) const;
   // Of the decoding requests without drafts, had the step no rows of prompts. Those take their time
   // with and without drafts, and a token that drafts bring saves none of it.
   double decode_seconds(const DraftPlan& step) const;
-  // Expected tokens a second of decoding, with the extra seconds multiplied by caution().
+  // Expected tokens a second of decoding, with the extra seconds weighed by DraftCredit::caution().
   double rate(const DraftPlan& step, double gain, int num_drafts, double draft_seconds) const;
   // The same without drafting; 0 where verifying the drafts could lose more than may be lost.
   double safe_rate(const DraftPlan& step, const Gain& gain, int num_drafts) const;
@@ -218,21 +189,19 @@ class DraftPolicy {
   std::pair<int, Gain> best_of_others(const DraftPlan& step, std::span<const Ask> asks);
   bool own_draft_is_better(const DraftPlan& step, int drafter, const Ask& ask);
   int probe(const DraftPlan& step, int drafter, std::span<Ask> asks, const Constraint& constraint);
-  static double without_outliers(const PassCost& cost, int num_rows, double seconds);
-  void keep(DraftPlan& step, RequestState& state, DraftTree& tree, std::span<const char> chosen);
+  double without_outliers(const PassCost& cost, int num_rows, double seconds) const;
+  void keep(DraftPlan& step, Request& request, DraftTree& tree, std::span<const char> chosen);
   static void fade(int& recent, int now);
-  void count_decision(DraftPlan& step, RequestState& state, int num_drafted, int num_verified);
-  void expect_levels(DraftPlan& step, RequestState& state, const Outcome& outcome);
+  void count_decision(DraftPlan& step, Request& request, int num_drafted, int num_verified);
 
+  DraftTuning tuning_;
   std::vector<DrafterTraits> drafters_;
-  AcceptanceModel acceptance_;
+  DraftBeliefs beliefs_;
+  DraftCredit credit_;
   PassCost target_;
   std::vector<PassCost> passes_;  // by drafter
-  std::unordered_map<uint64_t, RequestState> requests_;
   DraftPolicyStats stats_;
 
-  // Seconds that may be lost: a share of all seconds and what drafts have saved, within limits.
-  double credit_ = 0;
   double typical_output_ = 128;  // tokens of a request
   struct Probing {
     int64_t last = 0;  // step

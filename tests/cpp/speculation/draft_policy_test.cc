@@ -318,6 +318,28 @@ DraftTree chain_of(int length, float confidence = 0.9f) {
   return tree;
 }
 
+TEST(DraftCredit, DraftsMayLoseAShareOfAllSecondsAndHalfOfItInOneStep) {
+  const DraftTuning tuning;
+  DraftCredit credit(tuning);
+  EXPECT_FALSE(credit.covers(1e-9));
+  EXPECT_EQ(credit.of_a_step(), 0.0);
+  credit.start(0.01);
+  EXPECT_TRUE(credit.covers(0.02));
+  EXPECT_DOUBLE_EQ(credit.of_a_step(), 0.01);
+  EXPECT_DOUBLE_EQ(credit.caution(), 1.1);
+  credit.add(-0.05);
+  EXPECT_DOUBLE_EQ(credit.caution(), 1.5);  // in debt
+  EXPECT_FALSE(credit.covers(0.0));
+  for (int step = 0; step < 290; ++step) credit.earn(0.01, 0.01);
+  EXPECT_FALSE(credit.covers(0.0));
+  for (int step = 0; step < 2000; ++step) credit.earn(0.01, 0.01);
+  EXPECT_DOUBLE_EQ(credit.of_a_step(), 0.02);  // no more is saved up than four steps
+  credit.add(-100);
+  credit.earn(0.0, 0.01);
+  credit.add(0.64);
+  EXPECT_TRUE(credit.covers(1e-9));  // nor is more owed than 64
+}
+
 TEST(DraftPolicySteps, NothingIsVerifiedBeforeAStepWasMeasured) {
   DraftPolicy policy = of_one({});
   DraftPlan step = policy.begin_step(1, 0);

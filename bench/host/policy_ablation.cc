@@ -1,0 +1,168 @@
+// What each constant of DraftTuning is worth: simulated decoding with the constant halved and
+// doubled, beside the constants as they are. Needs no model and no clock, so the figures are the
+// same on every machine.
+//
+//     policy_ablation [TOKENS]      tokens of each simulated request, 8000 if left out
+//
+// A row of the table has the mean over all worlds of (tokens a second with the constant changed) /
+// (tokens a second as it is), and the worst world of each. "safety" is the lowest rate of any world
+// relative to decoding without drafts.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "testing/draft_world.h"
+
+namespace {
+
+using specdec::DraftTuning;
+using specdec::testing::DraftWorld;
+using specdec::testing::DraftWorldOptions;
+
+struct Constant {
+  const char* name;
+  std::variant<double DraftTuning::*, int DraftTuning::*, int64_t DraftTuning::*> member;
+};
+const std::vector<Constant> kConstants = {
+    {"caution", &DraftTuning::caution},
+    {"wary_caution", &DraftTuning::wary_caution},
+    {"outlier", &DraftTuning::outlier},
+    {"loss_share", &DraftTuning::loss_share},
+    {"step_share", &DraftTuning::step_share},
+    {"first_credit", &DraftTuning::first_credit},
+    {"most_credit", &DraftTuning::most_credit},
+    {"most_debt", &DraftTuning::most_debt},
+    {"first_probe_interval", &DraftTuning::first_probe_interval},
+    {"longest_probe_interval", &DraftTuning::longest_probe_interval},
+    {"probe_depth", &DraftTuning::probe_depth},
+    {"shortest_interval", &DraftTuning::shortest_interval},
+    {"longest_interval", &DraftTuning::longest_interval},
+    {"interval_by_gain", &DraftTuning::interval_by_gain},
+    {"catch_up_rows", &DraftTuning::catch_up_rows},
+    {"tokens_per_step", &DraftTuning::tokens_per_step},
+    {"shortest_horizon", &DraftTuning::shortest_horizon},
+    {"output_memory", &DraftTuning::output_memory},
+    {"stretch", &DraftTuning::stretch},
+};
+
+DraftTuning with(const Constant& constant, double factor) {
+  DraftTuning tuning;
+  std::visit([&](auto member) { tuning.*member = tuning.*member * factor; }, constant.member);
+  return tuning;
+}
+
+struct World {
+  std::string name;
+  DraftWorldOptions options;
+  int64_t num_tokens;
+};
+
+std::vector<World> make_worlds(int64_t num_tokens) {
+  std::vector<World> worlds;
+  for (const int batch : {1, 8}) {
+    // What another row adds to a pass: little in bfloat16, more with int4 weights, which take less
+    // time to read.
+    for (const auto& [format, row_share] : {std::pair{"bf16", 0.02}, std::pair{"int4", 0.1}}) {
+      for (const auto& [drafter, has_model, levels] :
+           {std::tuple{"model", true, false}, std::tuple{"device", true, true},
+            std::tuple{"ngram", false, false}}) {
+        const auto add = [&](const std::string& what, auto acceptance, int64_t length) {
+          worlds.push_back({.name = std::string(drafter) + ", batch " + std::to_string(batch) +
+                                    ", " + format + ", " + what,
+                            .options = {.num_requests = batch,
+                                        .max_depth = has_model ? 8 : 16,
+                                        .has_model = has_model,
+                                        .verify_seconds =
+                                            [row_share](int rows) {
+                                              return 0.01 * (1 + row_share * (rows - 1));
+                                            },
+                                        .acceptance = acceptance,
+                                        .hit_rate = has_model ? 1.0 : 0.6,
+                                        .levels = levels,
+                                        .outlier_rate = 0.005,
+                                        .timed_rows = {1, 2, 4, 8, 16}},
+                            .num_tokens = length});
+        };
+        for (const double rate : {0.02, 0.3, 0.5, 0.7, 0.9}) {
+          add(
+              "accepts " + std::to_string(rate).substr(0, 4),
+              [rate](int, int64_t, int) { return rate; }, num_tokens);
+        }
+        add(
+            "accepts now much, now little",
+            [](int, int64_t token, int) { return (token / 400) % 2 == 0 ? 0.85 : 0.02; },
+            num_tokens);
+        add("begins and is hopeless", [](int, int64_t, int) { return 0.02; }, 128);
+        add("begins and is good", [](int, int64_t, int) { return 0.8; }, 128);
+      }
+    }
+  }
+  return worlds;
+}
+
+// Tokens a second, over several seeds; more of them where runs are short.
+double rate_of(const World& world, const DraftTuning& tuning, int fixed_depth = -1) {
+  DraftWorld::Total total;
+  const int num_seeds = world.num_tokens < 1000 ? 24 : 3;
+  for (int seed = 1; seed <= num_seeds; ++seed) {
+    DraftWorldOptions options = world.options;
+    options.seed = static_cast<uint32_t>(seed);
+    options.tuning = tuning;
+    options.fixed_depth = fixed_depth;
+    const DraftWorld::Total run = DraftWorld(options).run(world.num_tokens);
+    total.seconds += run.seconds;
+    total.tokens += run.tokens;
+  }
+  return total.tokens_per_second();
+}
+
+struct Figures {
+  double mean = 0;
+  double worst = 1e9;
+  std::string worst_world;
+  double safety = 1e9;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t num_tokens = argc > 1 ? std::atoll(argv[1]) : 8000;
+  const std::vector<World> worlds = make_worlds(num_tokens);
+  std::vector<double> plain;
+  std::vector<double> baseline;
+  for (const World& world : worlds) {
+    plain.push_back(rate_of(world, {}, 0));
+    baseline.push_back(rate_of(world, {}));
+  }
+  const auto figures_of = [&](const DraftTuning& tuning) {
+    Figures figures;
+    for (size_t i = 0; i < worlds.size(); ++i) {
+      const double rate = rate_of(worlds[i], tuning);
+      const double ratio = rate / baseline[i];
+      figures.mean += ratio / static_cast<double>(worlds.size());
+      figures.safety = std::min(figures.safety, rate / plain[i]);
+      if (ratio < figures.worst) {
+        figures.worst = ratio;
+        figures.worst_world = worlds[i].name;
+      }
+    }
+    return figures;
+  };
+  std::printf("%zu worlds of %lld tokens\n\n", worlds.size(), static_cast<long long>(num_tokens));
+  std::printf("| constant | factor | mean | worst | safety | worst world |\n");
+  std::printf("|---|---|---|---|---|---|\n");
+  const auto print = [&](const char* name, const char* factor, const DraftTuning& tuning) {
+    const Figures f = figures_of(tuning);
+    std::printf("| %s | %s | %.4f | %.3f | %.3f | %s |\n", name, factor, f.mean, f.worst, f.safety,
+                f.worst_world.c_str());
+    std::fflush(stdout);
+  };
+  print("as they are", "1", {});
+  for (const Constant& constant : kConstants) {
+    print(constant.name, "1/2", with(constant, 0.5));
+    print(constant.name, "2", with(constant, 2.0));
+  }
+}
