@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -11,6 +12,12 @@
 #include "speculation/drafters.h"
 
 namespace specdec::testing {
+
+inline std::vector<int32_t> random_tokens(std::mt19937& random, int size, int vocab_size) {
+  std::vector<int32_t> tokens(size);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab_size);
+  return tokens;
+}
 
 struct DraftLimits {
   int max_depth = 4;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -21,6 +22,13 @@ std::vector<float> random_values(Random& random, int64_t count, float scale = 1.
 inline std::vector<float> random_values(int64_t count, uint32_t seed, float scale = 1.0f) {
   std::mt19937 random(seed);
   return random_values(random, count, scale);
+}
+
+// 1, 2, 3, ...
+inline std::vector<float> counting(int count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  std::iota(values.begin(), values.end(), 1.0f);
+  return values;
 }
 
 // The bits of a value at bfloat16 or float16, and back.

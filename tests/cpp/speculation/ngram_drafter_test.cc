@@ -17,6 +17,7 @@ namespace {
 
 using testing::draft_once;
 using testing::drafts_of;
+using testing::random_tokens;
 using testing::request_for;
 using Tokens = std::vector<int32_t>;
 
@@ -32,12 +33,6 @@ Tokens chain(int min, int max, const Tokens& tokens, int max_depth) {
   const DraftTree tree = draft_once(drafter, tokens, {.max_depth = max_depth});
   EXPECT_TRUE(tree.is_chain());
   return drafts_of(tree);
-}
-
-Tokens random_tokens(std::mt19937& random, int size, int vocab_size) {
-  Tokens tokens(size);
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab_size);
-  return tokens;
 }
 
 // Ends of all earlier occurrences of the longest repeated n-gram at the end, latest first.

@@ -4,80 +4,28 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <random>
 #include <utility>
 #include <vector>
 
-#include "cuda/backend/attention_plans.h"
 #include "testing/cuda_attention.h"
 #include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
 #include "testing/paged_world.h"
+#include "testing/request_mixture.h"
 
 namespace specdec::cuda::testing {
 namespace {
 
 using specdec::testing::AttentionShape;
+using specdec::testing::fill;
+using specdec::testing::make_mixture;
+using specdec::testing::Mixture;
 using specdec::testing::PagedWorld;
+using specdec::testing::random_tree;
 using specdec::testing::Request;
 using specdec::testing::RowBytes;
-
-std::vector<uint64_t> tokens(int count, uint64_t first = 0) {
-  std::vector<uint64_t> result(count);
-  std::iota(result.begin(), result.end(), first * 1000);
-  return result;
-}
-
-// Cached tokens, whose own results nobody asks for.
-void fill(PagedWorld& world, Request& request, int count, uint64_t seed) {
-  if (count == 0) return;
-  request.is_tree = false;
-  request.rows = Request::chain(tokens(count, seed));
-  world.build({&request});
-  world.project();
-  request.base_len = count;
-  request.rows.clear();
-}
-
-std::vector<specdec::testing::TreeNode> random_tree(int num_nodes, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<specdec::testing::TreeNode> rows;
-  for (int i = 0; i < num_nodes; ++i) {
-    const int reach = std::min(i, 6);  // deep and bushy
-    const int parent = i == 0 ? -1 : i - 1 - static_cast<int>(random() % reach);
-    rows.push_back({.token = random() % 5000, .parent = parent});
-  }
-  return rows;
-}
-
-// Requests of every kind.
-struct Mixture {
-  std::vector<Request> requests;
-  std::vector<Request*> pointers() {
-    std::vector<Request*> result;
-    for (Request& request : requests) result.push_back(&request);
-    return result;
-  }
-};
-
-Mixture make_mixture(PagedWorld& world, int tree_nodes = 9) {
-  Mixture mixture;
-  const auto add = [&](int base_len, std::vector<specdec::testing::TreeNode> rows, bool is_tree) {
-    Request request = world.new_request(base_len + static_cast<int>(rows.size()));
-    fill(world, request, base_len, mixture.requests.size() + 1);
-    request.rows = std::move(rows);
-    request.is_tree = is_tree;
-    mixture.requests.push_back(std::move(request));
-  };
-  add(300, Request::chain(tokens(5, 50)), false);
-  add(250, random_tree(tree_nodes, 3), true);
-  add(0, Request::chain(tokens(27, 60)), false);
-  add(600, Request::chain(tokens(1, 70)), false);
-  add(0, random_tree(4, 5), true);
-  add(511, random_tree(3, 6), true);
-  return mixture;
-}
+using specdec::testing::tokens;
+using specdec::testing::TreeNode;
 
 struct Case {
   AttentionShape shape;
@@ -132,8 +80,7 @@ TEST_P(AttentionTest, NothingIsSeenBeforeTheFirstPosition) {
                                        .int8_kv = int8_kv},
                                       140);
         std::vector<Request> requests;
-        const auto add = [&](int num_cached, std::vector<specdec::testing::TreeNode> rows,
-                             bool is_tree) {
+        const auto add = [&](int num_cached, std::vector<TreeNode> rows, bool is_tree) {
           Request request = world.new_request(first + num_cached + static_cast<int>(rows.size()));
           request.base_len = first;
           if (num_cached > 0) {
@@ -243,7 +190,7 @@ TEST_P(AttentionTest, TreesMayGrow) {
   Request tree = world.new_request(230 + 66);
   fill(world, tree, 230, 1);
   tree.is_tree = true;
-  const std::vector<specdec::testing::TreeNode> nodes = random_tree(66, 9);
+  const std::vector<TreeNode> nodes = random_tree(66, 9);
   RowBytes grown;
   for (const int limit : {1, 9, 40, 66}) {
     tree.rows.assign(nodes.begin(), nodes.begin() + limit);
@@ -429,121 +376,6 @@ TEST_P(AttentionTest, TakesMoreRequestsThanSharedMemoryHasRoomFor) {
                            .ancestor_mask = buffers[4].as<uint64_t>(),
                            .mask_words = host.mask_words};
   EXPECT_EQ(run(batch, {.num_multiprocessors = 1}), want);
-}
-
-// A world's batch, queries and cache on a backend.
-class BackendAttention {
- public:
-  explicit BackendAttention(CudaBackend& backend) : backend_(backend) { backend.begin_step(); }
-
-  template <class T>
-  void* move(const std::vector<T>& values) {
-    copies_.push_back(backend_.allocate(values.size() * sizeof(T), "test"));
-    backend_.stream().copy_to_device(copies_.back().data(), values.data(),
-                                     values.size() * sizeof(T));
-    backend_.stream().synchronize();
-    return copies_.back().data();
-  }
-
-  RowBytes run(TreeAttentionArgs args, size_t num_rows, size_t row_bytes) {
-    // A staged batch may be padded.
-    const size_t padded = static_cast<size_t>(args.batch->num_rows) * row_bytes;
-    args.out = move(std::vector<uint8_t>(padded, 0xff));
-    backend_.tree_attention(args);
-    RowBytes rows(num_rows, std::vector<uint8_t>(row_bytes));
-    for (size_t row = 0; row < num_rows; ++row) {
-      backend_.stream().copy_to_host(rows[row].data(),
-                                     static_cast<char*>(args.out) + row * row_bytes, row_bytes);
-    }
-    backend_.stream().synchronize();
-    return rows;
-  }
-
- private:
-  CudaBackend& backend_;
-  std::vector<Buffer> copies_;
-};
-
-TEST_P(AttentionTest, BackendTakesStagedBatches) {
-  PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);
-  Mixture mixture = make_mixture(world);
-  const RowBytes want = attend(world, mixture.pointers());
-  const auto backend = make_backend(GetParam(), DType::kBF16);
-  BackendAttention on_backend(*backend);
-  const BatchView batch = backend->stage(world.batch());
-  TreeAttentionArgs args = world.attention_args();
-  args.batch = &batch;
-  args.q = on_backend.move(q_);
-  args.kv.dtype = DType::kBF16;
-  EXPECT_EQ(backend->kv_layer_bytes(args.kv), keys_.size());
-  args.kv.keys = on_backend.move(keys_);
-  args.kv.values = on_backend.move(values_);
-  ASSERT_GE(batch.num_rows, world.batch().num_rows);
-  EXPECT_EQ(on_backend.run(args, want.size(), want[0].size()), want);
-}
-
-// Layers with and without a window in turn, in two passes whose batches lie in the same memory:
-// each layer computes what it would compute alone.
-TEST_P(AttentionTest, ABackendHasAPlanForEachKindOfLayersAndEachPass) {
-  PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);
-  Mixture mixture = make_mixture(world);
-  const auto backend = make_backend(GetParam(), DType::kBF16);
-  BackendAttention on_backend(*backend);
-  const int32_t* lengths = nullptr;
-  for (const bool swapped : {false, true}) {
-    if (swapped) std::swap(mixture.requests[0], mixture.requests[3]);  // 5 rows and 1
-    std::vector<RowBytes> want;
-    for (const int window : {0, 90}) {
-      shape_.sliding_window = window;
-      want.push_back(attend(world, mixture.pointers()));
-    }
-    ASSERT_NE(want[0], want[1]);
-    const BatchView batch = backend->stage(world.batch());
-    if (swapped) {
-      ASSERT_EQ(batch.base_lens, lengths);
-    }
-    lengths = batch.base_lens;
-    TreeAttentionArgs args = world.attention_args();
-    args.batch = &batch;
-    args.q = on_backend.move(q_);
-    args.kv.dtype = DType::kBF16;
-    args.kv.keys = on_backend.move(keys_);
-    args.kv.values = on_backend.move(values_);
-    for (const int layer : {0, 1, 2, 3}) {
-      args.sliding_window = layer % 2 == 0 ? 0 : 90;
-      EXPECT_EQ(on_backend.run(args, want[0].size(), want[0][0].size()), want[layer % 2])
-          << "layer " << layer << " of pass " << swapped;
-    }
-  }
-}
-
-TEST_P(AttentionTest, APassHasAFewPlans) {
-  const auto backend = make_backend(GetParam(), DType::kBF16);
-  AttentionPlans plans(backend->device());
-  const BatchView batch = {.num_requests = 2, .num_rows = 3};
-  TreeAttentionArgs args = {};
-  args.num_heads = 4;
-  std::vector<AttentionPlan> made;
-  for (int kind = 0; made.size() < 10; ++kind) {
-    args.sliding_window = 100 * kind;
-    const AttentionPlan plan = plans.plan_of(batch, args);
-    if (plan.memory == nullptr) break;
-    EXPECT_FALSE(plan.is_made);
-    for (const AttentionPlan& other : made) EXPECT_NE(plan.memory, other.memory);
-    made.push_back(plan);
-  }
-  ASSERT_GE(made.size(), 2u);
-  ASSERT_LT(made.size(), 10u) << "memory has an end";
-  for (size_t kind = 0; kind < made.size(); ++kind) {
-    args.sliding_window = static_cast<int>(100 * kind);
-    const AttentionPlan plan = plans.plan_of(batch, args);
-    EXPECT_TRUE(plan.is_made);
-    EXPECT_EQ(plan.memory, made[kind].memory);
-  }
-  plans.begin_pass();
-  EXPECT_FALSE(plans.plan_of(batch, args).is_made);
-  backend->device().set_launch_settings({.plans = false});
-  EXPECT_EQ(plans.plan_of(batch, args).memory, nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, AttentionTest, ::testing::ValuesIn(device_kinds()), test_name);
