@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +11,10 @@ from types import TracebackType
 from typing import Any, Literal
 
 from specdec_native import _core
-from specdec_native.checkpoints import hub
-from specdec_native.checkpoints.hf_config import HfOverrides, check_hf_overrides, overrides_json
+from specdec_native.checkpoints.hf_config import HfOverrides, check_hf_overrides
 from specdec_native.common.log import route_core_log
-from specdec_native.common.progress import BAR_SECONDS, make_progress_bar, show_bytes
+from specdec_native.common.progress import BAR_SECONDS, make_progress_bar
+from specdec_native.engine_checkpoint import load_checkpoint
 from specdec_native.errors import RequestError
 from specdec_native.options.engine_options import (
     OPTIONS,
@@ -27,6 +26,7 @@ from specdec_native.options.engine_options import (
 from specdec_native.options.vllm_config import make_vllm_config
 from specdec_native.ranks import join_ranks
 from specdec_native.requests.batch_logits_processors import BatchOfOne, processor_classes
+from specdec_native.requests.builder_methods import BuilderMethods
 from specdec_native.requests.group import RequestGroup
 from specdec_native.requests.inputs import (
     Prompt,
@@ -37,28 +37,18 @@ from specdec_native.requests.inputs import (
 )
 from specdec_native.requests.outputs import EngineLoad, EngineStats, RequestOutput
 from specdec_native.requests.request import Request
-from specdec_native.requests.request_builder import (
-    CheckpointText,
-    GenerationConfig,
-    GenerationDefaults,
-    RequestBuilder,
-    load_text,
-)
+from specdec_native.requests.request_builder import GenerationConfig, RequestBuilder
 from specdec_native.requests.request_runner import RequestRunner
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.requests.stream import RequestStream
 from specdec_native.requests.structured_outputs import check_structured_outputs_config
 from specdec_native.speculation.custom_drafter import CustomDrafter
-from specdec_native.speculation.draft_vocabulary import check_vocabularies
-from specdec_native.speculation.speculative_config import parse_speculative_config
-from specdec_native.speculation.target_of_head import find_target
 from specdec_native.text.chat_template import Message
-from specdec_native.text.tokenizer import Tokenizer
 
 route_core_log()
 
 
-class Engine:
+class Engine(BuilderMethods):
     """Generates text with one model, on one device or on several that share it.
 
     The tokens and logprobs of a request depend on its prompt, parameters and seed alone, whatever
@@ -210,38 +200,22 @@ class Engine:
         processors = processor_classes(logits_processors)
         generation = GenerationConfig(generation_config, override_generation_config)
         config = make_config({**core_options, "dtype": dtype, "seed": seed or 0})
-        target = find_target(model, revision, speculative_config, hub.find_config)
-        speculative_config = target.speculative_config
-        speculative = (
-            None
-            if speculative_config is None
-            else parse_speculative_config(speculative_config, hub.find_config)
+        checkpoint = load_checkpoint(
+            config,
+            model,
+            dtype=dtype,
+            load_format=load_format,
+            quantization=quantization,
+            hf_overrides=hf_overrides,
+            revision=revision,
+            speculative_config=speculative_config,
+            tokenizer=tokenizer,
+            skip_tokenizer_init=skip_tokenizer_init,
+            chat_template=chat_template,
+            trust_remote_code=trust_remote_code,
         )
-        with show_bytes() as progress:
-            resolve = functools.partial(
-                hub.resolve_model,
-                dtype=dtype,
-                weights=load_format != "dummy",
-                progress=progress,
-            )
-            self._directory = target.resolve(functools.partial(resolve, quantization=quantization))
-            text = CheckpointText(None, "skip_tokenizer_init is set")
-            if not skip_tokenizer_init:
-                text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)
-            if speculative is not None:
-                config.speculative = speculative.to_core(
-                    lambda name, draft_revision, draft_quantization: resolve(
-                        name, revision=draft_revision, quantization=draft_quantization
-                    ),
-                    lambda counted: text.need_tokenizer("speculative_token_map").encode(
-                        counted, add_special_tokens=False
-                    ),
-                )
-                drafts = speculative.drafts(config.speculative)
-                check_vocabularies(drafts, self._directory, text.tokenizer)
-        config.model = str(self._directory)
-        if hf_overrides is not None:
-            config.hf_overrides = overrides_json(self._directory, hf_overrides)
+        self._directory = checkpoint.directory
+        self._num_spec_tokens = checkpoint.num_spec_tokens
         if taps is not None:
             config.tapped_layers, config.tap_final_hidden = parse_taps(taps)
         ranks = join_ranks(config)
@@ -251,13 +225,12 @@ class Engine:
             ranks.end()
             raise
         self._model_info = core.model_info()
-        self._num_spec_tokens = None if speculative is None else speculative.num_speculative_tokens
         self.vllm_config = make_vllm_config(
-            config, self._model_info, self._directory, speculative_config
+            config, self._model_info, self._directory, checkpoint.speculative_config
         )
         self._builder = RequestBuilder(
             self._directory,
-            text,
+            checkpoint.text,
             self._model_info,
             generation=generation,
             max_logprobs=max_logprobs,
@@ -281,33 +254,6 @@ class Engine:
     def model_directory(self) -> Path:
         """The checkpoint's directory on this machine."""
         return self._directory
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises ValueError if there is none."""
-        return self._builder.text.need_tokenizer("this")
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises ValueError if there is none."""
-        return self.tokenizer
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether text can be given and is returned."""
-        return self._builder.text.tokenizer is not None
-
-    @property
-    def eos_token_ids(self) -> list[int]:
-        """Tokens that end a completion unless ignore_eos is set."""
-        return list(self._builder.eos_token_ids)
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What generate() uses without sampling_params: the values of generation_config.json."""
-        return self._builder.default_params()
-
-    def generation_defaults(self) -> GenerationDefaults:
-        """What a server gives requests that bring nothing themselves."""
-        return self._builder.generation_defaults()
 
     # -- whole batches
 
@@ -393,10 +339,6 @@ class Engine:
         return self._start_stream(prompt, sampling_params)
 
     # -- several requests for one coroutine
-
-    def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> Prompt:
-        """The prompt of a conversation; `template_options` are those of Tokenizer.render_chat."""
-        return self._builder.chat_prompt(messages, **template_options)
 
     def prepare(
         self,

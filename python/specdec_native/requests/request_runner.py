@@ -11,10 +11,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from specdec_native import _core
+from specdec_native.requests.completion import Shown
 from specdec_native.requests.fair_queue import FairQueue, Part, Share
 from specdec_native.requests.mailbox import Mailbox
 from specdec_native.requests.outputs import RequestOutput
-from specdec_native.requests.request import Request, Shown
+from specdec_native.requests.request import Request
 
 
 class News:

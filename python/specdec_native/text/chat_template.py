@@ -6,8 +6,10 @@ import datetime
 import functools
 import json
 import logging
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -15,6 +17,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 
+from specdec_native.checkpoints.text_files import is_file, read_text
 from specdec_native.text.template_sandbox import (
     BoundedEnvironment,
     TemplateTooCostlyError,
@@ -283,3 +286,14 @@ def _to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def load_chat_template(template: str | os.PathLike[str], names: Collection[str] = ()) -> str:
+    """Jinja source from a file's path, or as given; `names` are those of the checkpoint's."""
+    if isinstance(template, str) and any(mark in template for mark in ("{%", "{{", "\n")):
+        return template
+    path = Path(template)
+    if not is_file(path):
+        known = f" nor one of the checkpoint's: {', '.join(sorted(names))}" if names else ""
+        raise ValueError(f"chat_template: {path} is neither a file nor Jinja source{known}")
+    return read_text(path)

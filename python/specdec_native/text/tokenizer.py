@@ -10,9 +10,9 @@ from typing import Any, overload
 
 import tokenizers
 
-from specdec_native.checkpoints.text_files import is_file, read_text
 from specdec_native.text import chat_template as chat
 from specdec_native.text import encoding
+from specdec_native.text.special_token_attributes import SpecialToken, SpecialTokenId
 from specdec_native.text.token_lengths import TokenLengths
 from specdec_native.text.token_texts import bytes_of_entry
 from specdec_native.text.tokenizer_backends import (
@@ -21,11 +21,7 @@ from specdec_native.text.tokenizer_backends import (
     load_with_transformers,
     make_backend,
 )
-from specdec_native.text.tokenizer_files import (
-    chat_templates,
-    named_templates,
-    optional_json,
-)
+from specdec_native.text.tokenizer_files import chat_templates, named_templates, optional_json
 
 # Further arguments of transformers' apply_chat_template that are no variables of the template.
 _CHAT_OPTIONS = ("return_assistant_tokens_mask", "sanitize_control_tokens")
@@ -39,37 +35,6 @@ _LAYOUT: dict[str, type | tuple[type, ...]] = {
 }
 
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character
-
-
-class _SpecialToken:
-    """`eos_token` and its like: the text of a special token, None without one. May be set."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, tokenizer: Tokenizer, owner: type | None = None) -> str | None:
-        return tokenizer.special_tokens_map.get(self._name)
-
-    def __set__(self, tokenizer: Tokenizer, token: str | None) -> None:
-        tokenizer.special_tokens_map.pop(self._name, None)
-        if token is not None:
-            tokenizer.special_tokens_map[self._name] = token
-
-
-class _SpecialTokenId:
-    """`eos_token_id` and its like: the id of a special token, None without one. May be set."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._token = name.removesuffix("_id")
-
-    def __get__(self, tokenizer: Tokenizer, owner: type | None = None) -> int | None:
-        token = tokenizer.special_tokens_map.get(self._token)
-        token_id: int | None = None if token is None else tokenizer.convert_tokens_to_ids(token)
-        return token_id
-
-    def __set__(self, tokenizer: Tokenizer, token_id: int | None) -> None:
-        token = None if token_id is None else tokenizer.convert_ids_to_tokens(token_id)
-        setattr(tokenizer, self._token, token)
 
 
 class Tokenizer:
@@ -87,14 +52,14 @@ class Tokenizer:
         model_max_length: tokens that truncation without max_length leaves; int(1e30): all.
     """
 
-    bos_token = _SpecialToken()
-    bos_token_id = _SpecialTokenId()
-    eos_token = _SpecialToken()
-    eos_token_id = _SpecialTokenId()
-    pad_token = _SpecialToken()
-    pad_token_id = _SpecialTokenId()
-    unk_token = _SpecialToken()
-    unk_token_id = _SpecialTokenId()
+    bos_token = SpecialToken()
+    bos_token_id = SpecialTokenId()
+    eos_token = SpecialToken()
+    eos_token_id = SpecialTokenId()
+    pad_token = SpecialToken()
+    pad_token_id = SpecialTokenId()
+    unk_token = SpecialToken()
+    unk_token_id = SpecialTokenId()
 
     def __init__(
         self,
@@ -140,7 +105,7 @@ class Tokenizer:
         if isinstance(chat_template, str) and chat_template in templates:
             templates = {"default": templates[chat_template]}
         elif chat_template is not None:
-            templates = {"default": load_chat_template(chat_template, templates)}
+            templates = {"default": chat.load_chat_template(chat_template, templates)}
         special: Mapping[str, str]
         if (path / "tokenizer.json").is_file():
             backend, tokens = load_backend(path / "tokenizer.json", config)
@@ -498,17 +463,6 @@ class Tokenizer:
                     f"{name}={value!r} is not supported by this tokenizer: leave it out, or use "
                     f"transformers.AutoTokenizer.from_pretrained({self.name_or_path!r})"
                 )
-
-
-def load_chat_template(template: str | os.PathLike[str], names: Collection[str] = ()) -> str:
-    """Jinja source from a file's path, or as given; `names` are those of the checkpoint's."""
-    if isinstance(template, str) and any(mark in template for mark in ("{%", "{{", "\n")):
-        return template
-    path = Path(template)
-    if not is_file(path):
-        known = f" nor one of the checkpoint's: {', '.join(sorted(names))}" if names else ""
-        raise ValueError(f"chat_template: {path} is neither a file nor Jinja source{known}")
-    return read_text(path)
 
 
 def _checked_text(text: str) -> str:

@@ -14,19 +14,17 @@ from typing import Any, cast
 from specdec_native import _core
 from specdec_native.checkpoints import hub
 from specdec_native.engine import Engine
+from specdec_native.requests.builder_methods import BuilderMethods
 from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.request import Request
 from specdec_native.requests.request_builder import (
     CheckpointText,
     GenerationConfig,
-    GenerationDefaults,
     RequestBuilder,
     load_text,
 )
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.speculation.target_of_head import find_target
-from specdec_native.text.chat_template import Message
-from specdec_native.text.tokenizer import Tokenizer
 from specdec_serve.replicas.failover import FailoverGroup, NoReplica, Runner, Work, WorkItem
 
 _SEED_BITS = 63
@@ -56,7 +54,7 @@ class EngineFacts:
         )
 
 
-class RemoteEngine:
+class RemoteEngine(BuilderMethods):
     """A ServedEngine without a model.
 
     It reads the checkpoint's tokenizer, chat template and generation_config.json, so those must be
@@ -120,24 +118,6 @@ class RemoteEngine:
         """Raises NoReplica where none can answer. Lost ones are replaced, so it may pass."""
         if self._count_replicas() == 0:
             raise NoReplica
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises ValueError if there is none."""
-        return self._builder.text.need_tokenizer("this")
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether text can be given and is returned."""
-        return self._builder.text.tokenizer is not None
-
-    def generation_defaults(self) -> GenerationDefaults:
-        """What requests get that bring nothing themselves."""
-        return self._builder.generation_defaults()
-
-    def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> Prompt:
-        """The prompt of a conversation."""
-        return self._builder.chat_prompt(messages, **template_options)
 
     def prepare(
         self,

@@ -122,7 +122,8 @@ def test_another_host_would_be_noticed() -> None:
 
 def test_what_files_name_is_there() -> None:
     named = {*INDEX.all("src"), *INDEX.all("href")} - {"#prompt"}
-    assert named == {f"page/{name}" for name in ("main.js", "page.css", "icon.svg")}
+    files = ("main.js", "page.css", "messages.css", "icon.svg")
+    assert named == {f"page/{name}" for name in files}
     for script in SCRIPTS:
         for name in re.findall(r'from "\./([^"]+)"', source(script)):
             assert name in FILES, f"{script} imports {name}"

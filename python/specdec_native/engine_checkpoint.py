@@ -1,0 +1,95 @@
+"""What an engine loads: the checkpoint of its model, its tokenizer and what drafts for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec_native import _core
+from specdec_native.checkpoints import hub
+from specdec_native.checkpoints.hf_config import HfOverrides, overrides_json
+from specdec_native.common.progress import show_bytes
+from specdec_native.requests.request_builder import CheckpointText, load_text
+from specdec_native.speculation.draft_vocabulary import check_vocabularies
+from specdec_native.speculation.speculative_config import parse_speculative_config
+from specdec_native.speculation.target_of_head import find_target
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineCheckpoint:
+    """What was found and loaded.
+
+    Attributes:
+        directory: the checkpoint's, on this machine.
+        text: its tokenizer, or why there is none.
+        speculative_config: the caller's, or that of a head that was given in place of its target.
+        num_spec_tokens: the longest draft; None where the engine does not speculate.
+    """
+
+    directory: Path
+    text: CheckpointText
+    speculative_config: Mapping[str, Any] | None
+    num_spec_tokens: int | None
+
+
+def load_checkpoint(
+    config: _core.EngineConfig,
+    model: str | os.PathLike[str],
+    *,
+    dtype: str,
+    load_format: str,
+    quantization: str,
+    hf_overrides: HfOverrides | None,
+    revision: str | None,
+    speculative_config: Mapping[str, Any] | None,
+    tokenizer: Any,
+    skip_tokenizer_init: bool,
+    chat_template: str | os.PathLike[str] | None,
+    trust_remote_code: bool,
+) -> EngineCheckpoint:
+    """Finds the checkpoints of a model and its drafters and names them in `config`.
+
+    The options are Engine's. Weights are loaded later, by the core.
+    """
+    target = find_target(model, revision, speculative_config, hub.find_config)
+    speculative_config = target.speculative_config
+    speculative = (
+        None
+        if speculative_config is None
+        else parse_speculative_config(speculative_config, hub.find_config)
+    )
+    with show_bytes() as progress:
+        resolve = functools.partial(
+            hub.resolve_model,
+            dtype=dtype,
+            weights=load_format != "dummy",
+            progress=progress,
+        )
+        directory = target.resolve(functools.partial(resolve, quantization=quantization))
+        text = CheckpointText(None, "skip_tokenizer_init is set")
+        if not skip_tokenizer_init:
+            text = load_text(directory, tokenizer, chat_template, trust_remote_code)
+        if speculative is not None:
+            config.speculative = speculative.to_core(
+                lambda name, draft_revision, draft_quantization: resolve(
+                    name, revision=draft_revision, quantization=draft_quantization
+                ),
+                lambda counted: text.need_tokenizer("speculative_token_map").encode(
+                    counted, add_special_tokens=False
+                ),
+            )
+            drafts = speculative.drafts(config.speculative)
+            check_vocabularies(drafts, directory, text.tokenizer)
+    config.model = str(directory)
+    if hf_overrides is not None:
+        config.hf_overrides = overrides_json(directory, hf_overrides)
+    return EngineCheckpoint(
+        directory,
+        text,
+        speculative_config,
+        None if speculative is None else speculative.num_speculative_tokens,
+    )
