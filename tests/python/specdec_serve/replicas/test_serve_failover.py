@@ -246,7 +246,7 @@ def test_a_replica_that_answers_differently_is_found(world: World, cluster: Clus
         async for outputs in run(work):
             yield outputs
 
-    engine = cast(RemoteEngine, world.engine)
+    engine = cast(RemoteEngine, world.service.engine)
     engine._run = other_seed
     try:
         path, body = REQUESTS["sampled"]
