@@ -24,7 +24,7 @@ HeadMaker = Callable[..., Path]
 # Files (test_NAME.py) whose tests are for stages after `python`: of the engine, what is seen at a
 # lower level, too.
 BREADTH = """
-    template_sandbox hub head* shipped_heads interrupts rank* structured_outputs
+    template_sandbox hub package_index head* shipped_heads interrupts rank* structured_outputs*
     speculation_distribution cuda* int8_cache fp8 row_invariance gguf_* sampling_distribution
     logits_processors generation_config progress config_keys
     speculative_cli shipped_heads_cli docs packaging vllm_* speculative_arguments
@@ -32,8 +32,8 @@ BREADTH = """
 # Of the packages over the engine, one path each is in stage `python` all the same.
 ROOMS = ("specdec_lab", "specdec_serve", "bench")
 ONE_PATH = """
-    server server_completions server_chat server_tools server_structured heads training_cli
-    ranks benchmark_metrics vllm_compat
+    server server_completions server_chat server_chat_logprobs server_tools server_structured
+    server_structured_fields heads training_cli ranks benchmark_metrics vllm_arguments vllm_compat
 """
 
 

@@ -1,13 +1,28 @@
-"""Tiny tokenizers of the kinds that checkpoints have."""
+"""Tiny tokenizers of the kinds that checkpoints have, their files and texts for them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from specdec_native.text.detokenizer import TextStream
 
 CORPUS = [
     "hello world, the quick brown fox",
     "über straße naïve café",
     "日本語 テキスト 😀 🎉 end",
 ] * 4
+
+TEXTS = [
+    "the world",
+    "日本語 straße 😀🎉",
+    " leading  spaces ",
+    "a\nb\n\nc",
+    "ünïcödé 🧑‍🚀 the end",
+]
 
 
 def byte_level() -> tokenizers.Tokenizer:
@@ -65,3 +80,13 @@ def sentencepiece_like() -> tokenizers.Tokenizer:
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     return tokenizer
+
+
+def save(tokenizer: tokenizers.Tokenizer, directory: Path, **config: Any) -> Path:
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def pieces_of(stream: TextStream, ids: Sequence[int]) -> list[str]:
+    return [*(stream.push(token_id) for token_id in ids), stream.flush()]

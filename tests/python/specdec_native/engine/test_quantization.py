@@ -12,12 +12,12 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from gguf_of_transformers import gguf_metadata, gguf_tensors
 from logprobs import Array, engine_logprobs, random_tokens, reference_logprobs
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
 from specdec_native import LLM, Engine, SamplingParams
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.gguf_convert import convert_gguf
-from test_gguf import gguf_metadata, gguf_tensors
 
 Checkpoint = Callable[[str], Path]
 

@@ -8,11 +8,27 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    Locator,
+    Page,
+    Route,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
+
+from specdec_native import Engine
+from tiny_text_model import OPTIONS, TEXT_TOKEN_IDS
 
 CHROMIUM = "/usr/bin/chromium"  # Debian's
 CHAT = "**/v1/chat/completions"
 PATIENCE_MS = 20_000
+# So that a random model writes text, to its end.
+READABLE = {"ignore_eos": True, "allowed_token_ids": TEXT_TOKEN_IDS}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+SCREEN: ViewportSize = {"width": 1280, "height": 720}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
 @contextlib.contextmanager
@@ -95,6 +111,11 @@ class ChatPage:
             self.page.get_by_text("Settings", exact=True).click()
         field.fill(value)
         field.blur()
+
+
+def drafting_engine(model: Path) -> Engine:
+    """One that drafts the same number of tokens in every step."""
+    return Engine(model, **OPTIONS, speculative_config={**NGRAM, "draft_length_policy": "fixed"})
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from specdec_serve.http.server_options import ServerOptions
 from specdec_serve.http.service import Service
 
 MODEL = "tiny"
+BODY: dict[str, Any] = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
 
 
 class World:
@@ -86,3 +87,12 @@ def serving(engine: ServedEngine, **options: Any) -> Iterator[World]:
             server.should_exit = True
             thread.join()
             service.close()
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of an answer with that status, whose members are vLLM's."""
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["code"] == status
+    assert isinstance(error["message"], str) and error["message"]
+    return error

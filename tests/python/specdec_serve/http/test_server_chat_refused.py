@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from chat_requests import MESSAGES, PATH, SAMPLING, refusal
 from server_world import World, serving
 from specdec_native import Engine
-from test_server_chat import MESSAGES, PATH, SAMPLING, refusal
 from tiny_text_model import only, text_params
 
 
