@@ -1,14 +1,15 @@
 #include "model/decoder.h"
 
-#include <algorithm>
-#include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/check.h"
 #include "core/str_cat.h"
 #include "model/decoder_workspace.h"
+#include "model/head_fusion.h"
 #include "model/model_shard.h"
+#include "model/stage_link.h"
 #include "model/weight_format.h"
 #include "specdec/error.h"
 
@@ -37,28 +38,23 @@ struct Decoder::Impl {
       : config(shard.config_of_share(model_config)),
         backend(device),
         max_rows(row_limit),
-        place(shard.place()),
         all_heads(shard.all_heads()),
-        first_layer(place.first_layer(model_config.num_layers)),
+        first_layer(shard.place().first_layer(model_config.num_layers)),
         loaded(std::move(loaded_parts)),
         parts(loaded.parts),
-        work(config, parts.fusion.get(), backend, row_limit),
-        ropes(make_ropes(config, backend, max_model_len)) {}
+        work(config, backend, row_limit),
+        ropes(make_ropes(config, backend, max_model_len)),
+        stages(shard.place(), first_layer, config.hidden_size, backend) {
+    if (parts.final_norm) final_norm_params = parts.final_norm->params();
+    if (parts.fusion) fusion.emplace(*parts.fusion, config.hidden_size, backend, row_limit);
+  }
 
   void forward(const ModelPass& pass);
-  void receive_rows(const ModelPass& pass);
-  void send_rows(const ModelPass& pass);
-  void keep_for_last_stage(int layer, const ModelPass& pass);
-  void store_layer_input(int layer, const BatchView& batch, const Taps& taps);
-  void store_final_hidden(const BatchView& batch, const Taps& taps);
-  void store_states(const ModelPass& pass);
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits);
   bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens);
   int64_t pass_bytes() const;
 
   void embed(const BatchView& batch, float* out);
-  void fuse_features(const ModelPass& pass);
-  void join_embedding(const Layer& layer, int num_rows);
   void run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
@@ -68,20 +64,21 @@ struct Decoder::Impl {
                  const Norm& output_norm, int num_rows);
   ProjectionInput block_input(const Layer& layer, const NormParams& norm, int num_rows) const;
   ProjectionInput act_input(const Buffer& rows, int num_rows) const;
+  ProjectionInput head_input(const int32_t* row_ids, int num_rows) const;
+  const NormParams* final_norm() const { return parts.final_norm ? &final_norm_params : nullptr; }
 
   ModelConfig config;
   Backend& backend;
   int max_rows;
-  RankPlace place;
   SharedHeads all_heads;
   int first_layer;  // of the whole model's
   LoadedParts loaded;
   const ModelParts& parts;
   DecoderWorkspace work;
   std::vector<Rope> ropes;  // as ModelConfig::ropes
-  // Between stages, float32 [*, rows, hidden]: what is tapped of the layers before, in their order,
-  // then the residual stream.
-  std::vector<float> stage_rows;
+  StageLink stages;
+  NormParams final_norm_params;
+  std::optional<HeadFusion> fusion;  // of a draft head
 };
 
 // ---- pieces
@@ -156,73 +153,6 @@ void Decoder::Impl::embed(const BatchView& batch, float* out) {
   }
 }
 
-// What the first layer of a draft head reads: what is known of the token before each row, in place
-// of its own embedding or beside it.
-void Decoder::Impl::fuse_features(const ModelPass& pass) {
-  const FeatureFusion& fusion = *parts.fusion;
-  const BatchView& batch = pass.batch;
-  const int rows = batch.num_rows;
-  float* hidden = work.hidden.as<float>();
-  embed(batch, work.token_rows.as<float>());
-  if (pass.level > 0 && !fusion.fuses_states) {
-    backend.load_rows({.from = pass.features,
-                       .slots = batch.feature_slots,
-                       .column = 0,
-                       .dim = config.hidden_size,
-                       .out = hidden,
-                       .num_rows = rows});
-    return;
-  }
-  bool accumulates = false;
-  if (fusion.embedding != nullptr) {
-    backend.linear({.weight = fusion.embedding.get(),
-                    .in = {.x = work.token_rows.data(), .dtype = DType::kF32, .num_rows = rows},
-                    .out = hidden});
-    accumulates = true;
-  }
-  for (const FeatureFusion::Part& part : fusion.parts) {
-    backend.load_rows({.from = pass.features,
-                       .slots = batch.feature_slots,
-                       .column = part.column,
-                       .dim = static_cast<int>(part.weight->in_features()),
-                       .out = work.features.as<float>(),
-                       .num_rows = rows});
-    const NormParams norm = part.norm.params();
-    const bool is_first = &part == &fusion.parts.front();
-    backend.linear({.weight = part.weight.get(),
-                    .in = {.x = work.features.data(),
-                           .dtype = DType::kF32,
-                           .norm = part.norm.weight.empty() ? nullptr : &norm,
-                           .num_rows = rows},
-                    .bias = is_first ? fusion.bias.as<float>() : nullptr,
-                    .out = hidden,
-                    .accumulate = accumulates});
-    accumulates = true;
-  }
-}
-
-// Puts the norms of the tokens' embeddings and of the residual stream side by side.
-void Decoder::Impl::join_embedding(const Layer& layer, int num_rows) {
-  const size_t half_bytes = static_cast<size_t>(config.hidden_size) * size_of(backend.act_dtype());
-  const auto put = [&](const Norm& norm, const Buffer& x, void* out, DType dtype, int stride) {
-    backend.norm({.norm = norm.params(),
-                  .x = x.as<float>(),
-                  .out = out,
-                  .out_dtype = dtype,
-                  .num_rows = num_rows,
-                  .dim = config.hidden_size,
-                  .out_stride = stride});
-  };
-  const int stride = 2 * config.hidden_size;
-  put(layer.embedding_norm, work.token_rows, work.joined.data(), backend.act_dtype(), stride);
-  put(layer.attention_norm, work.hidden, work.joined.as<std::byte>() + half_bytes,
-      backend.act_dtype(), stride);
-  // In place, as a row is summed before any of it is written. Buffers that a pass swaps an odd
-  // number of times would not be where work recorded earlier left its results.
-  if (!parts.fusion->normed_residual) return;
-  put(layer.attention_norm, work.hidden, work.hidden.data(), DType::kF32, 0);
-}
-
 // Writes the rows' keys and values, and their queries into work.q.
 void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   const NormParams norm = layer.attention_norm.params();
@@ -230,8 +160,7 @@ void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, cons
   ProjectionInput in = block_input(layer, norm, batch.num_rows);
   if (layer.spec.attention_input == AttentionInput::kRaw) in.norm = nullptr;
   if (layer.spec.attention_input == AttentionInput::kWithEmbedding) {
-    join_embedding(layer, batch.num_rows);
-    in = act_input(work.joined, batch.num_rows);
+    in = fusion->join_embedding(layer, work.hidden.as<float>(), batch.num_rows);
   }
   QkvArgs qkv = {.weight = layer.qkv.weight.get(),
                  .in = in,
@@ -313,131 +242,49 @@ void Decoder::Impl::run_layer(const Layer& layer, const BatchView& batch, const 
   add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, layer.mlp_output_norm, rows);
 }
 
-// The residual stream, where a tap wants it: the number of layers stands for the last one's output.
-void Decoder::Impl::store_layer_input(int layer, const BatchView& batch, const Taps& taps) {
-  int column = 0;
-  for (const int tapped : taps.spec.layer_inputs) {
-    if (tapped == layer) {
-      backend.store_rows({.x = work.hidden.as<float>(),
-                          .slot_mapping = batch.slot_mapping,
-                          .to = taps.features,
-                          .column = column,
-                          .dim = config.hidden_size,
-                          .num_rows = batch.num_rows});
-    }
-    column += config.hidden_size;
-  }
-}
-
-void Decoder::Impl::store_final_hidden(const BatchView& batch, const Taps& taps) {
-  if (!taps.spec.final_hidden) return;
-  const NormParams norm = parts.final_norm ? parts.final_norm->params() : NormParams{};
-  backend.store_rows({.x = work.hidden.as<float>(),
-                      .norm = parts.final_norm ? &norm : nullptr,
-                      .slot_mapping = batch.slot_mapping,
-                      .to = taps.features,
-                      .column = (taps.spec.num_taps() - 1) * config.hidden_size,
-                      .dim = config.hidden_size,
-                      .num_rows = batch.num_rows});
-}
-
 void Decoder::Impl::forward(const ModelPass& pass) {
   const BatchView& batch = pass.batch;
-  const Taps& taps = pass.taps;
   SPECDEC_CHECK_LE(batch.num_rows, max_rows);
   SPECDEC_CHECK_EQ(pass.kv_layers.size(), parts.layers.size());
   if (batch.num_rows == 0) return;
-  stage_rows.clear();
-  if (!place.is_first()) {
-    receive_rows(pass);
-  } else if (parts.fusion != nullptr) {
-    fuse_features(pass);
+  if (!stages.is_first()) {
+    stages.receive(pass, work.hidden.as<float>());
+  } else if (fusion) {
+    embed(batch, fusion->token_rows());
+    fusion->fuse(pass, work.hidden.as<float>());
   } else {
     embed(batch, work.hidden.as<float>());
   }
   const int num_layers = static_cast<int>(parts.layers.size());
   for (int index = 0; index < num_layers; ++index) {
-    if (place.is_last()) {
-      store_layer_input(first_layer + index, batch, taps);
-    } else {
-      keep_for_last_stage(first_layer + index, pass);
-    }
+    stages.tap_layer_input(pass, first_layer + index, work.hidden.as<float>());
     const Layer& layer = *parts.layers[index];
     if (pass.kv_only && index + 1 == num_layers) {
       return project_qkv(layer, batch, pass.kv_layers[index]);
     }
     run_layer(layer, batch, pass.kv_layers[index]);
   }
-  if (!place.is_last()) return send_rows(pass);
-  store_layer_input(first_layer + num_layers, batch, taps);
-  store_final_hidden(batch, taps);
-  if (parts.fusion != nullptr) store_states(pass);
+  if (!stages.is_last()) return stages.send(pass, work.hidden.as<float>());
+  stages.tap_layer_input(pass, first_layer + num_layers, work.hidden.as<float>());
+  store_final_hidden(pass.taps, pass.batch, work.hidden.as<float>(), final_norm(),
+                     config.hidden_size, backend);
+  if (fusion) fusion->store_states(pass, work.hidden.as<float>(), final_norm());
 }
 
-// ---- between stages
-
-// The last stage has all features: what others tap travels with the rows.
-void Decoder::Impl::keep_for_last_stage(int layer, const ModelPass& pass) {
-  const size_t count = static_cast<size_t>(pass.batch.num_rows) * config.hidden_size;
-  for (const int tapped : pass.taps.spec.layer_inputs) {
-    if (tapped != layer) continue;
-    stage_rows.resize(stage_rows.size() + count);
-    backend.read(work.hidden.as<float>(), std::span(stage_rows).last(count));
-  }
-}
-
-void Decoder::Impl::send_rows(const ModelPass& pass) {
-  const size_t count = static_cast<size_t>(pass.batch.num_rows) * config.hidden_size;
-  stage_rows.resize(stage_rows.size() + count);
-  backend.read(work.hidden.as<float>(), std::span(stage_rows).last(count));
-  place.stages->send(place.next_rank, std::as_bytes(std::span(stage_rows)));
-}
-
-void Decoder::Impl::receive_rows(const ModelPass& pass) {
-  const std::vector<int>& tapped = pass.taps.spec.layer_inputs;
-  const auto num_before =
-      std::ranges::count_if(tapped, [&](int layer) { return layer < first_layer; });
-  const size_t count = static_cast<size_t>(pass.batch.num_rows) * config.hidden_size;
-  stage_rows.resize(count * (static_cast<size_t>(num_before) + 1));
-  place.stages->receive(place.previous_rank, std::as_writable_bytes(std::span(stage_rows)));
-  const auto take = [&](size_t index) {
-    backend.write(std::as_bytes(std::span(stage_rows).subspan(index * count, count)),
-                  work.hidden.data());
-  };
-  for (int layer = 0, index = 0; place.is_last() && index < num_before; ++layer) {
-    const auto taps_of_layer = std::ranges::count(tapped, layer);
-    if (taps_of_layer == 0) continue;
-    take(static_cast<size_t>(index));  // equal for all taps of a layer
-    store_layer_input(layer, pass.batch, pass.taps);
-    index += static_cast<int>(taps_of_layer);
-  }
-  take(static_cast<size_t>(num_before));
-  stage_rows.resize(count * static_cast<size_t>(num_before));
-}
-
-// Leaves what the children of drafted rows read.
-void Decoder::Impl::store_states(const ModelPass& pass) {
-  const bool is_normed = parts.fusion->feeds_back_normed;
-  const NormParams norm = is_normed ? parts.final_norm->params() : NormParams{};
-  backend.store_rows({.x = work.hidden.as<float>(),
-                      .norm = is_normed ? &norm : nullptr,
-                      .slot_mapping = pass.batch.state_slots,
-                      .to = pass.features,
-                      .column = 0,
-                      .dim = config.hidden_size,
-                      .num_rows = pass.batch.num_rows});
+// The rows of the residual stream that the head reads.
+ProjectionInput Decoder::Impl::head_input(const int32_t* row_ids, int num_rows) const {
+  return {.x = work.hidden.data(),
+          .dtype = DType::kF32,
+          .row_ids = row_ids,
+          .norm = final_norm(),
+          .num_rows = num_rows};
 }
 
 void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logits) {
   SPECDEC_CHECK_LE(rows, max_rows);
   if (rows == 0 || parts.head == nullptr) return;  // of a stage before the last
   const Head& head = *parts.head;
-  const NormParams norm = parts.final_norm ? parts.final_norm->params() : NormParams{};
-  ProjectionInput in = {.x = work.hidden.data(),
-                        .dtype = DType::kF32,
-                        .row_ids = row_ids,
-                        .norm = parts.final_norm ? &norm : nullptr,
-                        .num_rows = rows};
+  ProjectionInput in = head_input(row_ids, rows);
   if (head.project_out) {
     backend.linear({.weight = head.project_out.get(), .in = in, .out = work.embedded.as<float>()});
     in = {.x = work.embedded.data(), .dtype = DType::kF32, .num_rows = rows};
@@ -452,14 +299,9 @@ void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logi
 bool Decoder::Impl::best_tokens(const int32_t* row_ids, int rows, int32_t* tokens) {
   if (parts.head == nullptr || parts.head->project_out) return false;
   const Head& head = *parts.head;
-  const NormParams norm = parts.final_norm ? parts.final_norm->params() : NormParams{};
   return backend.best_tokens(
       {.linear = {.weight = head.weight.get(),
-                  .in = {.x = work.hidden.data(),
-                         .dtype = DType::kF32,
-                         .row_ids = row_ids,
-                         .norm = parts.final_norm ? &norm : nullptr,
-                         .num_rows = rows},
+                  .in = head_input(row_ids, rows),
                   .scale = head.scale,
                   .soft_cap = head.soft_cap},
        .token_ids = head.token_ids.empty() ? nullptr : head.token_ids.as<int32_t>(),

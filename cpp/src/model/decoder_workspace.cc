@@ -16,8 +16,7 @@ Buffer make_table(Backend& backend, const std::vector<float>& values) {
 
 }  // namespace
 
-DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, const FeatureFusion* fusion,
-                                   Backend& backend, int max_rows) {
+DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, Backend& backend, int max_rows) {
   const auto rows = [&](int64_t width, DType dtype) {
     const size_t bytes = static_cast<size_t>(max_rows) * static_cast<size_t>(width);
     return backend.allocate(bytes * size_of(dtype), "decoder workspace");
@@ -40,14 +39,6 @@ DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, const FeatureFusio
     router = rows(config.num_experts, DType::kF32);
     normed = rows(hidden_size, act);
   }
-  if (fusion == nullptr) return;
-  int64_t widest = 0;
-  for (const FeatureFusion::Part& part : fusion->parts) {
-    widest = std::max(widest, part.weight->in_features());
-  }
-  features = rows(widest, DType::kF32);
-  token_rows = rows(hidden_size, DType::kF32);
-  joined = rows(2 * hidden_size, act);
 }
 
 std::vector<Rope> make_ropes(const ModelConfig& config, Backend& backend, int max_model_len) {

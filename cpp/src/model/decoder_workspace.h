@@ -5,16 +5,13 @@
 
 #include "backend/backend.h"
 #include "model/config.h"
-#include "model/parts.h"
 
 namespace specdec {
 
 // Intermediate results of one step, allocated once for the largest. "act" is the backend's
 // activation dtype.
 struct DecoderWorkspace {
-  // `fusion`: of a draft head; else null.
-  DecoderWorkspace(const ModelConfig& config, const FeatureFusion* fusion, Backend& backend,
-                   int max_rows);
+  DecoderWorkspace(const ModelConfig& config, Backend& backend, int max_rows);
 
   Buffer hidden;        // [max_rows, hidden] float32: the residual stream
   Buffer hidden_spare;  // likewise, for norms of what a block adds and of the stream itself
@@ -24,11 +21,6 @@ struct DecoderWorkspace {
   Buffer inner;         // [max_rows, inner] act, of dense MLPs
   Buffer normed;        // [max_rows, hidden] act, with experts: what router and experts read
   Buffer router;        // [max_rows, num_experts] float32
-
-  // Of draft heads.
-  Buffer token_rows;  // [max_rows, hidden] float32: embeddings of the rows' tokens
-  Buffer features;    // [max_rows, widest part of the fusion] float32
-  Buffer joined;      // [max_rows, 2 * hidden] act: what AttentionInput::kWithEmbedding reads
 };
 
 struct Rope {

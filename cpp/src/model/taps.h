@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "backend/op_args.h"
+#include "backend/backend.h"
 
 namespace specdec {
 
@@ -33,5 +33,13 @@ struct Taps {
   TapSpec spec = {};
   PagedRowsView features = {};  // of spec.width()
 };
+
+// Stores `hidden`, the residual stream of the batch's rows as `layer` reads it, to each tap of it.
+// The number of layers stands for the last one's output.
+void store_layer_input(const Taps& taps, const BatchView& batch, int layer, const float* hidden,
+                       int hidden_size, Backend& backend);
+// Stores the last layer's output after `norm` (null: none), where that is tapped.
+void store_final_hidden(const Taps& taps, const BatchView& batch, const float* hidden,
+                        const NormParams* norm, int hidden_size, Backend& backend);
 
 }  // namespace specdec

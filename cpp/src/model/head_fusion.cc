@@ -1,0 +1,98 @@
+#include "model/head_fusion.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core/check.h"
+
+namespace specdec {
+
+HeadFusion::HeadFusion(const FeatureFusion& fusion, int hidden_size, Backend& backend, int max_rows)
+    : fusion_(fusion), hidden_size_(hidden_size), backend_(backend) {
+  const auto rows = [&](int64_t width, DType dtype) {
+    const size_t bytes = static_cast<size_t>(max_rows) * static_cast<size_t>(width);
+    return backend.allocate(bytes * size_of(dtype), "draft head workspace");
+  };
+  int64_t widest = 0;
+  for (const FeatureFusion::Part& part : fusion.parts) {
+    widest = std::max(widest, part.weight->in_features());
+  }
+  features_ = rows(widest, DType::kF32);
+  token_rows_ = rows(hidden_size, DType::kF32);
+  joined_ = rows(2 * int64_t{hidden_size}, backend.act_dtype());
+}
+
+void HeadFusion::fuse(const ModelPass& pass, float* hidden) {
+  const BatchView& batch = pass.batch;
+  const int rows = batch.num_rows;
+  if (pass.level > 0 && !fusion_.fuses_states) {
+    backend_.load_rows({.from = pass.features,
+                        .slots = batch.feature_slots,
+                        .column = 0,
+                        .dim = hidden_size_,
+                        .out = hidden,
+                        .num_rows = rows});
+    return;
+  }
+  bool accumulates = false;
+  if (fusion_.embedding != nullptr) {
+    backend_.linear({.weight = fusion_.embedding.get(),
+                     .in = {.x = token_rows_.data(), .dtype = DType::kF32, .num_rows = rows},
+                     .out = hidden});
+    accumulates = true;
+  }
+  for (const FeatureFusion::Part& part : fusion_.parts) {
+    backend_.load_rows({.from = pass.features,
+                        .slots = batch.feature_slots,
+                        .column = part.column,
+                        .dim = static_cast<int>(part.weight->in_features()),
+                        .out = features_.as<float>(),
+                        .num_rows = rows});
+    const NormParams norm = part.norm.params();
+    const bool is_first = &part == &fusion_.parts.front();
+    backend_.linear({.weight = part.weight.get(),
+                     .in = {.x = features_.data(),
+                            .dtype = DType::kF32,
+                            .norm = part.norm.weight.empty() ? nullptr : &norm,
+                            .num_rows = rows},
+                     .bias = is_first ? fusion_.bias.as<float>() : nullptr,
+                     .out = hidden,
+                     .accumulate = accumulates});
+    accumulates = true;
+  }
+}
+
+ProjectionInput HeadFusion::join_embedding(const Layer& layer, float* hidden, int num_rows) {
+  const DType act = backend_.act_dtype();
+  const size_t half_bytes = static_cast<size_t>(hidden_size_) * size_of(act);
+  const auto put = [&](const Norm& norm, const float* x, void* out, DType dtype, int stride) {
+    backend_.norm({.norm = norm.params(),
+                   .x = x,
+                   .out = out,
+                   .out_dtype = dtype,
+                   .num_rows = num_rows,
+                   .dim = hidden_size_,
+                   .out_stride = stride});
+  };
+  const int stride = 2 * hidden_size_;
+  put(layer.embedding_norm, token_rows_.as<float>(), joined_.data(), act, stride);
+  put(layer.attention_norm, hidden, joined_.as<std::byte>() + half_bytes, act, stride);
+  // In place, as a row is summed before any of it is written. Buffers that a pass swaps an odd
+  // number of times would not be where work recorded earlier left its results.
+  if (fusion_.normed_residual) put(layer.attention_norm, hidden, hidden, DType::kF32, 0);
+  return {.x = joined_.data(), .dtype = act, .num_rows = num_rows};
+}
+
+void HeadFusion::store_states(const ModelPass& pass, const float* hidden,
+                              const NormParams* final_norm) {
+  SPECDEC_CHECK(!fusion_.feeds_back_normed || final_norm != nullptr);
+  backend_.store_rows({.x = hidden,
+                       .norm = fusion_.feeds_back_normed ? final_norm : nullptr,
+                       .slot_mapping = pass.batch.state_slots,
+                       .to = pass.features,
+                       .column = 0,
+                       .dim = hidden_size_,
+                       .num_rows = pass.batch.num_rows});
+}
+
+}  // namespace specdec

@@ -1,0 +1,36 @@
+// What a draft head's pass has beside a transformer's: its rows begin with features of the target,
+// and its drafts' states are left for their children.
+#pragma once
+
+#include "backend/backend.h"
+#include "model/model.h"
+#include "model/parts.h"
+
+namespace specdec {
+
+class HeadFusion {
+ public:
+  // For passes of up to max_rows rows. `fusion` is borrowed.
+  HeadFusion(const FeatureFusion& fusion, int hidden_size, Backend& backend, int max_rows);
+
+  // [max_rows, hidden_size]: where the embeddings of a pass's tokens go before fuse().
+  float* token_rows() { return token_rows_.as<float>(); }
+  // Writes what the first layer reads into `hidden`, [rows, hidden_size]: what is known of the
+  // token before each row, in place of its own embedding or beside it.
+  void fuse(const ModelPass& pass, float* hidden);
+  // The norms of the tokens' embeddings and of the residual stream, side by side: what
+  // AttentionInput::kWithEmbedding reads.
+  ProjectionInput join_embedding(const Layer& layer, float* hidden, int num_rows);
+  // Leaves what the children of drafted rows read. `final_norm`: the head's, null without.
+  void store_states(const ModelPass& pass, const float* hidden, const NormParams* final_norm);
+
+ private:
+  const FeatureFusion& fusion_;
+  int hidden_size_;
+  Backend& backend_;
+  Buffer token_rows_;  // [max_rows, hidden_size] float32
+  Buffer features_;    // [max_rows, widest part of the fusion] float32
+  Buffer joined_;      // [max_rows, 2 * hidden_size] in the backend's activation dtype
+};
+
+}  // namespace specdec
