@@ -336,7 +336,7 @@ TEST(DraftCredit, DraftsMayLoseAShareOfAllSecondsAndHalfOfItInOneStep) {
   EXPECT_DOUBLE_EQ(credit.of_a_step(), 0.02);  // no more is saved up than four steps
   credit.add(-100);
   credit.earn(0.0, 0.01);
-  credit.add(0.64);
+  credit.add(0.65);
   EXPECT_TRUE(credit.covers(1e-9));  // nor is more owed than 64
 }
 
