@@ -51,14 +51,12 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
   SPECDEC_CHECK_EQ(args.num_heads % args.kv.num_kv_heads, 0);
   SPECDEC_CHECK_GT(args.scale, 0.0f);
   if (args.batch->num_rows == 0) return;
-  BatchView batch = *args.batch;
-  batch.row_maker = nullptr;  // of the host
   kernels_.attention.tree_attention(
       *stream_,
       {.q = args.q,
        .out = args.out,
        .act_dtype = act_dtype_,
-       .batch = batch,
+       .batch = *args.batch,
        .kv = args.kv,
        .num_heads = args.num_heads,
        .scale = args.scale,
@@ -69,7 +67,7 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
        .max_shared_bytes = device_->properties().max_shared_bytes_per_block - kMaxStaticSharedBytes,
        .workspace = attention_workspace_.data(),
        .workspace_bytes = attention_workspace_.size_bytes(),
-       .plan = attention_plans_.plan_of(batch, args)});
+       .plan = attention_plans_.plan_of(*args.batch, args)});
 }
 
 void CudaBackend::copy_kv(const CopyKvArgs& args) {

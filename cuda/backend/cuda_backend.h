@@ -31,8 +31,6 @@ struct CudaOptions {
   }
 };
 
-struct PassRowMaker;
-
 class CudaBackend final : public Backend {
  public:
   // `act_dtype` is bfloat16 or float16. The table's target must be the device's, and `gemms` must
@@ -100,9 +98,7 @@ class CudaBackend final : public Backend {
  private:
   void linear_by_inputs(const LinearArgs& args);
   void linear_by_outputs(const LinearArgs& args);
-  // With a maker, the rows of its pass, too, in the same launch.
-  void embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args,
-                  const PassRowMaker* maker = nullptr);
+  void embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args);
   void gather_embeddings(const EmbedArgs& args);
 
   std::unique_ptr<Device> device_;

@@ -218,22 +218,22 @@ void CudaDeviceStep::draft(const StepShape& shape) {
     if (is_level) rows.num_tree_slots = memory_.growths.num_kv_slots;
     rows.feature_slots = memory_.batch.feature_slots;
     rows.state_slots = memory_.batch.state_slots;
-    forward(draft_, rows, {is_level ? PassRows::kTree : PassRows::kDraft, params});
+    forward(draft_, rows, is_level ? PassRows::kTree : PassRows::kDraft, params);
     sample(shape, draft_, shape.num_seats * (is_level ? config_.tree.width : 1));
     if (grows_trees()) kernels_.step.grow_trees(backend_.stream(), params);
   }
 }
 
-void CudaDeviceStep::forward(const Model& model, BatchView rows, PassRowMaker maker) {
-  rows.row_maker = &maker;
-  model.model->forward(rows, maker.params.pass);
-  SPECDEC_CHECK(maker.is_done);
+void CudaDeviceStep::forward(const Model& model, const BatchView& rows, PassRows kind,
+                             const StepParams& params) {
+  kernels_.step.make_rows(backend_.stream(), kind, params);
+  model.model->forward(rows, params.pass);
 }
 
 void CudaDeviceStep::verify(const StepShape& shape) {
   const bool has_trees = shape.has_host_drafts || grew_trees(shape);
   const StepParams params = this->params(shape, shape.num_rows);
-  forward(target_, view(shape, shape.num_rows, has_trees), {PassRows::kVerify, params});
+  forward(target_, view(shape, shape.num_rows, has_trees), PassRows::kVerify, params);
   sample(shape, target_, shape.num_rows);
   if (!has_trees && !is_weighed(shape)) {
     return kernels_.step.walk_and_commit(backend_.stream(), params, walk_params(shape));

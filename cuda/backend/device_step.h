@@ -2,9 +2,10 @@
 // time a step of its shape runs.
 #pragma once
 
+#include "cuda/backend/cuda_backend.h"
 #include "cuda/backend/device_step_reports.h"
 #include "cuda/backend/device_step_seats.h"
-#include "cuda/backend/pass_rows.h"
+#include "cuda/kernels/step.h"
 
 namespace specdec::cuda {
 
@@ -43,7 +44,8 @@ class CudaDeviceStep final : public DeviceStep {
   StepParams params(const StepShape& shape, int num_rows, int pass = 0) const;
   BatchView view(const StepShape& shape, int num_rows, bool has_trees) const;
   void draft(const StepShape& shape);
-  void forward(const Model& model, BatchView rows, PassRowMaker maker);
+  // Makes the rows, which `params` has the arrays of, and runs them.
+  void forward(const Model& model, const BatchView& rows, PassRows kind, const StepParams& params);
   void verify(const StepShape& shape);
   VerifyTrees trees(const StepShape& shape) const;
   WalkParams walk_params(const StepShape& shape) const;

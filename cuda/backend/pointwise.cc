@@ -5,7 +5,6 @@
 #include "core/check.h"
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/backend/packed_linear.h"
-#include "cuda/backend/pass_rows.h"
 
 namespace specdec::cuda {
 namespace {
@@ -46,22 +45,11 @@ void CudaBackend::embed(const EmbedArgs& args) {
   attention_plans_.begin_pass();  // a model looks up its tokens first
   if (args.num_rows == 0) return;
   const CudaPackedLinear& rows = static_cast<const CudaEmbeddingTable&>(*args.table).rows();
-  const bool is_shared = rows.share().by_outputs();
-  auto* maker = static_cast<PassRowMaker*>(args.row_maker);
-  const bool makes_rows_itself =
-      maker != nullptr && !is_shared && args.num_rows <= kMostEmbeddedRows;
-  if (maker != nullptr) {
-    SPECDEC_CHECK(!maker->is_done);
-    SPECDEC_CHECK_EQ(maker->params.memory.batch.token_ids, args.token_ids);
-    maker->is_done = true;
-    if (!makes_rows_itself) kernels_.step.make_rows(*stream_, maker->kind, maker->params);
-  }
-  if (is_shared) return gather_embeddings(args);
-  embed_rows(rows, args, makes_rows_itself ? maker : nullptr);
+  if (rows.share().by_outputs()) return gather_embeddings(args);
+  embed_rows(rows, args);
 }
 
-void CudaBackend::embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args,
-                             const PassRowMaker* maker) {
+void CudaBackend::embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args) {
   const EmbedRowsParams params = {.table = rows.data(),
                                   .num_embeddings = static_cast<int>(rows.num_outputs()),
                                   .dim = static_cast<int>(rows.in_features()),
@@ -71,15 +59,7 @@ void CudaBackend::embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args
                                   .scale = args.scale,
                                   .out = args.out,
                                   .num_rows = args.num_rows};
-  const bool is_act = rows.format() == WeightFormat::kAct;
-  if (maker != nullptr) {
-    if (is_act) {
-      return kernels_.step.embed_rows_act(*stream_, maker->kind, maker->params, params, act_dtype_);
-    }
-    return kernels_.step.embed_rows_codes(*stream_, maker->kind, maker->params, params,
-                                          rows.code_layout());
-  }
-  if (!is_act) {
+  if (rows.format() != WeightFormat::kAct) {
     return kernels_.pointwise.embed_codes(*stream_, params, rows.code_layout());
   }
   kernels_.pointwise.embed_act(*stream_, params, act_dtype_);

@@ -6,7 +6,6 @@
 #include "cuda/common/target.cuh"
 #include "cuda/common/warp.cuh"
 #include "cuda/kernels/activation.cuh"
-#include "cuda/kernels/embed_rows.cuh"
 #include "cuda/kernels/pointwise.h"
 #include "cuda/kernels/quantize_layout.cuh"
 #include "cuda/kernels/tiles.cuh"
@@ -100,13 +99,44 @@ void norm(Stream& stream, const NormRowsParams& params) {
 
 // --- Lookups ---
 
+// Rows of packed matrices: pair(id, k) gives the elements k and k + 1 of row `id`, k even.
+template <class T>
+struct ActRows {
+  const unsigned char* weights;
+  int num_k_blocks;
+
+  __device__ float2 pair(int64_t id, int k) const {
+    const int64_t offset = act_pair_offset(id, k, num_k_blocks);
+    return unpack<T>(*reinterpret_cast<const uint32_t*>(weights + offset));
+  }
+};
+
+struct CodeRows {
+  const unsigned char* weights;
+  CodeLayout layout;
+
+  __device__ float2 pair(int64_t id, int k) const {
+    const CodePlace place = code_place(id);
+    const float2 scale = scale_and_min(weights, layout, place, k);
+    return make_float2(weight_of(scale, code_of(weights, layout, place, k)),
+                       weight_of(scale, code_of(weights, layout, place, k + 1)));
+  }
+};
+
 template <class Rows>
 __global__ void embed_kernel(Rows rows, EmbedRowsParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
   const int k = 2 * (blockIdx.y * kEmbedThreads + threadIdx.x);
   if (k >= params.dim) return;
-  embed_pair(rows, params, blockIdx.x, params.token_ids[blockIdx.x], k);
+  const int64_t id = int64_t{params.token_ids[blockIdx.x]} + params.index_offset;
+  const bool is_known = id >= 0 && id < params.num_embeddings;
+  const float none = __uint_as_float(0x7fc00000u);
+  float2 values = is_known ? rows.pair(id, k) : make_float2(none, none);
+  values = make_float2(product(values.x, params.scale), product(values.y, params.scale));
+  float* out = params.out + static_cast<int64_t>(blockIdx.x) * params.dim + k;
+  out[0] = params.accumulate ? out[0] + values.x : values.x;
+  if (k + 1 < params.dim) out[1] = params.accumulate ? out[1] + values.y : values.y;
 }
 
 template <class Rows>
@@ -121,11 +151,17 @@ void launch_embed(Stream& stream, const Rows& rows, const EmbedRowsParams& param
 }
 
 void embed_act(Stream& stream, const EmbedRowsParams& params, DType act_dtype) {
-  with_act_rows(params, act_dtype, [&](const auto& rows) { launch_embed(stream, rows, params); });
+  const auto* weights = static_cast<const unsigned char*>(params.table);
+  const int num_k_blocks = (params.dim + kBlockInputs - 1) / kBlockInputs;
+  if (act_dtype == DType::kBF16) {
+    return launch_embed(stream, ActRows<Bf16>{weights, num_k_blocks}, params);
+  }
+  launch_embed(stream, ActRows<Half>{weights, num_k_blocks}, params);
 }
 
 void embed_codes(Stream& stream, const EmbedRowsParams& params, const CodeLayout& layout) {
-  launch_embed(stream, code_rows(params, layout), params);
+  const auto* weights = static_cast<const unsigned char*>(params.table);
+  launch_embed(stream, CodeRows{weights, layout}, params);
 }
 
 // --- Features ---

@@ -136,8 +136,6 @@ void change_seats(Stream& stream, const ChangeSeatsParams& params) {
 
 StepKernels step_kernels() {
   return {.make_rows = make_rows,
-          .embed_rows_act = embed_rows_act,
-          .embed_rows_codes = embed_rows_codes,
           .grow_trees = grow_trees,
           .commit = commit,
           .walk_and_commit = walk_and_commit,

@@ -6,7 +6,6 @@
 
 #include "backend/device_step.h"
 #include "cuda/gpu/device.h"
-#include "cuda/kernels/pointwise.h"
 #include "cuda/kernels/sampling.h"
 #include "cuda/kernels/verify.h"
 
@@ -175,9 +174,6 @@ enum class PassRows : uint8_t {
   kVerify,  // of the target's pass: the last token and the drafts of each seat. Every row samples.
 };
 
-// Of more rows, that each block counts the rows of all seats would cost more than another launch.
-inline constexpr int kMostEmbeddedRows = 32;
-
 // Entry `token` of a seat's count table, for a token of its text.
 struct SeatTokenCount {
   int32_t seat;
@@ -198,12 +194,6 @@ struct ChangeSeatsParams {
 
 struct StepKernels {
   void (*make_rows)(Stream&, PassRows, const StepParams&);
-  // The same and the embeddings of these rows, for at most kMostEmbeddedRows; token_ids are read
-  // from nowhere, as the kernel makes them itself.
-  void (*embed_rows_act)(Stream&, PassRows, const StepParams&, const EmbedRowsParams&,
-                         DType act_dtype);
-  void (*embed_rows_codes)(Stream&, PassRows, const StepParams&, const EmbedRowsParams&,
-                           const CodeLayout&);
   // Adds the candidates of a pass to the trees and chooses the next frontiers. After the last pass
   // the likeliest nodes become the seats' drafts.
   void (*grow_trees)(Stream&, const StepParams&);

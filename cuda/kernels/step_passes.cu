@@ -1,17 +1,11 @@
-// Makes the rows of a pass from the state of the requests and, where they are few, looks up their
-// embeddings in the same kernel.
+// Makes the rows of a pass from the state of the requests.
 #include "core/step_rules.h"
 #include "cuda/common/ptx.cuh"
-#include "cuda/kernels/embed_rows.cuh"
 #include "cuda/kernels/step_passes.cuh"
 #include "cuda/kernels/step_rows.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 namespace {
-
-// A pass has, of each seat, num_rows_of() rows whose tokens are token_of(), and one block makes
-// them all by make(). Meanwhile other blocks ask for numbers and tokens, so the first two read
-// nothing that make() writes.
 
 // A chain gets its draft number `pass`, unless the seat's chain is shorter.
 __device__ __forceinline__ void add_to_chain(SeatDrafts& drafts, int pass, int32_t token) {
@@ -24,7 +18,6 @@ __device__ __forceinline__ void add_to_chain(SeatDrafts& drafts, int pass, int32
 // draft of the pass before.
 struct DraftPass {
   static constexpr const char* kName = "draft_rows";
-  static constexpr const char* kEmbeddedName = "embed_draft_rows";
 
   static __device__ __forceinline__ int first_unseen_of(const StepParams& params,
                                                         const StepSeat& seat) {
@@ -32,24 +25,18 @@ struct DraftPass {
   }
 
   // How deep the draft model may draft for the seat in this step.
-  static __device__ __forceinline__ int depth_limit(const StepParams& params, int index) {
-    if (params.pass > 0) return params.memory.state.drafts[index].depth_limit;
-    const StepSeat& seat = params.memory.state.seats[index];
+  static __device__ __forceinline__ int depth_limit(const StepParams& params,
+                                                    const StepSeat& seat) {
     const int max_depth = seat.is_active != 0 ? min(params.num_passes, seat.max_depth) : 0;
     if (first_unseen_of(params, seat) >= seat.num_tokens) return 0;
     return draft_depth_limit(max_depth, seat.num_tokens, seat.max_num_tokens);
   }
 
+  // Once the seat has its depth_limit.
   static __device__ __forceinline__ int num_rows_of(const StepParams& params, int index) {
-    if (depth_limit(params, index) <= params.pass) return 0;
+    if (params.memory.state.drafts[index].depth_limit <= params.pass) return 0;
     const StepSeat& seat = params.memory.state.seats[index];
     return params.pass == 0 ? seat.num_tokens - first_unseen_of(params, seat) : 1;
-  }
-
-  static __device__ __forceinline__ int32_t token_of(const StepParams& params, int index, int row) {
-    if (params.pass > 0) return params.memory.sampled[index];
-    const StepSeat& seat = params.memory.state.seats[index];
-    return seat.tail[kStepTail - (seat.num_tokens - first_unseen_of(params, seat)) + row];
   }
 
   static __device__ __forceinline__ void make(const StepParams& params, unsigned char*) {
@@ -63,7 +50,7 @@ struct DraftPass {
     for (int i = mine.begin; i < mine.end; ++i) {
       SeatDrafts& drafts = state.drafts[i];
       if (params.pass == 0) {
-        drafts.depth_limit = depth_limit(params, i);
+        drafts.depth_limit = depth_limit(params, state.seats[i]);
         drafts.num_drafts = 0;
         drafts.is_tree = 0;
       } else {
@@ -152,18 +139,6 @@ __device__ __forceinline__ void put_frontier(const StepParams& params, int index
 // Of the draft model, over the frontiers of trees that grow.
 struct TreePass {
   static constexpr const char* kName = "tree_rows";
-  static constexpr const char* kEmbeddedName = "embed_tree_rows";
-
-  static __device__ __forceinline__ int num_rows_of(const StepParams& params, int index) {
-    return params.memory.growths.seats[index].num_frontier;
-  }
-
-  static __device__ __forceinline__ int32_t token_of(const StepParams& params, int index, int row) {
-    const StepGrowths& growths = params.memory.growths;
-    const StepFrontier& frontier =
-        growths.frontiers[static_cast<int64_t>(index) * growths.shape.width + row];
-    return growths.nodes[static_cast<int64_t>(index) * growths.capacity + frontier.node - 1].token;
-  }
 
   static __device__ __forceinline__ void make(const StepParams& params, unsigned char*) {
     const StepMemory& memory = params.memory;
@@ -172,7 +147,7 @@ struct TreePass {
     const StepGrowths& growths = memory.growths;
     const SeatRange mine = seats_of_thread(state.num_seats);
     int num_rows = 0;
-    for (int i = mine.begin; i < mine.end; ++i) num_rows += num_rows_of(params, i);
+    for (int i = mine.begin; i < mine.end; ++i) num_rows += growths.seats[i].num_frontier;
     StepCounts all;
     int row = exclusive_scan({num_rows, 0}, &all).rows;
     for (int i = mine.begin; i < mine.end; ++i) {
@@ -271,7 +246,6 @@ __device__ __forceinline__ int seat_of_row(const int32_t* first_rows, int num_se
 // Of the target, over the last token and the drafts of each seat.
 struct VerifyPass {
   static constexpr const char* kName = "verify_rows";
-  static constexpr const char* kEmbeddedName = "embed_verify_rows";
 
   static __device__ __forceinline__ bool may_have_drafts(const StepParams& params, int index) {
     return (params.num_passes > 0 || params.has_host_drafts != 0) &&
@@ -281,26 +255,9 @@ struct VerifyPass {
   static __device__ __forceinline__ bool has_chains(const StepParams& params) {
     return params.num_passes > 0 && params.memory.growths.shape.width == 1;
   }
-  static __device__ __forceinline__ bool gets_draft(const StepParams& params, int index) {
-    return has_chains(params) && params.memory.state.drafts[index].depth_limit >= params.num_passes;
-  }
-
-  static __device__ __forceinline__ int num_drafts_of(const StepParams& params, int index) {
-    if (!may_have_drafts(params, index)) return 0;
-    if (gets_draft(params, index)) return params.num_passes;
-    return params.memory.state.drafts[index].num_drafts;
-  }
-
-  static __device__ __forceinline__ int num_rows_of(const StepParams& params, int index) {
-    if (params.memory.state.seats[index].is_active == 0) return 0;
-    return 1 + num_drafts_of(params, index);
-  }
-
-  static __device__ __forceinline__ int32_t token_of(const StepParams& params, int index, int row) {
-    const StepMemory& memory = params.memory;
-    if (row == 0) return memory.state.seats[index].tail[kStepTail - 1];
-    if (row == params.num_passes && gets_draft(params, index)) return memory.sampled[index];
-    return memory.state.drafts[index].tokens[row - 1];
+  // Once the seat has its last draft.
+  static __device__ __forceinline__ int num_rows_of(const StepState& state, int index) {
+    return state.seats[index].is_active != 0 ? 1 + state.drafts[index].num_drafts : 0;
   }
 
   static __device__ __forceinline__ void make(const StepParams& params,
@@ -322,8 +279,8 @@ struct VerifyPass {
       } else if (has_chains(params)) {
         add_to_chain(drafts, params.num_passes, memory.sampled[i]);
       }
-      num_rows += num_rows_of(params, i);
-      num_drafts += num_drafts_of(params, i);
+      num_rows += num_rows_of(state, i);
+      num_drafts += drafts.num_drafts;
     }
     StepCounts all;
     StepCounts before = exclusive_scan({num_rows, num_drafts}, &all);
@@ -335,7 +292,7 @@ struct VerifyPass {
       trees.is_tree[i] = drafts.is_tree != 0;
       trees.seeds[i] = seat.sampling.seed;
       trees.cu_attempts[i] = before.drafts;
-      before.rows += num_rows_of(params, i);
+      before.rows += num_rows_of(state, i);
       before.drafts += drafts.num_drafts;
     }
     const int total = all.rows;
@@ -366,59 +323,11 @@ __global__ void __launch_bounds__(kStepThreads, 1) make_rows_kernel(StepParams p
   Pass::make(params, shared_bytes);
 }
 
-// Grid: [1 + rows, pieces of an embedding]. The first block makes the rows. Each of the others
-// finds the token of its row itself, for which it counts the rows of all seats.
-template <class Pass, class Rows>
-__global__ void __launch_bounds__(kStepThreads, 1)
-    embed_rows_kernel(StepParams params, Rows rows, EmbedRowsParams embedding) {
-  SPECDEC_SHARED_BYTES(shared_bytes);
-  __shared__ int32_t token;
-  ptx::wait_for_previous();
-  ptx::let_next_start();
-  if (blockIdx.x == 0) {
-    if (blockIdx.y == 0) Pass::make(params, shared_bytes);
-    return;
-  }
-  const int row = static_cast<int>(blockIdx.x) - 1;
-  if (threadIdx.x == 0) token = 0;  // of padding
-  const SeatRange mine = seats_of_thread(params.memory.state.num_seats);
-  int num_rows = 0;
-#pragma unroll 1
-  for (int i = mine.begin; i < mine.end; ++i) num_rows += Pass::num_rows_of(params, i);
-  StepCounts all;
-  int begin = exclusive_scan({num_rows, 0}, &all).rows;
-  if (begin <= row && row < begin + num_rows) {
-    int seat = mine.begin;
-#pragma unroll 1
-    for (int end = begin; (end += Pass::num_rows_of(params, seat)) <= row; ++seat) begin = end;
-    token = Pass::token_of(params, seat, row - begin);
-  }
-  __syncthreads();
-  const int k = 2 * static_cast<int>(blockIdx.y * kStepThreads + threadIdx.x);
-  if (k < embedding.dim) embed_pair(rows, embedding, row, token, k);
-}
-
 // With what VerifyPass shares.
 LaunchConfig config_of(const StepParams& params) {
   LaunchConfig config = kOneStepBlock;
   config.shared_bytes = sizeof(int32_t) * static_cast<size_t>(params.memory.state.num_seats);
   return config;
-}
-
-template <class Pass>
-void make_rows_of(Stream& stream, const StepParams& params) {
-  launch(Pass::kName, stream, make_rows_kernel<Pass>, config_of(params), params);
-}
-
-template <class Pass, class Rows>
-void embed_rows_of(Stream& stream, const StepParams& params, const Rows& rows,
-                   const EmbedRowsParams& embedding) {
-  constexpr int kPiece = 2 * kStepThreads;
-  LaunchConfig config = config_of(params);
-  config.grid = {static_cast<unsigned>(1 + embedding.num_rows),
-                 static_cast<unsigned>((embedding.dim + kPiece - 1) / kPiece)};
-  launch(Pass::kEmbeddedName, stream, embed_rows_kernel<Pass, Rows>, config, params, rows,
-         embedding);
 }
 
 template <class Use>
@@ -436,21 +345,8 @@ void with_pass(PassRows kind, Use&& use) {
 }  // namespace
 
 void make_rows(Stream& stream, PassRows kind, const StepParams& params) {
-  with_pass(kind, [&]<class Pass>(Pass) { make_rows_of<Pass>(stream, params); });
-}
-
-void embed_rows_act(Stream& stream, PassRows kind, const StepParams& params,
-                    const EmbedRowsParams& embedding, DType act_dtype) {
   with_pass(kind, [&]<class Pass>(Pass) {
-    with_act_rows(embedding, act_dtype,
-                  [&](const auto& rows) { embed_rows_of<Pass>(stream, params, rows, embedding); });
-  });
-}
-
-void embed_rows_codes(Stream& stream, PassRows kind, const StepParams& params,
-                      const EmbedRowsParams& embedding, const CodeLayout& layout) {
-  with_pass(kind, [&]<class Pass>(Pass) {
-    embed_rows_of<Pass>(stream, params, code_rows(embedding, layout), embedding);
+    launch(Pass::kName, stream, make_rows_kernel<Pass>, config_of(params), params);
   });
 }
 

@@ -116,13 +116,6 @@ class EmbeddingTable {
   virtual int64_t size_bytes() const = 0;  // 0 when it shares a PackedLinear's storage
 };
 
-// Makes the rows of a batch when their tokens are embedded, so that one kernel can do both. A
-// device step has them, and its backend knows what they are.
-class RowMaker {
- public:
-  virtual ~RowMaker() = default;
-};
-
 // One step's rows: the packed batch of token trees. A request contributes a root or a prompt chunk
 // (a chain), or a root and its draft nodes (a tree), parents before children.
 //   KV slot of a row = base_lens[request] + index of the row in its request
@@ -151,9 +144,6 @@ struct BatchView {
   const int64_t* feature_slots = nullptr;  // [num_rows]
   // Where the row's own state goes, for its children to read; -1: nowhere.
   const int64_t* state_slots = nullptr;  // [num_rows]
-  // Not null: nothing of the rows has been written yet. A pass begins with Backend::embed of
-  // token_ids, with this maker, which writes all arrays.
-  RowMaker* row_maker = nullptr;
   // The arrays lie where those of every staged batch of this shape do: work on them may be
   // recorded.
   bool is_recordable = false;
@@ -184,10 +174,9 @@ struct EmbedArgs {
   const int32_t* token_ids = nullptr;  // [num_rows]
   float* out = nullptr;                // [num_rows, dim]
   int num_rows = 0;
-  int32_t index_offset = 0;       // added to every id (OPT's positions start at 2)
-  bool accumulate = false;        // out += row instead of out = row
-  float scale = 1.0f;             // every row is multiplied by it
-  RowMaker* row_maker = nullptr;  // of the batch whose tokens these are (BatchView)
+  int32_t index_offset = 0;  // added to every id (OPT's positions start at 2)
+  bool accumulate = false;   // out += row instead of out = row
+  float scale = 1.0f;        // every row is multiplied by it
 };
 
 enum class NormKind : uint8_t { kRms, kLayer };

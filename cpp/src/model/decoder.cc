@@ -136,8 +136,7 @@ void Decoder::Impl::embed(const BatchView& batch, float* out) {
                  .token_ids = batch.token_ids,
                  .out = embedded,
                  .num_rows = rows,
-                 .scale = embedding.scale,
-                 .row_maker = batch.row_maker});
+                 .scale = embedding.scale});
   if (embedding.project_in) {
     backend.linear({.weight = embedding.project_in.get(),
                     .in = {.x = embedded, .dtype = DType::kF32, .num_rows = rows},

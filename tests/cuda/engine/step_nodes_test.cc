@@ -65,7 +65,7 @@ class StepNodesTest : public ::testing::TestWithParam<cuda::testing::DeviceKind>
   }
 };
 
-// Rows with their embeddings, layers, head, and what is accepted and committed; of drawn tokens the
+// Rows, their embeddings, layers, head, and what is accepted and committed; of drawn tokens the
 // sampler's two.
 TEST_P(StepNodesTest, OfAModelThatReadsTokens) {
   TempDirectory target, draft;
@@ -76,10 +76,10 @@ TEST_P(StepNodesTest, OfAModelThatReadsTokens) {
   drafter.model = draft.path();
   World world(GetParam(), target.path(), drafter);
   const int layers = world.target().model().config().num_layers * kLayerNodes;
-  EXPECT_EQ(nodes_of(world, likeliest(), 0), layers + 3);
-  EXPECT_EQ(nodes_of(world, drawn(), 0), layers + 5);
-  EXPECT_EQ(nodes_of(world, likeliest(), 3), 3 * (layers + 2) + layers + 3);
-  EXPECT_EQ(nodes_of(world, drawn(), 3), 3 * (layers + 4) + layers + 5);
+  EXPECT_EQ(nodes_of(world, likeliest(), 0), layers + 4);
+  EXPECT_EQ(nodes_of(world, drawn(), 0), layers + 6);
+  EXPECT_EQ(nodes_of(world, likeliest(), 3), 3 * (layers + 3) + layers + 4);
+  EXPECT_EQ(nodes_of(world, drawn(), 3), 3 * (layers + 5) + layers + 6);
 }
 
 // A head that scores some tokens spares the two launches that spread its logits, too.

@@ -211,8 +211,7 @@ void MlpSpeculator::forward(const ModelPass& pass) {
                   .token_ids = batch.token_ids,
                   .out = sum_.as<float>(),
                   .num_rows = rows,
-                  .scale = embedding_scale_,
-                  .row_maker = batch.row_maker});
+                  .scale = embedding_scale_});
   backend_.load_rows({.from = pass.features,
                       .slots = batch.feature_slots,
                       .column = 0,
