@@ -4,35 +4,10 @@
 #include <utility>
 
 #include "core/check.h"
+#include "sched/by_rank.h"
 
 namespace specdec {
 namespace {
-
-// Where a sequence stands, or belongs, in a container sorted by rank.
-template <class Sequences>
-auto position_of(Sequences& sequences, const Sequence& sequence) {
-  return std::ranges::lower_bound(sequences, sequence.rank(), {}, &Sequence::rank);
-}
-
-template <class Sequences>
-bool contains(const Sequences& sequences, const Sequence& sequence) {
-  const auto position = position_of(sequences, sequence);
-  return position != sequences.end() && *position == &sequence;
-}
-
-template <class Sequences>
-void insert_sorted(Sequences& sequences, Sequence& sequence) {
-  const auto position = position_of(sequences, sequence);
-  SPECDEC_CHECK(position == sequences.end() || (*position)->rank() != sequence.rank());
-  sequences.insert(position, &sequence);
-}
-
-template <class Sequences>
-void erase_sorted(Sequences& sequences, const Sequence& sequence) {
-  const auto position = position_of(sequences, sequence);
-  SPECDEC_CHECK(position != sequences.end() && *position == &sequence);
-  sequences.erase(position);
-}
 
 template <class State>
 int count_in(std::span<Sequence* const> sequences) {
@@ -40,9 +15,6 @@ int count_in(std::span<Sequence* const> sequences) {
     return std::holds_alternative<State>(sequence->state);
   }));
 }
-
-// Once its first token is there, its prompt has been computed and its blocks could be shared.
-bool has_prefilled(const Sequence& sequence) { return sequence.num_output_tokens() > 0; }
 
 int num_prompt_rows(const ScheduledSequence& scheduled) {
   const Sequence& sequence = *scheduled.sequence;
@@ -371,7 +343,7 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
   const int num_full_before = sequence.num_computed_tokens / config_.block_size;
   const int num_rows_past_end =
       sequence.num_computed_tokens + scheduled.num_rows - sequence.num_tokens();
-  const bool was_prefilled = has_prefilled(sequence);
+  const bool was_prefilled = sequence.has_prefilled();
 
   if (scheduled.samples) {
     SPECDEC_CHECK_GE(num_rows_past_end, 0);
@@ -406,7 +378,7 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
     sequence.state = Decoding{};
     if (sequence.num_tokens_under_way == 0) sequence.blocks.truncate(sequence.num_computed_tokens);
   }
-  if (!was_prefilled && has_prefilled(sequence)) release_followers(sequence, /*elect=*/false);
+  if (!was_prefilled && sequence.has_prefilled()) release_followers(sequence, /*elect=*/false);
   return update;
 }
 
@@ -425,7 +397,7 @@ void Scheduler::follow_leader(Sequence& sequence) {
   SPECDEC_CHECK(leader->rank() < sequence.rank());
   const bool can_share = config_.enable_prefix_caching && sequence.use_prefix_cache &&
                          sequence.num_prompt_tokens() > config_.block_size;
-  if (!can_share || leader->is_finished() || has_prefilled(*leader)) {
+  if (!can_share || leader->is_finished() || leader->has_prefilled()) {
     sequence.prefill_leader = nullptr;
     return;
   }
@@ -457,63 +429,6 @@ void Scheduler::release_followers(const Sequence& leader, bool elect) {
     --num_left;
   }
   if (elected != nullptr && num_followers > 1) num_followers_[elected] = num_followers - 1;
-}
-
-void Scheduler::check_integrity() const {
-  pool_.check_integrity();
-  prefix_cache_.check_integrity();
-  check_waiting();
-  check_running();
-}
-
-void Scheduler::check_waiting() const {
-  std::unordered_map<const Sequence*, int> num_followers;
-  const Sequence* previous = nullptr;
-  for (const Sequence* sequence : waiting_) {
-    SPECDEC_CHECK(previous == nullptr || previous->rank() < sequence->rank());
-    previous = sequence;
-    const bool is_preempted = std::holds_alternative<Preempted>(sequence->state);
-    SPECDEC_CHECK(is_preempted || std::holds_alternative<Waiting>(sequence->state));
-    SPECDEC_CHECK_EQ(is_preempted, sequence->num_preemptions > 0);
-    SPECDEC_CHECK_EQ(sequence->blocks.num_blocks(), 0);
-    SPECDEC_CHECK_EQ(sequence->num_computed_tokens, 0);
-    const Sequence* leader = sequence->prefill_leader;
-    if (leader == nullptr) continue;
-    SPECDEC_CHECK(contains(waiting_, *leader) || contains(running_, *leader));
-    SPECDEC_CHECK(leader->rank() < sequence->rank());
-    SPECDEC_CHECK(!has_prefilled(*leader));
-    ++num_followers[leader];
-  }
-  SPECDEC_CHECK(num_followers == num_followers_);
-}
-
-void Scheduler::check_running() const {
-  SPECDEC_CHECK_LE(num_running(), most_running());
-  std::vector<int> ref_counts(static_cast<size_t>(pool_.num_blocks()) + 1);
-  const Sequence* previous = nullptr;
-  for (const Sequence* sequence : running_) {
-    SPECDEC_CHECK(previous == nullptr || previous->rank() < sequence->rank());
-    previous = sequence;
-    SPECDEC_CHECK(sequence->is_running());
-    SPECDEC_CHECK(sequence->prefill_leader == nullptr);
-    SPECDEC_CHECK_LE(sequence->next_row(), sequence->blocks.capacity_tokens());
-    SPECDEC_CHECK_LT(sequence->num_computed_tokens, sequence->num_tokens());
-    SPECDEC_CHECK_LE(sequence->num_computed_tokens, sequence->blocks.capacity_tokens());
-    if (std::holds_alternative<Decoding>(sequence->state)) {
-      SPECDEC_CHECK_EQ(sequence->num_computed_tokens, sequence->num_tokens() - 1);
-    }
-    const std::span<const BlockId> ids = sequence->blocks.ids();
-    for (size_t i = 0; i < ids.size(); ++i) {
-      ++ref_counts[ids[i]];
-      // Blocks that rows may still be written to are nobody else's.
-      if (static_cast<int>(i) < sequence->num_computed_tokens / config_.block_size) continue;
-      SPECDEC_CHECK_EQ(pool_.ref_count(ids[i]), 1);
-      SPECDEC_CHECK(!pool_.is_cached(ids[i]));
-    }
-  }
-  for (BlockId id = 1; id <= pool_.num_blocks(); ++id) {
-    SPECDEC_CHECK_EQ(pool_.ref_count(id), ref_counts[id]);
-  }
 }
 
 }  // namespace specdec

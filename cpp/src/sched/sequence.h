@@ -56,6 +56,8 @@ class Sequence {
   bool is_running() const {
     return std::holds_alternative<Prefilling>(state) || std::holds_alternative<Decoding>(state);
   }
+  // Once its first token is there, its prompt has been computed and its blocks could be shared.
+  bool has_prefilled() const { return num_output_tokens() > 0; }
 
   // The first token that no row has been planned for.
   int next_row() const { return num_computed_tokens + num_rows_under_way; }

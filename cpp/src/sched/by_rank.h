@@ -1,0 +1,37 @@
+// Containers of sequences in order of rank.
+#pragma once
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "sched/sequence.h"
+
+namespace specdec {
+
+// Where a sequence stands, or belongs, in a container sorted by rank.
+template <class Sequences>
+auto position_of(Sequences& sequences, const Sequence& sequence) {
+  return std::ranges::lower_bound(sequences, sequence.rank(), {}, &Sequence::rank);
+}
+
+template <class Sequences>
+bool contains(const Sequences& sequences, const Sequence& sequence) {
+  const auto position = position_of(sequences, sequence);
+  return position != sequences.end() && *position == &sequence;
+}
+
+template <class Sequences>
+void insert_sorted(Sequences& sequences, Sequence& sequence) {
+  const auto position = position_of(sequences, sequence);
+  SPECDEC_CHECK(position == sequences.end() || (*position)->rank() != sequence.rank());
+  sequences.insert(position, &sequence);
+}
+
+template <class Sequences>
+void erase_sorted(Sequences& sequences, const Sequence& sequence) {
+  const auto position = position_of(sequences, sequence);
+  SPECDEC_CHECK(position != sequences.end() && *position == &sequence);
+  sequences.erase(position);
+}
+
+}  // namespace specdec
