@@ -1,0 +1,50 @@
+// Scores of a row and head in a chunk, on their way to weights. Only for files compiled once per
+// ISA.
+#pragma once
+
+#include "cpu/kernels/integers.h"
+#include "cpu/kernels/math.h"
+
+namespace specdec::cpu::SPECDEC_ISA {
+
+// A score no other is below: its weight is 0.
+inline constexpr float kLowest = -1e30f;
+inline constexpr float kLog2E = 0x1.715476p+0f;
+
+// Those of [begin, end), from a multiple of a vector on.
+inline void cap_scores(float* s, int begin, int end, float cap) {
+  for (int i = begin; i < end; i += kLanes) {
+    store(s + i, soft_cap(load(s + i), cap * kLog2E));
+  }
+}
+
+// Hides those of [0, limit) outside of [begin, end).
+inline void hide_scores(float* s, int begin, int end, int limit) {
+  for (int i = 0; i + kLanes <= begin; i += kLanes) store(s + i, broadcast(kLowest));
+  for (int i = round_down(begin, kLanes); i < begin; ++i) s[i] = kLowest;
+  for (int i = round_down(end, kLanes); i < limit; i += kLanes) {
+    store(s + i, load_partial(s + i, max_of(end - i, 0), kLowest));
+  }
+}
+
+// Weights of scores [0, count), a multiple of two vectors; their sums and maximum to `totals`.
+template <class T>
+void weigh_scores(const float* s, int count, typename T::Word* words, float* totals) {
+  constexpr int kStep = 2 * kLanes;
+  F32x16 first = load(s), second = load(s + kLanes);
+  for (int i = kStep; i < count; i += kStep) {
+    first = max(first, load(s + i));
+    second = max(second, load(s + i + kLanes));
+  }
+  const F32x16 top = broadcast(reduce_max(max(first, second)));
+  F32x16 sum = zero();
+  for (int i = 0; i < count; i += kStep) {
+    typename T::Word* const out = words + i / T::kPerWord;
+    T::store_weights(out, T::exp2(load(s + i) - top), T::exp2(load(s + i + kLanes) - top));
+    sum = T::add_weights(sum, out);
+  }
+  store(totals, sum);
+  store(totals + kLanes, top);
+}
+
+}  // namespace specdec::cpu::SPECDEC_ISA
