@@ -1,4 +1,5 @@
-// The state of a grid while it runs; used by fibres.cc and async_copies.cc.
+// A grid while it runs: its blocks and fibres, and which of them goes on. Used by fibres.cc and
+// async_copies.cc.
 #pragma once
 
 #include <array>
