@@ -1,4 +1,4 @@
-#include "cuda/kernels/attention_kernel.cuh"
+#include "cuda/kernels/attention_launch.cuh"
 #include "cuda/kernels/attention_launch.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

@@ -1,0 +1,173 @@
+// Launches of the attention kernel: its workspace, its shared memory, the place of a pass's plan,
+// and which of its variants runs.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/kernels/attention_kernel.cuh"
+#include "cuda/kernels/projection.h"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+// The same places for all launches, whatever their rows and heads: counts are zero where another
+// launch may look for them.
+inline AttentionWorkspace share_workspace(const AttentionParams& params, int padded_dim) {
+  constexpr size_t kCounterBytes = 256;
+  const auto round_down = [](size_t bytes) { return bytes / 256 * 256; };
+  char* base = static_cast<char*>(params.workspace);
+  const size_t arrival_bytes = round_down(params.workspace_bytes / 64);
+  const size_t used = 2 * kCounterBytes + arrival_bytes;
+  AttentionWorkspace workspace;
+  workspace.counters = reinterpret_cast<uint32_t*>(base);
+  workspace.arrivals = reinterpret_cast<uint32_t*>(base + kCounterBytes);
+  const size_t slot_bytes = (padded_dim + 2) * sizeof(float);
+  const size_t fitting =
+      used < params.workspace_bytes ? (params.workspace_bytes - used) / slot_bytes : 0;
+  workspace.capacity = static_cast<int64_t>(std::min(fitting, arrival_bytes / sizeof(uint32_t)));
+  char* slots = base + kCounterBytes + arrival_bytes;
+  workspace.sums = reinterpret_cast<float*>(slots);
+  workspace.values =
+      reinterpret_cast<float*>(slots + (workspace.capacity * 2 * sizeof(float) + 255) / 256 * 256);
+  return workspace;
+}
+
+// Of one launch, as a block has 8 bytes of shared memory for each; others are launched after them.
+constexpr int kMostRequests = 960;
+constexpr int kMostMaskWords = 32;  // trees of 2,048 slots
+
+// `count` requests from `begin` on. Rows keep their numbers.
+inline BatchView requests_from(BatchView batch, int64_t begin, int count) {
+  batch.num_requests = count;
+  batch.cu_rows += begin;
+  batch.base_lens += begin;
+  batch.block_tables += begin * batch.max_blocks_per_request;
+  if (batch.is_tree != nullptr) batch.is_tree += begin;
+  if (batch.num_tree_slots != nullptr) batch.num_tree_slots += begin;
+  return batch;
+}
+
+// Of the blocks for few rows on a multiprocessor and of a product's block beside them.
+template <class Tiles>
+constexpr int64_t shared_bytes_with_product() {
+  return Tiles::kBlocksPerSm *
+             (Tiles::shared_bytes(kFewAttentionRows, kMostMaskWords) + kBlockExtraSharedBytes) +
+         kMostFewRowsBytes + kBlockExtraSharedBytes;
+}
+
+template <class Tiles>
+int shared_bytes_of(const BatchView& batch) {
+  return Tiles::shared_bytes(batch.num_requests,
+                             batch.ancestor_mask != nullptr ? batch.mask_words : 0);
+}
+
+// Items that there may be, whatever the lengths: WorkShape. An item of shared splits has a block's
+// share of all tiles, but the last one of each list.
+template <class Tiles>
+int64_t most_items(const AttentionParams& params) {
+  const BatchView& batch = params.batch;
+  const auto pair_tiles = [](int64_t pairs) { return (pairs + Tiles::kPairs - 1) / Tiles::kPairs; };
+  const int64_t rows = batch.num_rows;
+  const int64_t group_size = params.num_heads / params.kv.num_kv_heads;
+  const int64_t num_blocks = int64_t{params.num_multiprocessors} * Tiles::kBlocksPerSm;
+  const int64_t lists = rows * group_size / Tiles::kPairs + batch.num_requests;
+  const bool may_have_trees = batch.ancestor_mask != nullptr;
+  const int64_t tail_splits = may_have_trees ? batch.mask_words * 64 / kShortSplit + 2 : 0;
+  const int64_t tails = rows * pair_tiles(group_size) * tail_splits;
+  return num_blocks + params.kv.num_kv_heads * (lists + tails);
+}
+
+constexpr size_t kPlanHeaderBytes = 256;
+
+// Whether a pass's plan is written down. Prompts plan in every layer: beside them it is nothing.
+template <class Tiles>
+bool keeps_plan(const AttentionParams& params) {
+  if (!Tiles::kIsFew || params.plan.memory == nullptr) return false;
+  const auto most = static_cast<size_t>(most_items<Tiles>(params));
+  return kPlanHeaderBytes + most * sizeof(PlannedItem<Tiles>) <= params.plan.size_bytes;
+}
+
+template <class Tiles>
+void launch_requests(Stream& stream, const AttentionParams& params) {
+  constexpr float kLog2E = 1.44269504088896340736f;
+  const bool keeps = keeps_plan<Tiles>(params);
+  char* plan = static_cast<char*>(params.plan.memory);
+  const AttendArgs args = {.params = params,
+                           .workspace = share_workspace(params, Tiles::kPaddedDim),
+                           .scale_log2 = params.scale * kLog2E,
+                           .score_limit = params.soft_cap / params.scale,
+                           .num_planned = keeps ? reinterpret_cast<int*>(plan) : nullptr,
+                           .planned_items = keeps ? plan + kPlanHeaderBytes : nullptr};
+  const auto num_blocks = static_cast<unsigned>(params.num_multiprocessors * Tiles::kBlocksPerSm);
+  const LaunchConfig config = {
+      .grid = {num_blocks},
+      .block = {kAttentionThreads},
+      .shared_bytes = static_cast<size_t>(shared_bytes_of<Tiles>(params.batch)),
+      .overlaps_previous = true,
+      .lets_next_start_early = true,
+      .reads_before_wait = true};
+  if constexpr (Tiles::kIsFew) {
+    void (*reader)(AttendArgs) = attend_kernel<Tiles, true>;
+    if (keeps && params.plan.is_made) {
+      return launch(Tiles::kPlannedName, stream, reader, config, args);
+    }
+    // The next layer's launch may be the first one in a capture, which could not load it.
+    if (keeps && !stream.is_capturing()) {
+      stream.prepare({.name = Tiles::kPlannedName,
+                      .config = config,
+                      .function = reinterpret_cast<const void*>(reader)});
+    }
+  }
+  launch(Tiles::kName, stream, attend_kernel<Tiles, false>, config, args);
+}
+
+template <class T, int kDim, bool kCodes>
+void launch_attention(Stream& stream, const AttentionParams& params) {
+  using One = AttentionTiles<T, kDim, kCodes, 1>;
+  using Two = AttentionTiles<T, kDim, kCodes, 2>;
+  using Four = AttentionTiles<T, kDim, kCodes, 4>;
+  static_assert(Four::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
+  static_assert(shared_bytes_with_product<One>() <= kMultiprocessorSharedBytes);
+  static_assert(shared_bytes_with_product<Two>() <= kMultiprocessorSharedBytes);
+  const int group_size = params.num_heads / params.kv.num_kv_heads;
+  // Of a request; one where none speculates.
+  const int most_rows = params.batch.num_rows - params.batch.num_requests + 1;
+  AttentionParams turn = params;
+  int begin = 0;
+  do {  // without requests, too: all rows become zeros
+    const int left = params.batch.num_requests - begin;
+    turn.batch = requests_from(params.batch, begin, left < kMostRequests ? left : kMostRequests);
+    if (params.batch.num_requests > kMostRequests) turn.plan = {};  // a plan is that of one launch
+    const bool is_few = params.batch.num_rows <= kFewAttentionRows && params.soft_cap == 0.0f;
+    if (is_few && most_rows * group_size <= 16 &&
+        shared_bytes_of<One>(turn.batch) <= params.max_shared_bytes) {
+      launch_requests<One>(stream, turn);
+    } else if (is_few && shared_bytes_of<Two>(turn.batch) <= params.max_shared_bytes) {
+      launch_requests<Two>(stream, turn);
+    } else {
+      launch_requests<Four>(stream, turn);
+    }
+    begin += kMostRequests;
+  } while (begin < params.batch.num_requests);
+}
+
+template <class T, bool kCodes>
+void launch_attention_by_dim(Stream& stream, const AttentionParams& params) {
+  if (params.kv.head_dim <= 64) {
+    launch_attention<T, 64, kCodes>(stream, params);
+  } else if (params.kv.head_dim <= 128) {
+    launch_attention<T, 128, kCodes>(stream, params);
+  } else {
+    launch_attention<T, 256, kCodes>(stream, params);
+  }
+}
+
+template <class T>
+void launch_attention_for(Stream& stream, const AttentionParams& params) {
+  if (params.kv.dtype == DType::kI8) {
+    launch_attention_by_dim<T, true>(stream, params);
+  } else {
+    launch_attention_by_dim<T, false>(stream, params);
+  }
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET
