@@ -28,13 +28,10 @@ struct Constant {
 };
 const std::vector<Constant> kConstants = {
     {"caution", &DraftTuning::caution},
-    {"wary_caution", &DraftTuning::wary_caution},
     {"outlier", &DraftTuning::outlier},
     {"loss_share", &DraftTuning::loss_share},
-    {"step_share", &DraftTuning::step_share},
     {"first_credit", &DraftTuning::first_credit},
     {"most_credit", &DraftTuning::most_credit},
-    {"most_debt", &DraftTuning::most_debt},
     {"first_probe_interval", &DraftTuning::first_probe_interval},
     {"longest_probe_interval", &DraftTuning::longest_probe_interval},
     {"probe_depth", &DraftTuning::probe_depth},

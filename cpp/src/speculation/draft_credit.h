@@ -17,15 +17,12 @@ class DraftCredit {
   void add(double saved_seconds) { seconds_ += saved_seconds; }
   // A step is over, which took so long and takes so long without drafts.
   void earn(double step_seconds, double plain_seconds) {
-    seconds_ = std::clamp(seconds_ + tuning_.loss_share * step_seconds,
-                          -tuning_.most_debt * plain_seconds, tuning_.most_credit * plain_seconds);
+    seconds_ =
+        std::min(seconds_ + tuning_.loss_share * step_seconds, tuning_.most_credit * plain_seconds);
   }
 
   bool covers(double seconds) const { return seconds <= seconds_; }
-  // What the drafts of one step may lose.
-  double of_a_step() const { return tuning_.step_share * std::max(seconds_, 0.0); }
-  // The factor by which seconds spent on drafts are weighed.
-  double caution() const { return 1.0 + (seconds_ < 0 ? tuning_.wary_caution : tuning_.caution); }
+  double seconds() const { return std::max(seconds_, 0.0); }
 
  private:
   DraftTuning tuning_;

@@ -107,13 +107,13 @@ double DraftPolicy::rate(const DraftPlan& step, double gain, int num_drafts,
                          double draft_seconds) const {
   const double extra = extra_seconds(step, num_drafts) + draft_seconds;
   return (step.num_decoding + gain) /
-         (decode_seconds(step) + step.draft_seconds + credit_.caution() * extra);
+         (decode_seconds(step) + step.draft_seconds + caution() * extra);
 }
 
 double DraftPolicy::safe_rate(const DraftPlan& step, const Gain& gain, int num_drafts) const {
   const double extra = extra_seconds(step, num_drafts);
   const double loss = extra - gain.least * decode_seconds(step) / step.num_decoding;
-  return loss <= credit_.of_a_step() ? rate(step, gain.expected, num_drafts, 0.0) : 0.0;
+  return loss <= credit_.seconds() ? rate(step, gain.expected, num_drafts, 0.0) : 0.0;
 }
 
 // Clips a measurement at a multiple of what was expected: a longer one is due to preemption by
@@ -149,7 +149,7 @@ bool DraftPolicy::own_draft_is_better(const DraftPlan& step, int drafter, const 
   const double plain = decode_seconds(step) / step.num_decoding;
   const auto rate_of = [&](int size, const Gain& gain, double draft_seconds) {
     const double extra = extra_seconds(step, size) + draft_seconds;
-    return (1.0 + gain.expected) / (plain + credit_.caution() * extra);
+    return (1.0 + gain.expected) / (plain + caution() * extra);
   };
   std::vector<Candidate> others;
   beliefs_.add_nodes(beliefs_.of(ask.sequence), *ask.tree, 0, others);
@@ -308,7 +308,7 @@ void DraftPolicy::plan_pass(const DraftPlan& step, int drafter,
   const double row =
       (verify_seconds(step, num_drafts + tuning_.stretch) - verify_seconds(step, num_drafts)) /
       tuning_.stretch;
-  const double token_seconds = step.planned_rate * credit_.caution();
+  const double token_seconds = step.planned_rate * caution();
   const Prefix best = best_prefix(candidates, 0.0, [&](int size, Gain gain) {
     return gain.expected - token_seconds * (passes_[drafter].seconds(size) + size * row);
   });

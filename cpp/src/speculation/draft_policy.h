@@ -9,10 +9,10 @@
 // requests. Pruning by tokens is lossless in exact verification only.
 //
 // Drafting must not cost more than it surely brings back. Extra seconds are therefore weighed
-// heavier than measured, more so while past drafts have lost time. What a step's drafts lose if no
-// more of them are accepted than is sure by now must fit what may be lost (DraftCredit). A drafter
-// that does not pay is probed at growing intervals within the same limits. What drafts are worth is
-// DraftBeliefs' subject, what passes cost PassCost's.
+// heavier than measured. What a step's drafts lose if no more of them are accepted than is sure by
+// now must fit what may be lost (DraftCredit). A drafter that does not pay is probed at growing
+// intervals within the same limits. What drafts are worth is DraftBeliefs' subject, what passes
+// cost PassCost's.
 #pragma once
 
 #include <cstdint>
@@ -174,13 +174,14 @@ class DraftPolicy {
   class DraftingCost;
 
   void add_depths(int drafter, const Ask& ask, int index, std::vector<Candidate>& candidates);
+  double caution() const { return 1.0 + tuning_.caution; }
   double verify_seconds(const DraftPlan& step, int num_drafts) const;
   // What drafts add to it.
   double extra_seconds(const DraftPlan& step, int num_drafts) const;
   // Of the decoding requests without drafts, had the step no rows of prompts. Those take their time
   // with and without drafts, and a token that drafts bring saves none of it.
   double decode_seconds(const DraftPlan& step) const;
-  // Expected tokens a second of decoding, with the extra seconds weighed by DraftCredit::caution().
+  // Expected tokens a second of decoding, with the extra seconds weighed by caution().
   double rate(const DraftPlan& step, double gain, int num_drafts, double draft_seconds) const;
   // The same without drafting; 0 where verifying the drafts could lose more than may be lost.
   double safe_rate(const DraftPlan& step, const Gain& gain, int num_drafts) const;

@@ -7,16 +7,13 @@
 namespace specdec {
 
 struct DraftTuning {
-  double caution = 0.1;       // extra seconds are weighed so much heavier
-  double wary_caution = 0.5;  // ... while past drafts have lost more than was earned
-  double outlier = 2;         // times the seconds expected
-  double replace = 1.05;      // by how much a draft must beat the one it would replace
+  double caution = 0.1;   // extra seconds are weighed so much heavier
+  double outlier = 2;     // times the seconds expected
+  double replace = 1.05;  // by how much a draft must beat the one it would replace
 
   double loss_share = 0.01;  // of all seconds that may be lost to drafts that do not pay
-  double step_share = 0.5;   // of what may be lost: in one step
   double first_credit = 2;   // steps without drafts
   double most_credit = 4;
-  double most_debt = 64;
 
   int64_t first_probe_interval = 4;  // steps
   int64_t longest_probe_interval = 1024;

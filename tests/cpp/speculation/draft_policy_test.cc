@@ -318,26 +318,21 @@ DraftTree chain_of(int length, float confidence = 0.9f) {
   return tree;
 }
 
-TEST(DraftCredit, DraftsMayLoseAShareOfAllSecondsAndHalfOfItInOneStep) {
-  const DraftTuning tuning;
-  DraftCredit credit(tuning);
+TEST(DraftCredit, DraftsMayLoseAShareOfAllSecondsAndWhatTheySaved) {
+  DraftCredit credit({});
   EXPECT_FALSE(credit.covers(1e-9));
-  EXPECT_EQ(credit.of_a_step(), 0.0);
   credit.start(0.01);
-  EXPECT_TRUE(credit.covers(0.02));
-  EXPECT_DOUBLE_EQ(credit.of_a_step(), 0.01);
-  EXPECT_DOUBLE_EQ(credit.caution(), 1.1);
-  credit.add(-0.05);
-  EXPECT_DOUBLE_EQ(credit.caution(), 1.5);  // in debt
-  EXPECT_FALSE(credit.covers(0.0));
+  EXPECT_DOUBLE_EQ(credit.seconds(), 0.02);
+  EXPECT_TRUE(credit.covers(0.019));
+  credit.add(-0.05);  // in debt, until a share of 300 steps has made up for that
+  EXPECT_EQ(credit.seconds(), 0.0);
   for (int step = 0; step < 290; ++step) credit.earn(0.01, 0.01);
   EXPECT_FALSE(credit.covers(0.0));
-  for (int step = 0; step < 2000; ++step) credit.earn(0.01, 0.01);
-  EXPECT_DOUBLE_EQ(credit.of_a_step(), 0.02);  // no more is saved up than four steps
-  credit.add(-100);
-  credit.earn(0.0, 0.01);
-  credit.add(0.65);
-  EXPECT_TRUE(credit.covers(1e-9));  // nor is more owed than 64
+  for (int step = 0; step < 20; ++step) credit.earn(0.01, 0.01);
+  EXPECT_TRUE(credit.covers(0.0));
+  credit.add(1.0);
+  credit.earn(0.01, 0.01);
+  EXPECT_DOUBLE_EQ(credit.seconds(), 0.04);  // no more is saved up than four steps
 }
 
 TEST(DraftPolicySteps, NothingIsVerifiedBeforeAStepWasMeasured) {
