@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import rank_models
 from rank_models import CONFIG, make_engine, processes_of, write
 from specdec_native import Engine, SamplingParams, ranks
 from specdec_native.errors import RankFailure
@@ -155,7 +156,10 @@ sys.stdin.read()
 def test_ranks_end_with_a_killed_engine(model: Path) -> None:
     command = [sys.executable, "-c", ENGINE, str(model)]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parent
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(rank_models.__file__).parent,
     ) as engine:
         assert engine.stdout is not None and engine.stdout.readline() == b"ready\n"
         processes = processes_of(engine.pid)

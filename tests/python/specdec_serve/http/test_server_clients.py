@@ -12,7 +12,7 @@ import pytest
 
 from server_process import serve
 
-SCRIPTS = Path(__file__).parents[1] / "clients"
+SCRIPTS = Path(__file__).parents[3] / "clients"
 # What each needs on the PATH, or as a package; one of them is enough.
 COMMANDS = {
     "guidellm_client": ["guidellm"],
