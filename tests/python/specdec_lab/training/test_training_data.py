@@ -316,16 +316,16 @@ def test_less_and_then_more_is_the_same_as_more(
 KILLED = """
 import sys
 from specdec_native import Engine
-from specdec_lab.training import data, prompts
+from specdec_lab.training import generate_data, made_up_prompts
 from specdec_lab.training.answers import AnswerOptions
 from specdec_lab.training.made_up_prompts import SampledTurns
 target, directory = sys.argv[1:]
-data.SHARD_EXAMPLES, prompts._ROUND = 4, 24
+generate_data.SHARD_EXAMPLES, made_up_prompts._ROUND = 4, 24
 engine = Engine(target, dtype="float32", max_model_len=96, max_num_seqs=4, num_threads=1)
 turns = SampledTurns(engine, seed=3, max_tokens=64)
 options = AnswerOptions(max_answer_tokens=12, max_length=90, seed=4)
 print("begins", flush=True)
-make_data.make_data(engine, target, directory, turns, options, num_conversations=4000)
+generate_data.make_data(engine, target, directory, turns, options, num_conversations=4000)
 """
 
 
