@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+import specdec_native
 from specdec_native import Engine, RequestOutputKind, SamplingParams
 from specdec_native.errors import RequestError
 
+PACKAGE = str(Path(specdec_native.__file__).parent)
 NUM_INTERRUPTS = int(os.environ.get("SPECDEC_NUM_INTERRUPTS", "1000"))
 PROMPTS = [[(i * 7 + j) % 150 + 3 for j in range(20)] for i in range(6)]
 # In Python 3.10 an exception may still come between the return of step() and the caller's store.
@@ -76,7 +78,7 @@ class Alarms:
     def _handle(self, _: int, frame: types.FrameType | None) -> None:
         if not self._armed:
             return
-        while frame is not None and "specdec_native/" not in frame.f_code.co_filename:
+        while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
             if frame.f_code.co_filename == __file__:
                 signal.setitimer(signal.ITIMER_REAL, 2e-5)  # in the test's own code
                 return
