@@ -3,6 +3,7 @@
 // same on every machine.
 //
 //     policy_ablation [TOKENS]      tokens of each simulated request, 8000 if left out
+//     policy_ablation WORLDS.json   a real model's passes and drafts: bench/e2e/policy_worlds.py
 //
 // A row of the table has the mean over all worlds of (tokens a second with the constant changed) /
 // (tokens a second as it is), and the worst world of each. "safety" is the lowest rate of any world
@@ -10,7 +11,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -67,21 +73,21 @@ std::vector<World> make_worlds(int64_t num_tokens) {
            {std::tuple{"model", true, false}, std::tuple{"device", true, true},
             std::tuple{"ngram", false, false}}) {
         const auto add = [&](const std::string& what, auto acceptance, int64_t length) {
-          worlds.push_back({.name = std::string(drafter) + ", batch " + std::to_string(batch) +
-                                    ", " + format + ", " + what,
-                            .options = {.num_requests = batch,
-                                        .max_depth = has_model ? 8 : 16,
-                                        .has_model = has_model,
-                                        .verify_seconds =
-                                            [row_share](int rows) {
-                                              return 0.01 * (1 + row_share * (rows - 1));
-                                            },
-                                        .acceptance = acceptance,
-                                        .hit_rate = has_model ? 1.0 : 0.6,
-                                        .levels = levels,
-                                        .outlier_rate = 0.005,
-                                        .timed_rows = {1, 2, 4, 8, 16}},
-                            .num_tokens = length});
+          worlds.push_back(
+              {.name = std::string(drafter) + ", batch " + std::to_string(batch) + ", " + format +
+                       ", " + what,
+               .options = {
+                   .num_requests = batch,
+                   .max_depth = has_model ? 8 : 16,
+                   .has_model = has_model,
+                   .verify_seconds =
+                       [row_share](int rows) { return 0.01 * (1 + row_share * (rows - 1)); },
+                   .acceptance = acceptance,
+                   .hit_rate = [share = has_model ? 1.0 : 0.6](int, int64_t) { return share; },
+                   .levels = levels,
+                   .outlier_rate = 0.005,
+                   .timed_rows = {1, 2, 4, 8, 16}},
+               .num_tokens = length});
         };
         for (const double rate : {0.02, 0.3, 0.5, 0.7, 0.9}) {
           add(
@@ -94,6 +100,60 @@ std::vector<World> make_worlds(int64_t num_tokens) {
             num_tokens);
         add("begins and is hopeless", [](int, int64_t, int) { return 0.02; }, 128);
         add("begins and is good", [](int, int64_t, int) { return 0.8; }, 128);
+      }
+    }
+  }
+  return worlds;
+}
+
+// Seconds by rows, between the measured ones on straight lines.
+double seconds_of(const std::vector<std::pair<int, double>>& passes, int rows) {
+  auto next = std::ranges::lower_bound(passes, rows, {}, &std::pair<int, double>::first);
+  if (next == passes.begin()) return next->second;
+  if (next == passes.end()) --next;
+  const auto& [low, low_seconds] = *std::prev(next);
+  return low_seconds + (next->second - low_seconds) * (rows - low) / (next->first - low);
+}
+
+// Answers one after the other, and eight at once.
+std::vector<World> recorded_worlds(const char* file) {
+  using Answers = std::vector<std::vector<int>>;
+  const nlohmann::json recorded = nlohmann::json::parse(std::ifstream(file));
+  std::vector<World> worlds;
+  for (const auto& [format, steps] : recorded["passes"].items()) {
+    const auto passes = steps.get<std::vector<std::pair<int, double>>>();
+    for (const auto& [drafter, workloads] : recorded["right_tokens"].items()) {
+      const bool is_head = drafter == "head";
+      const int max_depth = is_head ? 8 : 16;
+      for (const auto& [workload, answers] : workloads.items()) {
+        Answers each = answers.get<Answers>();
+        Answers joined(1);
+        for (const auto& answer : each)
+          joined[0].insert(joined[0].end(), answer.begin(), answer.end());
+        each.resize(8);
+        for (const Answers& right : {joined, each}) {
+          const auto at = [right](int request, int64_t token) {
+            return right[request][token % static_cast<int64_t>(right[request].size())];
+          };
+          worlds.push_back(
+              {.name = drafter + ", batch " + std::to_string(right.size()) + ", " + format + ", " +
+                       workload,
+               .options = {
+                   .num_requests = static_cast<int>(right.size()),
+                   .max_depth = max_depth,
+                   .has_model = is_head,
+                   .verify_seconds = [passes](int rows) { return seconds_of(passes, rows); },
+                   .pass_seconds = recorded["head_pass_share"].get<double>() *
+                                   seconds_of(passes, max_depth + 1),
+                   .acceptance = [at](
+                                     int request, int64_t token,
+                                     int depth) { return depth <= at(request, token) ? 1.0 : 0.0; },
+                   .hit_rate = [at](int request,
+                                    int64_t token) { return at(request, token) < 0 ? 0.0 : 1.0; },
+                   .outlier_rate = 0.005,
+                   .timed_rows = {1, 2, 4, 8, 16}},
+               .num_tokens = static_cast<int64_t>(right[0].size())});
+        }
       }
     }
   }
@@ -126,8 +186,10 @@ struct Figures {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int64_t num_tokens = argc > 1 ? std::atoll(argv[1]) : 8000;
-  const std::vector<World> worlds = make_worlds(num_tokens);
+  const std::string_view argument = argc > 1 ? argv[1] : "8000";
+  const std::vector<World> worlds = argument.ends_with(".json")
+                                        ? recorded_worlds(argv[1])
+                                        : make_worlds(std::atoll(argument.data()));
   std::vector<double> plain;
   std::vector<double> baseline;
   for (const World& world : worlds) {
@@ -148,7 +210,7 @@ int main(int argc, char** argv) {
     }
     return figures;
   };
-  std::printf("%zu worlds of %lld tokens\n\n", worlds.size(), static_cast<long long>(num_tokens));
+  std::printf("%zu worlds\n\n", worlds.size());
   std::printf("| constant | factor | mean | worst | safety | worst world |\n");
   std::printf("|---|---|---|---|---|---|\n");
   const auto print = [&](const char* name, const char* factor, const DraftTuning& tuning) {

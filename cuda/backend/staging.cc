@@ -25,7 +25,7 @@ void Staging::begin_step() {
   arena.used = 0;
 }
 
-Staging::Place Staging::take(size_t size_bytes) {
+Staging::Bytes Staging::take(size_t size_bytes) {
   Arena& arena = arenas_[current_];
   while (arena.chunk < arena.chunks.size() &&
          arena.used + size_bytes > arena.chunks[arena.chunk].device.size_bytes()) {
@@ -38,10 +38,10 @@ Staging::Place Staging::take(size_t size_bytes) {
                             .device = device_.allocate(chunk_bytes, "staging")});
   }
   Chunk& chunk = arena.chunks[arena.chunk];
-  const Place place = {.pinned = chunk.pinned.as<char>() + arena.used,
+  const Bytes bytes = {.pinned = chunk.pinned.as<char>() + arena.used,
                        .device = chunk.device.as<char>() + arena.used};
   arena.used += (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
-  return place;
+  return bytes;
 }
 
 void Staging::upload_to(void* device, const void* values, size_t size_bytes) {
@@ -53,10 +53,10 @@ void Staging::upload_to(void* device, const void* values, size_t size_bytes) {
 
 const void* Staging::upload_bytes(const void* values, size_t size_bytes) {
   if (size_bytes == 0) return nullptr;
-  const Place place = take(size_bytes);
-  std::memcpy(place.pinned, values, size_bytes);
-  stream_.copy_to_device(place.device, place.pinned, size_bytes);
-  return place.device;
+  const Bytes bytes = take(size_bytes);
+  std::memcpy(bytes.pinned, values, size_bytes);
+  stream_.copy_to_device(bytes.device, bytes.pinned, size_bytes);
+  return bytes.device;
 }
 
 }  // namespace specdec::cuda

@@ -41,11 +41,11 @@ class Staging {
     bool in_flight = false;
   };
 
-  struct Place {
+  struct Bytes {
     char* pinned = nullptr;
     char* device = nullptr;
   };
-  Place take(size_t size_bytes);
+  Bytes take(size_t size_bytes);
   const void* upload_bytes(const void* values, size_t size_bytes);
 
   Device& device_;

@@ -49,20 +49,17 @@ std::shared_ptr<void> as_context(py::object object) {
           }};
 }
 
-// (id, prompt token ids, parameters, options, context) of each request.
-using RequestTuple =
-    std::tuple<uint64_t, std::vector<int32_t>, SamplingParams, RequestOptions, py::object>;
+// (id, request, context) of each request.
+using RequestTuple = std::tuple<uint64_t, PreparedRequest, py::object>;
 
 std::vector<RequestHandle> add_requests(const std::shared_ptr<EngineLoop>& loop,
                                         std::vector<RequestTuple> tuples, bool by_step) {
   std::vector<LoopRequest> requests;
   std::vector<uint64_t> ids;
-  for (auto& [id, prompt, params, options, context] : tuples) {
+  for (auto& [id, request, context] : tuples) {
     ids.push_back(id);
     requests.push_back({.id = id,
-                        .prompt_token_ids = std::move(prompt),
-                        .params = std::move(params),
-                        .options = std::move(options),
+                        .request = std::move(request),
                         .context = as_context(std::move(context)),
                         .by_step = by_step});
   }
@@ -134,15 +131,20 @@ py::object take_outputs(EngineLoop& loop) {
 }  // namespace
 
 void bind_engine(py::module_& module) {
-  py::class_<RequestOptions>(module, "RequestOptions")
-      .def(py::init([](std::string cache_salt, int64_t priority,
-                       std::vector<int32_t> resumed_token_ids) {
-             return RequestOptions{.cache_salt = std::move(cache_salt),
-                                   .priority = priority,
-                                   .resumed_token_ids = std::move(resumed_token_ids)};
+  py::class_<PreparedRequest>(module, "PreparedRequest")
+      .def(py::init([](const ModelInfo& engine, std::vector<int32_t> prompt_token_ids,
+                       SamplingParams params, std::string cache_salt, int64_t priority,
+                       std::vector<int32_t> resumed_token_ids, const std::string& prompt_name) {
+             return PreparedRequest(engine, std::move(prompt_token_ids), std::move(params),
+                                    {.cache_salt = std::move(cache_salt),
+                                     .priority = priority,
+                                     .resumed_token_ids = std::move(resumed_token_ids)},
+                                    prompt_name);
            }),
-           py::kw_only(), py::arg("cache_salt") = "", py::arg("priority") = 0,
-           py::arg("resumed_token_ids") = std::vector<int32_t>{});
+           py::arg("engine"), py::arg("prompt_token_ids"), py::arg("params"), py::kw_only(),
+           py::arg("cache_salt") = "", py::arg("priority") = 0,
+           py::arg("resumed_token_ids") = std::vector<int32_t>{}, py::arg("prompt_name") = "prompt")
+      .def("part", &PreparedRequest::part, py::arg("first"), py::arg("count"));
 
   // Loading and waiting are long: other Python threads run meanwhile.
   py::class_<EngineLoop, std::shared_ptr<EngineLoop>>(module, "EngineLoop")

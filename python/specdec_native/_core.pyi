@@ -131,6 +131,8 @@ class ModelInfo:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_speculative_tokens: int
+    has_priorities: bool
     num_threads: int
     num_kv_blocks: int
     block_size: int
@@ -257,14 +259,21 @@ class RequestOutput:
     def raise_engine_failure(self) -> None:
         """Raises EngineFailed or RankFailure where the error has ended the engine."""
 
-class RequestOptions:
+class PreparedRequest:
+    """A request that was checked for an engine."""
+
     def __init__(
         self,
+        engine: ModelInfo,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
         *,
         cache_salt: str = "",
         priority: int = 0,
         resumed_token_ids: Sequence[int] = (),
+        prompt_name: str = "prompt",
     ) -> None: ...
+    def part(self, first: int, count: int) -> PreparedRequest: ...
 
 class EngineLoop:
     """An engine that a native thread steps without the GIL. For any number of threads."""
@@ -272,7 +281,7 @@ class EngineLoop:
     def __init__(self, config: EngineConfig) -> None: ...
     def add(
         self,
-        requests: Sequence[tuple[int, Sequence[int], SamplingParams, RequestOptions, object]],
+        requests: Sequence[tuple[int, PreparedRequest, object]],
         by_step: bool,
     ) -> list[RequestHandle]: ...
     def abort(self, id: int) -> None: ...

@@ -215,7 +215,6 @@ class Engine(BuilderMethods):
             trust_remote_code=trust_remote_code,
         )
         self._directory = checkpoint.directory
-        self._num_spec_tokens = checkpoint.num_spec_tokens
         if taps is not None:
             config.tapped_layers, config.tap_final_hidden = parse_taps(taps)
         ranks = join_ranks(config)
@@ -234,7 +233,6 @@ class Engine(BuilderMethods):
             self._model_info,
             generation=generation,
             max_logprobs=max_logprobs,
-            num_spec_tokens=self._num_spec_tokens,
             structured_outputs_config=structured_outputs,
             logits_processors=[BatchOfOne(each, self.vllm_config) for each in processors],
         )
@@ -402,7 +400,9 @@ class Engine(BuilderMethods):
 
     def stats(self) -> EngineStats:
         """Counts and times since the engine was made, and what runs now."""
-        stats = EngineStats.from_core(self._num_spec_tokens, **self._runner.core.stats())
+        stats = EngineStats.from_core(
+            self._model_info.num_speculative_tokens, **self._runner.core.stats()
+        )
         _, _, num_completions = self._runner.waiting()
         return dataclasses.replace(stats, num_waiting=stats.num_waiting + num_completions)
 

@@ -27,13 +27,11 @@ class EngineCheckpoint:
         directory: the checkpoint's, on this machine.
         text: its tokenizer, or why there is none.
         speculative_config: the caller's, or that of a head that was given in place of its target.
-        num_spec_tokens: the longest draft; None where the engine does not speculate.
     """
 
     directory: Path
     text: CheckpointText
     speculative_config: Mapping[str, Any] | None
-    num_spec_tokens: int | None
 
 
 def load_checkpoint(
@@ -87,9 +85,4 @@ def load_checkpoint(
     config.model = str(directory)
     if hf_overrides is not None:
         config.hf_overrides = overrides_json(directory, hf_overrides)
-    return EngineCheckpoint(
-        directory,
-        text,
-        speculative_config,
-        None if speculative is None else speculative.num_speculative_tokens,
-    )
+    return EngineCheckpoint(directory, text, speculative_config)

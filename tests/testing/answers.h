@@ -16,7 +16,7 @@
 namespace specdec::testing {
 
 struct Asked {
-  std::string id;
+  std::string id;  // what answers are found by
   std::vector<int32_t> prompt;
   SamplingParams params;
   int arrives = 0;  // before which step
@@ -87,9 +87,11 @@ inline std::map<std::string, Ended> run_to_end(Engine& engine, const std::vector
     }
     for (; next < requests.size() && requests[next].arrives <= step; ++next) {
       const Asked& asked = requests[next];
-      engine.add_request(asked.id, asked.prompt, asked.params, asked.options);
+      engine.add_request(next, asked.prompt, asked.params, asked.options);
     }
-    for (const RequestOutput& output : engine.step()) read_output(output, ended[output.request_id]);
+    for (const RequestOutput& output : engine.step()) {
+      read_output(output, ended[requests[output.request_id].id]);
+    }
   }
   return ended;
 }

@@ -112,12 +112,12 @@ class EngineWorld {
     size_t next = 0;
     for (int step = 0; next < jobs.size() || engine.has_unfinished_requests(); ++step) {
       for (; next < jobs.size() && jobs[next].arrives <= step; ++next) {
-        engine.add_request(jobs[next].id, jobs[next].prompt, jobs[next].params);
+        engine.add_request(next, jobs[next].prompt, jobs[next].params);
       }
       for (const RequestOutput& output : engine.step()) {
         EXPECT_EQ(output.error, "");
         for (const CompletionOutput& part : output.outputs) {
-          Answer& answer = answers[str_cat(output.request_id, "/", part.index)];
+          Answer& answer = answers[str_cat(jobs[output.request_id].id, "/", part.index)];
           answer.tokens.insert(answer.tokens.end(), part.new_token_ids.begin(),
                                part.new_token_ids.end());
           answer.logprobs.insert(answer.logprobs.end(), part.new_logprobs.begin(),
@@ -180,7 +180,7 @@ class EngineWorld {
     params.temperature = 0.0f;
     params.max_tokens = 40;
     params.ignore_eos = true;
-    engine.add_request("a", {1, 2, 3}, params);
+    engine.add_request(1, {1, 2, 3}, params);
     while (engine.has_unfinished_requests()) engine.step();
     const EngineStats stats = engine.stats();
     EXPECT_GT(stats.num_device_steps, 5);
@@ -192,11 +192,11 @@ class EngineWorld {
                                              const std::vector<Job>& jobs,
                                              const Answers& expected) {
     Engine engine(config);
-    for (const Job& job : jobs) engine.add_request(job.id, job.prompt, job.params);
-    std::map<std::string, Tokens> tokens;
+    for (size_t i = 0; i < jobs.size(); ++i) engine.add_request(i, jobs[i].prompt, jobs[i].params);
+    std::map<uint64_t, Tokens> tokens;
     for (int step = 0; engine.has_unfinished_requests(); ++step) {
       if (step == 3) {
-        EXPECT_TRUE(engine.abort("r1"));
+        EXPECT_TRUE(engine.abort(1));
       }
       for (const RequestOutput& output : engine.step()) {
         Tokens& all = tokens[output.request_id];
@@ -204,8 +204,8 @@ class EngineWorld {
         all.insert(all.end(), fresh.begin(), fresh.end());
       }
     }
-    EXPECT_EQ(tokens["r0"], expected.at("r0/0").tokens);
-    EXPECT_EQ(tokens["r2"], expected.at("r2/0").tokens);
+    EXPECT_EQ(tokens[0], expected.at("r0/0").tokens);
+    EXPECT_EQ(tokens[2], expected.at("r2/0").tokens);
   }
 
   TempDirectory target_;

@@ -28,8 +28,8 @@ struct DraftWorldOptions {
   std::function<double(int request, int64_t token, int depth)> acceptance = [](int, int64_t, int) {
     return 0.7;
   };
-  // Share of the cheap drafter's steps that have a draft.
-  double hit_rate = 1.0;
+  // Probability that the cheap drafter has a draft.
+  std::function<double(int request, int64_t token)> hit_rate = [](int, int64_t) { return 1.0; };
   bool levels = false;   // of a draft model: as deep for every request, decided before the step
   int width = 1;         // nodes a level, of which one may be right
   int fixed_depth = -1;  // >= 0: drafts of that depth throughout, the policy is not asked
@@ -145,7 +145,7 @@ class DraftWorld {
   void draft_cheap() {
     std::uniform_real_distribution<double> uniform;
     for (int i = 0; i < options_.num_requests; ++i) {
-      if (uniform(random_) >= options_.hit_rate) continue;
+      if (uniform(random_) >= options_.hit_rate(i, states_[i].tokens)) continue;
       int node = 0;
       const int depth = is_fixed() ? options_.fixed_depth : options_.max_depth;
       for (int j = 0; j < depth; ++j) node = extend(i, node);

@@ -288,7 +288,7 @@ class SchedulerHarness {
     for (const auto& entry : entries_) {
       if (predicate(entry->sequence)) sequences.push_back(&entry->sequence);
     }
-    std::ranges::sort(sequences, {}, &Sequence::rank);
+    std::ranges::sort(sequences, {}, &Sequence::precedence);
     return sequences;
   }
 
@@ -328,7 +328,7 @@ class SchedulerHarness {
     }
     for (const Sequence* preempted : plan.preempted) {
       EXPECT_TRUE(std::holds_alternative<Preempted>(preempted->state));
-      EXPECT_GT(preempted->rank(), running_now.back()->rank()) << "not the last";
+      EXPECT_GT(preempted->precedence(), running_now.back()->precedence()) << "not the last";
     }
     check_admissions(plan, running_before);
   }
@@ -404,14 +404,14 @@ class SchedulerHarness {
     }
   }
 
-  // Decodes, then chunks of what ran before, then admissions; each in order of rank.
+  // Decodes, then chunks of what ran before, then admissions; each in order of precedence.
   static void check_order(const ExecutionPlan& plan, const std::vector<Sequence*>& running_before) {
-    std::pair<int, Sequence::Rank> previous{-1, {}};
+    std::pair<int, Sequence::Precedence> previous{-1, {}};
     for (const ScheduledSequence& scheduled : plan.sequences) {
       const bool decodes = std::holds_alternative<Decoding>(scheduled.sequence->state);
       const bool ran =
           std::ranges::find(running_before, scheduled.sequence) != running_before.end();
-      const std::pair key{decodes ? 0 : ran ? 1 : 2, scheduled.sequence->rank()};
+      const std::pair key{decodes ? 0 : ran ? 1 : 2, scheduled.sequence->precedence()};
       EXPECT_LT(previous, key);
       previous = key;
       if (decodes) {
@@ -431,7 +431,8 @@ class SchedulerHarness {
     }
     if (last_admitted == nullptr) return;
     for (const Sequence* sequence : waiting()) {
-      EXPECT_TRUE(sequence->prefill_leader != nullptr || sequence->rank() > last_admitted->rank())
+      EXPECT_TRUE(sequence->prefill_leader != nullptr ||
+                  sequence->precedence() > last_admitted->precedence())
           << sequence->ordinal << " was overtaken by " << last_admitted->ordinal;
     }
   }

@@ -43,7 +43,7 @@ class TappedEngine {
 
   Engine& engine() { return *engine_; }
 
-  void add(const std::string& id, const std::vector<int32_t>& prompt, int max_tokens,
+  void add(uint64_t id, const std::vector<int32_t>& prompt, int max_tokens,
            float temperature = 0.8f) {
     SamplingParams params;
     params.temperature = temperature;
@@ -151,7 +151,7 @@ class TappedEngine {
   Backend* backend_ = nullptr;  // the engine's
   Engine::Impl* impl_ = nullptr;
   std::unique_ptr<Engine> engine_;
-  std::map<std::string, std::vector<int32_t>> tokens_;
+  std::map<uint64_t, std::vector<int32_t>> tokens_;
   std::unique_ptr<Backend> reference_backend_;
   std::unique_ptr<ModelRunner> reference_;
 };
@@ -167,7 +167,7 @@ inline std::vector<int32_t> tapped_prompt(int i, int length) {
 inline void expect_features_of_chunks_and_neighbours(EngineConfig config) {
   config.max_num_batched_tokens = 11;
   TappedEngine tapped(config);
-  for (int i = 0; i < 4; ++i) tapped.add(str_cat("r", i), tapped_prompt(i, 20 + 13 * i), 30);
+  for (int i = 0; i < 4; ++i) tapped.add(i, tapped_prompt(i, 20 + 13 * i), 30);
   tapped.run();
   EXPECT_GE(tapped.check_blocks(), 12);
 }
@@ -175,11 +175,11 @@ inline void expect_features_of_chunks_and_neighbours(EngineConfig config) {
 inline void expect_features_after_a_prefix_hit(const EngineConfig& config) {
   TappedEngine tapped(config);
   const std::vector<int32_t> shared = tapped_prompt(1, 50);
-  tapped.add("first", shared, 20);
+  tapped.add(1, shared, 20);
   tapped.run();
   std::vector<int32_t> longer = shared;
   for (int32_t token : tapped_prompt(2, 20)) longer.push_back(token);
-  tapped.add("second", longer, 20);
+  tapped.add(2, longer, 20);
   tapped.run();
   EXPECT_GE(tapped.engine().stats().num_cached_tokens, 48);
   EXPECT_GE(tapped.check_blocks(), 8);
@@ -189,7 +189,7 @@ inline void expect_features_after_preemption(EngineConfig config) {
   config.num_kv_blocks = 12;
   config.max_model_len = 96;
   TappedEngine tapped(config);
-  for (int i = 0; i < 4; ++i) tapped.add(str_cat("r", i), tapped_prompt(i, 24), 60);
+  for (int i = 0; i < 4; ++i) tapped.add(i, tapped_prompt(i, 24), 60);
   tapped.run();
   EXPECT_GT(tapped.engine().stats().num_preemptions, 0);
   EXPECT_GE(tapped.check_blocks(), 5);
@@ -206,7 +206,7 @@ inline void expect_features_of_accepted_trees(EngineConfig config, const std::st
   config.speculative.tree_width = 3;
   config.speculative.drafters = {drafter};
   TappedEngine tapped(config);
-  for (int i = 0; i < 3; ++i) tapped.add(str_cat("r", i), tapped_prompt(i, 9 + 7 * i), 50);
+  for (int i = 0; i < 3; ++i) tapped.add(i, tapped_prompt(i, 9 + 7 * i), 50);
   tapped.run();
   const AcceptanceStats& acceptance = tapped.engine().stats().acceptance;
   EXPECT_GT(acceptance.num_accepted_tokens, 0);

@@ -217,6 +217,8 @@ struct ModelInfo {
   int max_model_len = 0;
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
+  int num_speculative_tokens = 0;  // the longest draft; 0: the engine does not speculate
+  bool has_priorities = false;     // of requests: scheduling_policy is "priority"
   int num_threads = 0;
   int num_kv_blocks = 0;
   int block_size = 0;

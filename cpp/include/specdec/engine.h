@@ -3,7 +3,7 @@
 //   specdec::EngineConfig config;
 //   config.model = "/path/to/checkpoint";
 //   specdec::Engine engine(config);
-//   engine.add_request("a", {1, 2, 3}, params);
+//   engine.add_request(1, {1, 2, 3}, params);
 //   while (engine.has_unfinished_requests())
 //     for (const specdec::RequestOutput& output : engine.step()) ...
 //
@@ -21,9 +21,8 @@
 #include "specdec/acceptance_stats.h"
 #include "specdec/config.h"
 #include "specdec/draft_policy_stats.h"
-#include "specdec/request_options.h"
+#include "specdec/prepared_request.h"
 #include "specdec/request_output.h"
-#include "specdec/sampling_params.h"
 
 namespace specdec {
 
@@ -100,23 +99,19 @@ class Engine {
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
 
-  // Throws the InvalidArgument that add_request() would throw, except for an id in use. May be
-  // called while another thread steps.
-  void check_request(const std::vector<int32_t>& prompt_token_ids, const SamplingParams& params,
-                     const RequestOptions& options = {}) const;
-
-  // Queues a request. Throws InvalidArgument (empty or too long prompt, token out of vocabulary,
-  // bad parameter, id in use); the engine is unchanged then. Throws EngineFailed once the engine
-  // has failed.
-  void add_request(const std::string& request_id, std::vector<int32_t> prompt_token_ids,
-                   const SamplingParams& params, RequestOptions options = {});
+  // Queues a request under a number of the caller's, which no unfinished request has. Throws
+  // InvalidArgument (id in use, or what PreparedRequest's constructor throws); the engine is
+  // unchanged then. Throws EngineFailed once the engine has failed.
+  void add_request(uint64_t id, const PreparedRequest& request);
+  void add_request(uint64_t id, std::vector<int32_t> prompt_token_ids, SamplingParams params,
+                   RequestOptions options = {});
 
   // Ends a request; nothing more is reported for it. False when the id is unknown or finished.
-  bool abort(const std::string& request_id);
+  bool abort(uint64_t id);
 
   // Ends one completion of a request with FinishReason::kStop (a stop string was seen); its outputs
   // are not reported again. False when it is unknown or finished.
-  bool stop_completion(const std::string& request_id, int index);
+  bool stop_completion(uint64_t id, int index);
 
   // Runs one step and returns the requests that progressed or finished in it, oldest first. An
   // error of one request ends that request only (RequestOutput::error). An error that belongs to no

@@ -1,7 +1,7 @@
 // An engine that a thread of its own steps, for callers on several threads.
 //
 //   specdec::EngineLoop loop(config);
-//   loop.add({{.id = 1, .prompt_token_ids = {1, 2, 3}, .params = params}});
+//   loop.add({{.id = 1, .request = {loop.model_info(), {1, 2, 3}, params}}});
 //   while (auto batch = loop.take_outputs()) {
 //     for (const specdec::LoopOutput& output : batch->outputs) ...
 //   }
@@ -21,15 +21,12 @@ namespace specdec {
 // A request for EngineLoop::add.
 struct LoopRequest {
   uint64_t id = 0;  // the caller's, different from that of every other unfinished request
-  std::vector<int32_t> prompt_token_ids;
-  SamplingParams params;
-  RequestOptions options = {};
+  PreparedRequest request;
   std::shared_ptr<void> context = nullptr;  // the caller's; every output of the request has it
   bool by_step = false;  // advances only while other requests run, and in steps of ask_for_step()
 };
 
 struct LoopOutput {
-  uint64_t id = 0;
   std::shared_ptr<void> context;
   RequestOutput output;
 };
@@ -50,8 +47,8 @@ class EngineLoop {
 
   const ModelInfo& model_info() const;
 
-  // Queues all of the requests, or none: throws InvalidArgument (as Engine::add_request, or an id
-  // in use), EngineFailed or Unavailable (the loop is closed).
+  // Queues all of the requests, or none: throws InvalidArgument (an id in use, a request for
+  // another engine), EngineFailed or Unavailable (the loop is closed).
   void add(std::vector<LoopRequest> requests);
 
   // Ends a request; its last output has FinishReason::kAbort. An unknown id is no error.

@@ -78,7 +78,7 @@ struct RequestMetrics {
 };
 
 struct RequestOutput {
-  std::string request_id;
+  uint64_t request_id = 0;                // as Engine::add_request was given it
   std::vector<CompletionOutput> outputs;  // completions that changed in this step
   // Prompt logprobs that became known in this step, first token of the prompt excluded (it has
   // none).

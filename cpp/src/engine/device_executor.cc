@@ -160,8 +160,9 @@ std::optional<DeviceExecutor::Seating> DeviceExecutor::take_seats(
     }
     seating.want_logprobs |= sequence.params.logprobs.has_value();
     const std::span<const BlockId> blocks = sequence.blocks.ids();
-    seating.seats.push_back(
-        {.rank = sequence.rank(), .is_taken = true, .blocks = {blocks.begin(), blocks.end()}});
+    seating.seats.push_back({.precedence = sequence.precedence(),
+                             .is_taken = true,
+                             .blocks = {blocks.begin(), blocks.end()}});
   }
   if (seating.num_unseen <= kMaxUnseen) num_steps_until_catch_up_ = 0;
   device_->set_seats(seats);
@@ -197,8 +198,10 @@ void DeviceExecutor::vacate_others(std::span<CompletionState* const> completions
   for (size_t i = 0; i < seating_->seats.size(); ++i) {
     Seat& seat = seating_->seats[i];
     if (!seat.is_taken) continue;
-    while (next < completions.size() && completions[next]->sequence.rank() < seat.rank) ++next;
-    if (next < completions.size() && completions[next]->sequence.rank() == seat.rank) continue;
+    while (next < completions.size() && completions[next]->sequence.precedence() < seat.precedence)
+      ++next;
+    if (next < completions.size() && completions[next]->sequence.precedence() == seat.precedence)
+      continue;
     seat.is_taken = false;
     gone.push_back(static_cast<int>(i));
   }
@@ -299,10 +302,10 @@ void DeviceExecutor::launch(const Step& step) {
   std::vector<NewBlock> added;
   std::vector<HostDraft> drafts;
   std::vector<HostMasks> masks;
-  int seat = 0;  // both are in order of rank
+  int seat = 0;  // both are in order of precedence
   for (size_t i = 0; i < step.completions.size(); ++i, ++seat) {
     while (!seating_->seats[seat].is_taken) ++seat;
-    SPECDEC_CHECK(seating_->seats[seat].rank == step.completions[i]->sequence.rank());
+    SPECDEC_CHECK(seating_->seats[seat].precedence == step.completions[i]->sequence.precedence());
     launch.seat_of.push_back(seat);
     add_new_blocks(step.completions[i]->sequence, seat, added);
     const DraftTree* tree = step.trees[i];

@@ -75,12 +75,12 @@ class DeviceExecutor final : public StepExecutor {
 
  private:
   struct Seat {
-    Sequence::Rank rank;
+    Sequence::Precedence precedence;
     bool is_taken = false;
     std::vector<int32_t> blocks;  // as the device knows them
   };
   struct Seating {
-    std::vector<Seat> seats;  // in order of rank
+    std::vector<Seat> seats;  // in order of precedence
     bool want_logprobs = false;
     int num_unseen = 1;  // by the draft model, most of a sequence's tokens when the next step runs
 

@@ -1,10 +1,8 @@
 // specdec::Engine over its Impl, and generate(), which needs no more than the other calls.
 #include <algorithm>
 #include <iterator>
-#include <unordered_map>
 #include <utility>
 
-#include "core/str_cat.h"
 #include "engine/engine_impl.h"
 #include "specdec/engine.h"
 #include "specdec/error.h"
@@ -35,18 +33,16 @@ Engine::~Engine() = default;
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 
-void Engine::check_request(const std::vector<int32_t>& prompt_token_ids,
-                           const SamplingParams& params, const RequestOptions& options) const {
-  impl_->check_request(prompt_token_ids, params, options);
+void Engine::add_request(uint64_t id, const PreparedRequest& request) {
+  impl_->add_request(id, request);
 }
-void Engine::add_request(const std::string& request_id, std::vector<int32_t> prompt_token_ids,
-                         const SamplingParams& params, RequestOptions options) {
-  impl_->add_request(request_id, std::move(prompt_token_ids), params, std::move(options));
+void Engine::add_request(uint64_t id, std::vector<int32_t> prompt_token_ids, SamplingParams params,
+                         RequestOptions options) {
+  add_request(id, PreparedRequest(model_info(), std::move(prompt_token_ids), std::move(params),
+                                  std::move(options)));
 }
-bool Engine::abort(const std::string& request_id) { return impl_->abort(request_id); }
-bool Engine::stop_completion(const std::string& request_id, int index) {
-  return impl_->stop_completion(request_id, index);
-}
+bool Engine::abort(uint64_t id) { return impl_->abort(id); }
+bool Engine::stop_completion(uint64_t id, int index) { return impl_->stop_completion(id, index); }
 std::vector<RequestOutput> Engine::step() { return impl_->step(); }
 std::vector<RequestOutput> Engine::check_ranks() { return impl_->check_ranks(); }
 bool Engine::has_ranks() const { return impl_->has_ranks(); }
@@ -63,14 +59,14 @@ std::vector<std::vector<Completion>> Engine::generate(
     throw InvalidArgument("prompts",
                           "generate() runs alone; finish or abort the requests added before");
   }
-  for (const std::vector<int32_t>& prompt : prompts) impl_->check_request(prompt, params);
+  std::vector<PreparedRequest> requests;
+  for (const std::vector<int32_t>& prompt : prompts) {
+    requests.emplace_back(model_info(), prompt, params);
+  }
   std::vector<std::vector<Completion>> completions(prompts.size());
-  std::unordered_map<std::string, size_t> prompt_of;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const std::string id = str_cat("generate-", i);
     completions[i].resize(params.n);
-    prompt_of.emplace(id, i);
-    impl_->add_request(id, prompts[i], params);
+    add_request(i, requests[i]);
   }
   try {
     while (has_unfinished_requests()) {
@@ -78,12 +74,12 @@ std::vector<std::vector<Completion>> Engine::generate(
         if (output.engine_failure) std::rethrow_exception(output.engine_failure);
         if (!output.error.empty()) throw Error(output.error);
         for (CompletionOutput& part : output.outputs) {
-          append(completions[prompt_of.at(output.request_id)][part.index], std::move(part));
+          append(completions[output.request_id][part.index], std::move(part));
         }
       }
     }
   } catch (...) {
-    for (const auto& [id, index] : prompt_of) impl_->abort(id);
+    for (size_t i = 0; i < prompts.size(); ++i) abort(i);
     throw;
   }
   return completions;

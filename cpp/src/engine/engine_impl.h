@@ -36,12 +36,9 @@ class Engine::Impl {
   ~Impl();
   static Engine engine_of(std::unique_ptr<Impl> impl) { return Engine(std::move(impl)); }
 
-  void add_request(const std::string& id, std::vector<int32_t> prompt, const SamplingParams& params,
-                   RequestOptions options = {});
-  void check_request(const std::vector<int32_t>& prompt, const SamplingParams& params,
-                     const RequestOptions& options = {}) const;
-  bool abort(const std::string& id);
-  bool stop_completion(const std::string& id, int index);
+  void add_request(uint64_t id, const PreparedRequest& prepared);
+  bool abort(uint64_t id);
+  bool stop_completion(uint64_t id, int index);
   std::vector<RequestOutput> step();
   std::exception_ptr failure() const { return failure_; }
   bool has_ranks() const { return ranks_ != nullptr; }
@@ -64,10 +61,6 @@ class Engine::Impl {
   // Where the lengths of drafts adapt.
   void time_passes();
   void fill_model_info();
-
-  // Whether options.resumed_token_ids are the beginning of an answer that goes on.
-  void check_resumed(const std::vector<int32_t>& prompt, const SamplingParams& params,
-                     const RequestOptions& options) const;
 
   std::vector<RequestOutput> run_step();
   // Steps of the host that may be under way at once: as many as the model has stages.
@@ -99,7 +92,7 @@ class Engine::Impl {
   void finish(CompletionState& completion, FinishReason reason);
   RequestOutput& output_of(Outputs& outputs, const Request& request);
   CompletionState& completion_of(const Sequence& sequence);
-  void erase(const std::string& id);
+  void erase(uint64_t id);
   void stop_waiting(const Request& request);
 
   std::unique_ptr<Ranks> ranks_;  // null: one device
@@ -117,7 +110,7 @@ class Engine::Impl {
   uint64_t num_requests_added_ = 0;
   int num_waiting_ = 0;  // requests that were not yet scheduled
   int64_t num_waiting_tokens_ = 0;
-  std::unordered_map<std::string, std::unique_ptr<Request>> requests_;
+  std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;
   std::unordered_map<uint64_t, CompletionState*> completions_;  // by ordinal
 
   DraftTree device_tree_;       // what the device drafted for one sequence; kept for its memory

@@ -25,9 +25,7 @@ namespace {
 // What callers queue for the thread.
 struct Add {
   uint64_t id;
-  std::vector<int32_t> prompt;
-  SamplingParams params;
-  RequestOptions options;
+  PreparedRequest request;
 };
 struct Abort {
   uint64_t id;
@@ -62,7 +60,7 @@ constexpr std::chrono::milliseconds kBetweenChecks{500};
 
 RequestOutput ended(uint64_t id) {
   RequestOutput output;
-  output.request_id = std::to_string(id);
+  output.request_id = id;
   output.finished = true;
   return output;
 }
@@ -112,7 +110,7 @@ struct EngineLoop::State {
 
   // With the mutex held: hands an output to take_outputs(), unless its request is done with.
   void publish(RequestOutput output) {
-    const uint64_t id = std::stoull(output.request_id);
+    const uint64_t id = output.request_id;
     const auto found = unfinished.find(id);
     if (found == unfinished.end()) return;
     Unfinished& request = found->second;
@@ -121,7 +119,7 @@ struct EngineLoop::State {
     }
     if (output.metrics.arrival_time == 0) output.metrics = request.metrics;
     request.metrics = output.metrics;
-    LoopOutput entry{.id = id, .context = request.context, .output = std::move(output)};
+    LoopOutput entry{.context = request.context, .output = std::move(output)};
     // Where its last completions were stopped meanwhile, that command ends it and reports nothing.
     if (!request.any_open()) entry.output.finished = true;
     if (entry.output.finished) {
@@ -141,18 +139,17 @@ struct EngineLoop::State {
   void execute(Command& command, std::vector<RequestOutput>& outputs) {
     if (auto* add = std::get_if<Add>(&command)) {
       try {
-        engine->add_request(std::to_string(add->id), std::move(add->prompt), add->params,
-                            std::move(add->options));
+        engine->add_request(add->id, add->request);
       } catch (const std::exception& error) {  // the engine failed meanwhile, or lacks memory
         RequestOutput& output = outputs.emplace_back(ended(add->id));
         output.error = error.what();
         output.engine_failure = engine->failure();
       }
     } else if (const auto* abort = std::get_if<Abort>(&command)) {
-      engine->abort(std::to_string(abort->id));
+      engine->abort(abort->id);
       outputs.push_back(ended(abort->id));
     } else if (const auto* stop = std::get_if<StopCompletion>(&command)) {
-      engine->stop_completion(std::to_string(stop->id), stop->index);
+      engine->stop_completion(stop->id, stop->index);
     } else {
       std::get<Call>(command)(*engine);
     }
@@ -222,15 +219,7 @@ const ModelInfo& EngineLoop::model_info() const { return state_->info; }
 bool EngineLoop::is_loop_thread() const { return std::this_thread::get_id() == state_->thread_id; }
 
 void EngineLoop::add(std::vector<LoopRequest> requests) {
-  std::shared_ptr<Engine> engine;
-  {
-    const std::scoped_lock lock(state_->mutex);
-    engine = state_->engine;
-  }
-  if (engine == nullptr) throw_closed();
-  for (const LoopRequest& request : requests) {
-    engine->check_request(request.prompt_token_ids, request.params, request.options);
-  }
+  for (const LoopRequest& request : requests) request.request.check_for(state_->info);
   {
     const std::scoped_lock lock(state_->mutex);
     if (state_->is_stopping) throw_closed();
@@ -242,16 +231,15 @@ void EngineLoop::add(std::vector<LoopRequest> requests) {
       }
     }
     for (LoopRequest& request : requests) {
-      state_->unfinished.emplace(request.id,
-                                 Unfinished{.context = std::move(request.context),
-                                            .by_step = request.by_step,
-                                            .is_open = std::vector<bool>(request.params.n, true),
-                                            .metrics = {}});
+      state_->unfinished.emplace(
+          request.id, Unfinished{.context = std::move(request.context),
+                                 .by_step = request.by_step,
+                                 .is_open = std::vector<bool>(request.request.params().n, true),
+                                 .metrics = {}});
       if (!request.by_step) ++state_->num_running_freely;
       ++state_->num_queued;
-      state_->num_queued_tokens += static_cast<int64_t>(request.prompt_token_ids.size());
-      state_->commands.emplace_back(Add{request.id, std::move(request.prompt_token_ids),
-                                        std::move(request.params), std::move(request.options)});
+      state_->num_queued_tokens += static_cast<int64_t>(request.request.prompt_token_ids().size());
+      state_->commands.emplace_back(Add{request.id, std::move(request.request)});
     }
   }
   state_->wake.notify_one();

@@ -1,6 +1,7 @@
 // Requests of an engine from their arrival to their end.
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "core/philox.h"
 #include "core/stopwatch.h"
@@ -19,73 +20,17 @@ uint64_t derived_seed(uint64_t engine_seed, uint64_t ordinal) {
   return (static_cast<uint64_t>(words[1]) << 32) | words[0];
 }
 
-void check_tokens(const char* field, const std::vector<int32_t>& tokens, int vocab_size) {
-  for (const int32_t token : tokens) {
-    if (token < 0 || token >= vocab_size) {
-      throw InvalidArgument(
-          field, str_cat("token id ", token, " is outside the vocabulary [0, ", vocab_size, ")"));
-    }
-  }
-}
-
 }  // namespace
 
-void Engine::Impl::check_request(const std::vector<int32_t>& prompt, const SamplingParams& params,
-                                 const RequestOptions& options) const {
-  if (prompt.empty()) throw InvalidArgument("prompt", "is empty; give at least one token");
-  if (static_cast<int64_t>(prompt.size()) >= info_.max_model_len) {
-    throw InvalidArgument(
-        "prompt", str_cat("has ", prompt.size(), " tokens, but max_model_len ", info_.max_model_len,
-                          " must hold it and one more; shorten the prompt or "
-                          "raise max_model_len"));
-  }
-  check_tokens("prompt", prompt, info_.vocab_size);
-  params.validate(info_.vocab_size);
-  if (params.grammar != nullptr && params.grammar->vocab_size() != info_.vocab_size) {
-    throw InvalidArgument("grammar",
-                          str_cat("is for a vocabulary of ", params.grammar->vocab_size(),
-                                  " tokens, but the model has ", info_.vocab_size));
-  }
-  if (options.priority != 0 && config_.scheduling_policy != "priority") {
-    throw InvalidArgument("priority",
-                          str_cat("is ", options.priority,
-                                  ", but the engine serves requests in the order they come; leave "
-                                  "priority out, or make the engine with "
-                                  "scheduling_policy=\"priority\""));
-  }
-  if (!options.resumed_token_ids.empty()) check_resumed(prompt, params, options);
-  const int longest_draft = config_.speculative.num_speculative_tokens;
-  if (params.num_speculative_tokens.value_or(0) > longest_draft) {
-    throw InvalidArgument("num_speculative_tokens",
-                          str_cat(*params.num_speculative_tokens, " is more than the engine's (",
-                                  longest_draft, "); raise that of speculative_config"));
-  }
-}
-
-void Engine::Impl::check_resumed(const std::vector<int32_t>& prompt, const SamplingParams& params,
-                                 const RequestOptions& options) const {
-  if (params.n != 1) {
-    throw InvalidArgument("resumed_token_ids", "needs n = 1; ask for each completion on its own");
-  }
-  check_tokens("resumed_token_ids", options.resumed_token_ids, info_.vocab_size);
-  const Request request("", params);  // knows all tokens that end it
-  Sequence sequence(0, prompt, request.params, config_.block_size, info_.max_model_len);
-  for (const int32_t token : options.resumed_token_ids) {
-    if (sequence.append(token) == FinishReason::kNone) continue;
-    throw InvalidArgument("resumed_token_ids",
-                          str_cat("number ", sequence.num_output_tokens(), ", token ", token,
-                                  ", ends the answer; give those of an answer that goes on"));
-  }
-}
-
-void Engine::Impl::add_request(const std::string& id, std::vector<int32_t> prompt,
-                               const SamplingParams& params, RequestOptions options) {
+void Engine::Impl::add_request(uint64_t id, const PreparedRequest& prepared) {
   if (failure_ != nullptr) std::rethrow_exception(failure_);
-  check_request(prompt, params, options);
+  prepared.check_for(info_);
   if (requests_.contains(id)) {
-    throw InvalidArgument("request_id", str_cat("'", id, "' is in use by an unfinished request"));
+    throw InvalidArgument("id", str_cat(id, " is in use by an unfinished request"));
   }
-  auto request = std::make_unique<Request>(id, params, std::move(options));
+  const std::vector<int32_t>& prompt = prepared.prompt_token_ids();
+  const SamplingParams& params = prepared.params();
+  auto request = std::make_unique<Request>(id, params, prepared.options());
   const uint64_t seed = params.seed.value_or(derived_seed(config_.seed, num_requests_added_));
   for (int i = 0; i < params.n; ++i) {
     auto completion = std::make_unique<CompletionState>(
@@ -113,7 +58,7 @@ void Engine::Impl::add_request(const std::string& id, std::vector<int32_t> promp
   ++num_requests_added_;
 }
 
-void Engine::Impl::erase(const std::string& id) {
+void Engine::Impl::erase(uint64_t id) {
   const auto it = requests_.find(id);
   if (it->second->metrics.first_scheduled_time == 0) stop_waiting(*it->second);
   for (const auto& completion : it->second->completions) {
@@ -127,7 +72,7 @@ void Engine::Impl::stop_waiting(const Request& request) {
   num_waiting_tokens_ -= request.completions[0]->sequence.num_prompt_tokens();
 }
 
-bool Engine::Impl::abort(const std::string& id) {
+bool Engine::Impl::abort(uint64_t id) {
   const auto it = requests_.find(id);
   if (it == requests_.end()) return false;
   for (const auto& completion : it->second->completions) {
@@ -139,7 +84,7 @@ bool Engine::Impl::abort(const std::string& id) {
   return true;
 }
 
-bool Engine::Impl::stop_completion(const std::string& id, int index) {
+bool Engine::Impl::stop_completion(uint64_t id, int index) {
   const auto it = requests_.find(id);
   if (it == requests_.end() || index < 0 ||
       index >= static_cast<int>(it->second->completions.size())) {

@@ -50,7 +50,9 @@ std::unique_ptr<Ranks> Ranks::start(const EngineConfig& config, const BackendMak
 void Ranks::lead(EngineModels& models) {
   calls_.emplace(models.place(), models.backend());
   const std::vector<ModelRunner*> runners = models.runners();
-  for (size_t id = 0; id < runners.size(); ++id) runners[id]->lead(*calls_, static_cast<int>(id));
+  for (size_t id = 0; id < runners.size(); ++id) {
+    runners[id]->set_observer(&leading_.emplace_back(*calls_, static_cast<int>(id)));
+  }
 }
 
 void Ranks::stop() {

@@ -2,6 +2,7 @@
 // shares of the same models and repeat its calls.
 #pragma once
 
+#include <deque>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "engine/engine_models.h"
+#include "runtime/leading_runner.h"
 #include "runtime/rank_calls.h"
 #include "specdec/config.h"
 #include "specdec/error.h"
@@ -51,7 +53,8 @@ class Ranks {
   void join_threads();
 
   std::unique_ptr<Communicator> group_;
-  std::optional<RankCalls> calls_;  // from lead() to stop()
+  std::optional<RankCalls> calls_;     // from lead() to stop()
+  std::deque<LeadingRunner> leading_;  // by model
   bool has_stopped_ = false;
   std::vector<std::thread> threads_;
   std::vector<std::exception_ptr> errors_;  // that have ended a thread, by rank

@@ -66,11 +66,8 @@ class CompletionState final : public SampleRowSource {
 };
 
 struct Request {
-  Request(std::string request_id, SamplingParams sampling_params,
-          RequestOptions request_options = {})
-      : id(std::move(request_id)),
-        options(std::move(request_options)),
-        params(std::move(sampling_params)) {
+  Request(uint64_t number, SamplingParams sampling_params, RequestOptions request_options = {})
+      : id(number), options(std::move(request_options)), params(std::move(sampling_params)) {
     // Sorted and unique: a sampler has room for each token once.
     std::vector<int32_t>& allowed = params.allowed_token_ids;
     std::ranges::sort(allowed);
@@ -80,7 +77,7 @@ struct Request {
 
   bool is_finished() const;
 
-  const std::string id;
+  const uint64_t id;  // the caller's
   const RequestOptions options;
   SamplingParams params;
   std::vector<std::unique_ptr<CompletionState>> completions;

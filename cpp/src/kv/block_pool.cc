@@ -128,20 +128,20 @@ void BlockPool::check_integrity() const {
   SPECDEC_CHECK_EQ(states_[kNullBlock].ref_count, 0);
   SPECDEC_CHECK(!states_[kNullBlock].cached);
 
-  enum class Place : char { kInUse, kFree, kEvictable };
-  std::vector<Place> places(states_.size(), Place::kInUse);
+  enum class Use : char { kInUse, kFree, kEvictable };
+  std::vector<Use> uses(states_.size(), Use::kInUse);
   for (const BlockId id : free_) {
     check_usable(id);
-    SPECDEC_CHECK(places[id] == Place::kInUse);  // in the list once
-    places[id] = Place::kFree;
+    SPECDEC_CHECK(uses[id] == Use::kInUse);  // in the list once
+    uses[id] = Use::kFree;
   }
   int num_linked = 0;
   for (BlockId previous = kNullBlock, id = states_[kNullBlock].next; id != kNullBlock;
        previous = id, id = states_[id].next) {
     check_usable(id);
-    SPECDEC_CHECK(places[id] == Place::kInUse);
+    SPECDEC_CHECK(uses[id] == Use::kInUse);
     SPECDEC_CHECK_EQ(states_[id].previous, previous);
-    places[id] = Place::kEvictable;
+    uses[id] = Use::kEvictable;
     ++num_linked;
   }
   SPECDEC_CHECK_EQ(num_linked, num_evictable_);
@@ -149,10 +149,10 @@ void BlockPool::check_integrity() const {
   for (BlockId id = 1; id <= num_blocks(); ++id) {
     const BlockState& state = states_[id];
     SPECDEC_CHECK_GE(state.ref_count, 0);
-    const Place expected = state.ref_count > 0 ? Place::kInUse
-                           : state.cached      ? Place::kEvictable
-                                               : Place::kFree;
-    SPECDEC_CHECK(places[id] == expected);
+    const Use expected = state.ref_count > 0 ? Use::kInUse
+                         : state.cached      ? Use::kEvictable
+                                             : Use::kFree;
+    SPECDEC_CHECK(uses[id] == expected);
   }
 }
 

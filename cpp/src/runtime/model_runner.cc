@@ -134,25 +134,16 @@ void ModelRunner::set_features(const PagedRowsView& features) {
 
 void ModelRunner::begin_forward(BatchInputs& inputs) {
   SPECDEC_CHECK_LE(inputs.num_rows(), limits_.max_rows);
-  if (calls_ == nullptr || model_id_ != RankCalls::kTarget || !calls_->has_earlier_stages()) return;
-  const BatchView batch = inputs.view();
-  if (batch.num_rows > 0) calls_->begin_forward(batch);
-  ++num_begun_;
+  if (observer_ != nullptr) observer_->begin_forward(inputs.view());
 }
 
 void ModelRunner::forward(BatchInputs& inputs, const PassKind& kind) {
   SPECDEC_CHECK_LE(inputs.num_rows() * kind.num_levels, limits_.max_rows);
-  if (num_begun_ == 0) begin_forward(inputs);
-  num_begun_ = std::max(num_begun_ - 1, 0);
   const BatchView batch = inputs.view();
   level_held_ = kind.level;
-  if (calls_ != nullptr && batch.num_rows > 0) calls_->forward(model_id_, batch, kind);
+  if (observer_ != nullptr) observer_->forward(batch, kind);
   rows_per_level_ = run_staged(batch, kind);
   num_rows_held_ = (kind.num_levels - 1) * rows_per_level_ + batch.num_rows;
-}
-
-void ModelRunner::repeat_forward(const BatchView& batch, const PassKind& kind) {
-  run_staged(batch, kind);
 }
 
 int ModelRunner::run_staged(const BatchView& given, const PassKind& kind) {
@@ -188,7 +179,7 @@ void ModelRunner::run(const BatchView& batch, const PassKind& kind) {
                    .kv_only = kind.kv_only});
 }
 
-void ModelRunner::repeat_logits(std::span<const int32_t> row_ids, int level) {
+void ModelRunner::compute_logits(std::span<const int32_t> row_ids, int level) {
   model_->compute_logits(backend_.stage_ids(row_ids), static_cast<int>(row_ids.size()),
                          logits_.as<float>(), level);
 }
@@ -225,11 +216,7 @@ TappedStates ModelRunner::read_tapped(const BlockTable& blocks, int num_tokens) 
 
 void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
   if (slots.empty()) return;
-  if (calls_ != nullptr) calls_->move_kv(model_id_, slots);
-  repeat_move_kv(slots);
-}
-
-void ModelRunner::repeat_move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
+  if (observer_ != nullptr) observer_->move_kv(slots);
   backend_.copy_kv({.layers = cache_->layers(), .features = taps_.features, .slots = slots});
 }
 
@@ -247,8 +234,8 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
       const Stopwatch watch(head_seconds_);
       const std::span<const int32_t> ids = row_ids.subspan(begin, count);
       const int level = level_held_ + levels_on;
-      if (calls_ != nullptr) calls_->compute_logits(model_id_, ids, level);
-      repeat_logits(ids, level);
+      if (observer_ != nullptr) observer_->compute_logits(ids, level);
+      compute_logits(ids, level);
     }
     const auto turn_rows = row_processing_.run(
         logits_.as<float>(), vocab_size(), rows.subspan(begin, count), logprobs_mode, turn_results);

@@ -13,7 +13,6 @@
 #include "runtime/batch_inputs.h"
 #include "runtime/feature_cache.h"
 #include "runtime/kv_cache.h"
-#include "runtime/rank_calls.h"
 #include "runtime/row_processing.h"
 #include "specdec/quantization.h"
 #include "specdec/request_output.h"
@@ -24,6 +23,23 @@ struct RunnerLimits {
   int max_model_len = 0;   // tokens of one sequence
   int max_rows = 0;        // rows of one step
   int max_logit_rows = 0;  // rows whose logits are held at once; more are done in turns
+};
+
+// What a pass is besides its batch; see ModelPass.
+struct PassKind {
+  int level = 0;
+  bool kv_only = false;
+  int num_levels = 1;
+};
+
+// Hears of a runner's calls, with the host's arrays, before the runner makes them.
+class RunnerObserver {
+ public:
+  virtual ~RunnerObserver() = default;
+  virtual void begin_forward(const BatchView& batch) = 0;
+  virtual void forward(const BatchView& batch, const PassKind& kind) = 0;
+  virtual void compute_logits(std::span<const int32_t> row_ids, int level) = 0;
+  virtual void move_kv(std::span<const std::pair<int64_t, int64_t>> slots) = 0;
 };
 
 class ModelRunner final : public StepModel {
@@ -42,15 +58,8 @@ class ModelRunner final : public StepModel {
 
   ~ModelRunner() override { backend_.forget_recorded(this); }
 
-  // Of the rank that leads: the others repeat the calls below. `model` is as RankCalls has it.
-  void lead(RankCalls& calls, int model) {
-    calls_ = &calls;
-    model_id_ = model;
-  }
-  // Of the others: the calls of the leader, with its arrays.
-  void repeat_forward(const BatchView& batch, const PassKind& kind);
-  void repeat_logits(std::span<const int32_t> row_ids, int level);
-  void repeat_move_kv(std::span<const std::pair<int64_t, int64_t>> slots);
+  // The observer is borrowed; null: nobody observes.
+  void set_observer(RunnerObserver* observer) { observer_ = observer; }
   // Of the backend.
   ThreadPool& thread_pool() { return backend_.thread_pool(); }
 
@@ -71,6 +80,10 @@ class ModelRunner final : public StepModel {
   void begin_forward(BatchInputs& inputs);
   // Runs the rows, writing their KV.
   void forward(BatchInputs& inputs, const PassKind& kind = {});
+  // The same of arrays that are ready. sample() may not follow.
+  void forward(const BatchView& batch, const PassKind& kind) { run_staged(batch, kind); }
+  // The rows' logits, of the last forward, which sample() reads.
+  void compute_logits(std::span<const int32_t> row_ids, int level);
   // Rows of the last forward from those of one level to those of the next.
   int rows_per_level() const { return rows_per_level_; }
 
@@ -130,10 +143,8 @@ class ModelRunner final : public StepModel {
   int rows_per_level_ = 0;
   int level_held_ = 0;
   double head_seconds_ = 0;
-  RankCalls* calls_ = nullptr;  // of the rank that leads others
-  int model_id_ = 0;
-  int num_begun_ = 0;  // passes of which only the stages before this one know
-  Buffer logits_;      // [max_logit_rows, vocab_size] float32
+  RunnerObserver* observer_ = nullptr;
+  Buffer logits_;  // [max_logit_rows, vocab_size] float32
   RowProcessing row_processing_;
 };
 

@@ -2,7 +2,6 @@
 
 #include "core/byte_message.h"
 #include "core/check.h"
-#include "runtime/model_runner.h"
 #include "runtime/seat_messages.h"
 
 namespace specdec {
@@ -134,18 +133,18 @@ class Repeater {
   void make(Call call, ModelRunner& model, MessageReader& reader) {
     if (call == Call::kForward) {
       const auto kind = reader.get<PassKind>();
-      model.repeat_forward(get_batch(reader), kind);
+      model.forward(get_batch(reader), kind);
     } else if (call == Call::kComputeLogits) {
       const auto level = reader.get<int>();
       const auto count = reader.get<size_t>();
-      model.repeat_logits(reader.get_all<int32_t>(count), level);
+      model.compute_logits(reader.get_all<int32_t>(count), level);
     } else {
       slots_.resize(reader.get<size_t>());
       for (auto& [from, to] : slots_) {
         from = reader.get<int64_t>();
         to = reader.get<int64_t>();
       }
-      model.repeat_move_kv(slots_);
+      model.move_kv(slots_);
     }
   }
 

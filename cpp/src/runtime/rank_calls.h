@@ -17,17 +17,9 @@
 
 #include "backend/backend.h"
 #include "model/rank_place.h"
+#include "runtime/model_runner.h"
 
 namespace specdec {
-
-class ModelRunner;
-
-// What a pass is besides its batch; see ModelPass.
-struct PassKind {
-  int level = 0;
-  bool kv_only = false;
-  int num_levels = 1;
-};
 
 // The leader's side. Throws RankFailure.
 class RankCalls {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "sched/by_rank.h"
+#include "sched/by_precedence.h"
 
 namespace specdec {
 namespace {
@@ -394,7 +394,7 @@ void Scheduler::follow_leader(Sequence& sequence) {
   if (leader == nullptr) return;
   // Followers come after their leader, so the head of the queue waits for a running sequence at
   // most.
-  SPECDEC_CHECK(leader->rank() < sequence.rank());
+  SPECDEC_CHECK(leader->precedence() < sequence.precedence());
   const bool can_share = config_.enable_prefix_caching && sequence.use_prefix_cache &&
                          sequence.num_prompt_tokens() > config_.block_size;
   if (!can_share || leader->is_finished() || leader->has_prefilled()) {

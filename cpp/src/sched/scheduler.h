@@ -1,6 +1,6 @@
 // Decides, before every step, which rows run: plan() out, advance() in. Pure: no device, no model,
 // no clock. Decoding sequences go first, then prompt chunks of running sequences, then admissions,
-// each in order of rank (priority, then arrival), all within max_num_batched_tokens rows and
+// each in order of precedence (priority, then arrival), all within max_num_batched_tokens rows and
 // max_num_seqs sequences. Drafts of decoding sequences get blocks last, so they neither preempt nor
 // keep anyone out; of the rows that single decoding rows leave, up to half are theirs where they
 // were needed lately, and whatever prompts do not use.
@@ -101,8 +101,8 @@ class Scheduler {
   // They keep their blocks.
   void forget_all() noexcept;
 
-  // The next step. Reserves blocks for every row; preempts the running sequences of the last ranks
-  // when there are none left, and admits none then. The running sequence of the first rank always
+  // The next step. Reserves blocks for every row; preempts the running sequences that go last
+  // when there are none left, and admits none then. The running sequence that goes first always
   // gets a row. Empty only when nothing is left to run. Without a budget nothing is drafted.
   // While steps that plan() has made are under way, it goes on with sequences that do not wait for
   // these steps; it preempts none, and may find nothing to run.
@@ -121,7 +121,7 @@ class Scheduler {
   std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result,
                                       const FinishHook& on_finish = {});
 
-  // In order of rank.
+  // In order of precedence.
   std::span<Sequence* const> running() const { return running_; }
   // Whether plan() may have more to run than one row of each running sequence.
   bool has_other_work() const;
@@ -144,7 +144,7 @@ class Scheduler {
   void request_drafts(const DraftBudget& budget, ExecutionPlan& plan) const;
   // Cuts the requests down to the rows and blocks that are left, and reserves them: first equal
   // shares of the rows, beginning with another sequence in every step, so that none waits for those
-  // before it; then what is left, first rank first.
+  // before it; then what is left, in order of precedence.
   void grant_drafts(ExecutionPlan& plan);
   void grant(int num_slots, ScheduledSequence& scheduled, ExecutionPlan& plan);
   // Both for up to `most` sequences in all.
@@ -176,8 +176,8 @@ class Scheduler {
   SchedulerConfig config_;
   BlockPool& pool_;
   PrefixCache prefix_cache_;
-  std::deque<Sequence*> waiting_;                           // by rank
-  std::vector<Sequence*> running_;                          // by rank
+  std::deque<Sequence*> waiting_;                           // by precedence
+  std::vector<Sequence*> running_;                          // by precedence
   std::unordered_map<const Sequence*, int> num_followers_;  // of leaders that have some
   size_t next_to_draft_ = 0;  // of a step's drafting sequences, the one to get its share first
 };

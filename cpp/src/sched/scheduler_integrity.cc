@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "sched/by_rank.h"
+#include "sched/by_precedence.h"
 #include "sched/scheduler.h"
 
 namespace specdec {
@@ -21,7 +21,7 @@ void Scheduler::check_waiting() const {
   std::unordered_map<const Sequence*, int> num_followers;
   const Sequence* previous = nullptr;
   for (const Sequence* sequence : waiting_) {
-    SPECDEC_CHECK(previous == nullptr || previous->rank() < sequence->rank());
+    SPECDEC_CHECK(previous == nullptr || previous->precedence() < sequence->precedence());
     previous = sequence;
     const bool is_preempted = std::holds_alternative<Preempted>(sequence->state);
     SPECDEC_CHECK(is_preempted || std::holds_alternative<Waiting>(sequence->state));
@@ -31,7 +31,7 @@ void Scheduler::check_waiting() const {
     const Sequence* leader = sequence->prefill_leader;
     if (leader == nullptr) continue;
     SPECDEC_CHECK(contains(waiting_, *leader) || contains(running_, *leader));
-    SPECDEC_CHECK(leader->rank() < sequence->rank());
+    SPECDEC_CHECK(leader->precedence() < sequence->precedence());
     SPECDEC_CHECK(!leader->has_prefilled());
     ++num_followers[leader];
   }
@@ -43,7 +43,7 @@ void Scheduler::check_running() const {
   std::vector<int> ref_counts(static_cast<size_t>(pool_.num_blocks()) + 1);
   const Sequence* previous = nullptr;
   for (const Sequence* sequence : running_) {
-    SPECDEC_CHECK(previous == nullptr || previous->rank() < sequence->rank());
+    SPECDEC_CHECK(previous == nullptr || previous->precedence() < sequence->precedence());
     previous = sequence;
     SPECDEC_CHECK(sequence->is_running());
     SPECDEC_CHECK(sequence->prefill_leader == nullptr);

@@ -62,9 +62,9 @@ class Sequence {
   // The first token that no row has been planned for.
   int next_row() const { return num_computed_tokens + num_rows_under_way; }
 
-  // Who goes first: the lower rank.
-  using Rank = std::pair<int64_t, uint64_t>;
-  Rank rank() const { return {priority, ordinal}; }
+  // Who goes first: the lower precedence.
+  using Precedence = std::pair<int64_t, uint64_t>;
+  Precedence precedence() const { return {priority, ordinal}; }
 
   const uint64_t ordinal;
   int64_t priority = 0;  // the request's; set before Scheduler::add()

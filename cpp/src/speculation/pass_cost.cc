@@ -90,7 +90,7 @@ void PassCost::start_from(std::span<const TimedPass> passes) {
   std::vector<double> gain(size_);
   for (const TimedPass& pass : passes) {
     const double variance =
-        covariance_with({.place = place_of(pass.num_rows), .with_level = false}, gain);
+        covariance_with({.point = point_at(pass.num_rows), .with_level = false}, gain);
     shrink_covariance(gain, 1.0 / (variance + kTimedNoise * kTimedNoise));
   }
   prior_covariance_ = covariance_;
@@ -101,7 +101,7 @@ void PassCost::start_from(std::span<const TimedPass> passes) {
   refresh_curve();
 }
 
-PassCost::Place PassCost::place_of(double num_rows) {
+PassCost::CurvePoint PassCost::point_at(double num_rows) {
   if (num_rows <= kKnots.front()) return {};
   const int last = static_cast<int>(kKnots.size()) - 1;
   if (num_rows >= kKnots.back()) return {.lower = last, .share = 0.0};
@@ -111,14 +111,14 @@ PassCost::Place PassCost::place_of(double num_rows) {
           .share = std::log(num_rows / kKnots[lower]) / std::log(*next / kKnots[lower])};
 }
 
-double PassCost::curve_at(const Place& place, const std::vector<double>& curve) const {
-  if (place.share == 0.0) return curve[place.lower];
-  return curve[place.lower] + place.share * (curve[place.lower + 1] - curve[place.lower]);
+double PassCost::curve_at(const CurvePoint& point, const std::vector<double>& curve) const {
+  if (point.share == 0.0) return curve[point.lower];
+  return curve[point.lower] + point.share * (curve[point.lower + 1] - curve[point.lower]);
 }
 
 double PassCost::seconds(int num_rows) const {
   const double beyond = std::max(1.0, num_rows / kKnots.back());
-  return std::exp(state_.back() + curve_at(place_of(num_rows), curve_)) * beyond;
+  return std::exp(state_.back() + curve_at(point_at(num_rows), curve_)) * beyond;
 }
 
 void PassCost::record(int num_rows, double seconds) {
@@ -127,7 +127,7 @@ void PassCost::record(int num_rows, double seconds) {
   most_rows_ = std::max(most_rows_, num_rows);
   relax();
   const double beyond = std::max(1.0, num_rows / kKnots.back());
-  correct(place_of(num_rows), std::log(seconds / beyond));
+  correct(point_at(num_rows), std::log(seconds / beyond));
   refresh_curve();
 }
 
@@ -147,16 +147,16 @@ void PassCost::relax() {
 }
 
 double PassCost::covariance_with(const Measured& measured, std::span<double> result) {
-  const auto& [place, with_level] = measured;
+  const auto& [point, with_level] = measured;
   const int level = size_ - 1;
   for (int i = 0; i < size_; ++i) {
-    result[i] = (1.0 - place.share) * covariance(i, place.lower);
+    result[i] = (1.0 - point.share) * covariance(i, point.lower);
     if (with_level) result[i] += covariance(i, level);
-    if (place.share > 0) result[i] += place.share * covariance(i, place.lower + 1);
+    if (point.share > 0) result[i] += point.share * covariance(i, point.lower + 1);
   }
-  double variance = (1.0 - place.share) * result[place.lower];
+  double variance = (1.0 - point.share) * result[point.lower];
   if (with_level) variance += result[level];
-  if (place.share > 0) variance += place.share * result[place.lower + 1];
+  if (point.share > 0) variance += point.share * result[point.lower + 1];
   return variance;
 }
 
@@ -166,16 +166,16 @@ void PassCost::shrink_covariance(std::span<const double> gain, double share) {
   }
 }
 
-void PassCost::correct(const Place& place, double log_seconds) {
+void PassCost::correct(const CurvePoint& point, double log_seconds) {
   const int level = size_ - 1;
   std::array<double, kKnots.size() + 1> gain;
-  double variance = covariance_with({.place = place}, gain);
+  double variance = covariance_with({.point = point}, gain);
   const auto count = static_cast<double>(num_recorded_);
   const double noise = kNoise + kFirstNoise / (count * count);
   variance += noise * noise;
 
   const double bound = kOutlier * std::sqrt(variance);
-  const double error = log_seconds - state_[level] - curve_at(place, state_);
+  const double error = log_seconds - state_[level] - curve_at(point, state_);
   // An outlier moves the state only as far as the bound does, and its variance hardly shrinks.
   const double weight = std::min(1.0, bound / std::abs(error));
   for (int i = 0; i < size_; ++i) state_[i] += weight * error * gain[i] / variance;

@@ -38,23 +38,23 @@ class PassCost {
   static constexpr int kMinRecorded = 2;
 
   // Where a number of rows lies: between knots `lower` and the next.
-  struct Place {
+  struct CurvePoint {
     int lower = 0;
     double share = 0;  // of the next
   };
-  static Place place_of(double num_rows);
-  double curve_at(const Place& place, const std::vector<double>& curve) const;
+  static CurvePoint point_at(double num_rows);
+  double curve_at(const CurvePoint& point, const std::vector<double>& curve) const;
   double& covariance(int i, int j) { return covariance_[i * size_ + j]; }
-  // What a measurement is of: the curve at a place, with the level or relative to it.
+  // What a measurement is of: the curve at a point, with the level or relative to it.
   struct Measured {
-    Place place;
+    CurvePoint point;
     bool with_level = true;
   };
   // The covariance of the state with what is measured. Returns the variance of that.
   double covariance_with(const Measured& measured, std::span<double> result);
   void shrink_covariance(std::span<const double> gain, double share);
   void relax();
-  void correct(const Place& place, double log_seconds);
+  void correct(const CurvePoint& point, double log_seconds);
   void refresh_curve();
 
   int size_ = 0;  // of the state: the curve's knots, then the level

@@ -27,17 +27,3 @@ def to_core_params(params: SamplingParams, *, eos_token_ids: Sequence[int]) -> _
     core.stop_token_ids = params.stop_token_ids or []
     core.eos_token_ids = list(eos_token_ids)
     return core
-
-
-def part_of(whole: _core.SamplingParams, completions: range) -> _core.SamplingParams:
-    """What some of the completions of a request sample with."""
-    core = _core.SamplingParams()
-    for option in _core.SamplingParams.options:
-        setattr(core, option.name, getattr(whole, option.name))
-    core.logits_processors, core.grammar = whole.logits_processors, whole.grammar
-    core.n = len(completions)
-    if whole.seed is not None:
-        core.seed = (whole.seed + completions.start) & _SEED_MASK
-    if completions.start > 0:
-        core.prompt_logprobs = None  # they come once
-    return core

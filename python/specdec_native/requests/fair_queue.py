@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from specdec_native import _core
-from specdec_native.requests.core_params import part_of
 from specdec_native.requests.request import Request
 
 _KEPT_FREE = 4  # further completions leave a quarter of the seats to callers who are to come
@@ -40,10 +39,9 @@ class Part:
         self._num_running = len(completions)
         self._is_begun = False
 
-    def core_params(self) -> _core.SamplingParams:
-        """What the core samples it with."""
-        whole = self.request.core_params
-        return whole if len(self.completions) == whole.n else part_of(whole, self.completions)
+    def prepared(self) -> _core.PreparedRequest:
+        """What the core is given."""
+        return self.request.prepared.part(self.completions.start, len(self.completions))
 
     def take_ended(self) -> int:
         """Its completions that have ended since the last call."""

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
-from specdec_native.common.checks import INT64_MIN, check_integer, check_text, shown
+from specdec_native.common.checks import INT32_MAX, INT64_MIN, check_integer, check_text, shown
 from specdec_native.requests.sampling_params import SamplingParams
 
 
@@ -186,9 +186,12 @@ def _token_ids(value: Any, name: str) -> list[int]:
     if isinstance(value, (bytes, int)):
         raise ValueError(_expected(name, value))
     try:
-        return [operator.index(token) for token in value]
+        ids = [operator.index(token) for token in value]
     except TypeError:
         raise ValueError(_expected(name, value)) from None
+    if wrong := [token for token in ids if not -INT32_MAX <= token <= INT32_MAX]:
+        raise ValueError(f"{name}: token id {shown(wrong[0])} is out of vocabulary")
+    return ids
 
 
 def _expected(name: str, value: Any) -> str:

@@ -446,7 +446,7 @@ class EngineStats:
     @classmethod
     def from_core(
         cls,
-        num_spec_tokens: int | None,
+        num_spec_tokens: int,
         *,
         acceptance: _core.AcceptanceStats,
         drafters: list[dict[str, Any]],
@@ -454,9 +454,9 @@ class EngineStats:
         step_tokens: dict[str, Any],
         **fields: Any,
     ) -> EngineStats:
-        """The core's statistics of an engine that drafts at most `num_spec_tokens`."""
+        """The core's statistics of an engine that drafts at most `num_spec_tokens`, 0 for never."""
         stats = cls(**fields, step_tokens=StepTokens(**step_tokens))
-        if num_spec_tokens is not None:
+        if num_spec_tokens > 0:
             stats.speculative_decoding = SpeculativeDecodingMetrics.from_counts(
                 [acceptance], num_spec_tokens
             )

@@ -23,7 +23,7 @@ from specdec_native.text.stop_strings import StopStrings
 from specdec_native.text.token_texts import TokenTexts
 
 if TYPE_CHECKING:
-    from specdec_native.requests.mailbox import Mailbox
+    from specdec_native.requests.news import Mailbox
     from specdec_native.text.tokenizer import Tokenizer
 
 
@@ -40,7 +40,7 @@ class Request:
         prompt: str | None,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        core_params: _core.SamplingParams,
+        prepared: _core.PreparedRequest,
         tokenizer: Tokenizer | None,
         num_spec_tokens: int | None = None,
         cache_salt: str | None = None,
@@ -60,9 +60,9 @@ class Request:
         self.prompt_token_ids = prompt_token_ids
         self.resumed_token_ids = resumed_token_ids
         self.params = params
-        self.core_params = core_params
+        self.prepared = prepared
         self.numbers: list[int] = []  # of its parts in the core
-        self.mailbox: Mailbox[Request] | None = None  # of the coroutine that reads it
+        self.mailbox: Mailbox | None = None  # of the coroutine that reads it
         self.by_step = False  # Engine.step() advances and reports it
         self.is_silent = False  # nothing more is reported of it
         self.error: BaseException | None = None
@@ -102,15 +102,6 @@ class Request:
         if resumed_token_ids:
             self._completions[0].resume(resumed_token_ids)
             self.shown[0] = self._completions[0].show()
-
-    @property
-    def core_options(self) -> _core.RequestOptions:
-        """How the core serves it."""
-        return _core.RequestOptions(
-            cache_salt=self.cache_salt or "",
-            priority=self.priority,
-            resumed_token_ids=self.resumed_token_ids,
-        )
 
     @property
     def num_output_tokens(self) -> int:

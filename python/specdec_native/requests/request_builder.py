@@ -137,17 +137,15 @@ class RequestBuilder:
         *,
         generation: GenerationConfig,
         max_logprobs: int,
-        num_spec_tokens: int | None = None,
         structured_outputs_config: Mapping[str, bool] | None = None,
         logits_processors: Sequence[BatchOfOne] = (),
     ) -> None:
-        """`num_spec_tokens` is None where the engine does not speculate."""
         self.text = text
         self._directory = directory
         self._generation = generation
         self._model_info = model_info
         self._max_logprobs = max_logprobs
-        self._num_spec_tokens = num_spec_tokens
+        self._num_spec_tokens = model_info.num_speculative_tokens or None
         self._logits_processors = logits_processors
         self.eos_token_ids = self._find_eos_token_ids()
         if text.tokenizer is not None:
@@ -206,24 +204,33 @@ class RequestBuilder:
         requests = []
         for i, (prompt, params) in enumerate(zip(prompts, paired, strict=True)):
             token_ids = prompt.token_ids or []
-            self._check_prompt(names[i], token_ids)
             if prompt.cache_salt is not None:
                 check_cache_salt("cache_salt", prompt.cache_salt)
             if id(params) not in checked:
                 good, core_params = self._check_params(params, kind)
                 checked[id(params)] = good, core_params, StopStrings(good.stop_strings)
+            good, core_params, stop = checked[id(params)]
+            prepared = _core.PreparedRequest(
+                self._model_info,
+                token_ids,
+                core_params,
+                cache_salt=prompt.cache_salt or "",
+                priority=priorities[i],
+                resumed_token_ids=prompt.resumed_token_ids,
+                prompt_name=names[i],
+            )
             requests.append(
                 Request(
                     request_ids[i],
                     prompt=prompt.text,
                     prompt_token_ids=token_ids,
-                    params=checked[id(params)][0],
-                    core_params=checked[id(params)][1],
+                    params=good,
+                    prepared=prepared,
                     tokenizer=self.text.tokenizer,
-                    num_spec_tokens=self._most_spec_tokens(checked[id(params)][0]),
+                    num_spec_tokens=self._most_spec_tokens(good),
                     cache_salt=prompt.cache_salt,
                     priority=priorities[i],
-                    stop=checked[id(params)][2],
+                    stop=stop,
                     resumed_token_ids=prompt.resumed_token_ids,
                 )
             )
@@ -260,20 +267,6 @@ class RequestBuilder:
             is_text = prompt.text is not None
             prompt.text = tokenizer.decode(token_ids, skip_special_tokens=is_text)
 
-    def _check_prompt(self, name: str, token_ids: list[int]) -> None:
-        info = self._model_info
-        if not token_ids:
-            raise ValueError(
-                f"{name} is empty: the decoder prompt cannot be empty; give at least one token"
-            )
-        if len(token_ids) >= info.max_model_len:
-            raise ValueError(_too_long(name, str(len(token_ids)), info.max_model_len))
-        if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
-            wrong = next(t for t in token_ids if not 0 <= t < info.vocab_size)
-            raise ValueError(
-                f"{name}: token id {wrong} is out of vocabulary, which is [0, {info.vocab_size})"
-            )
-
     def _check_params(
         self, given: SamplingParams, kind: RequestOutputKind | None
     ) -> tuple[SamplingParams, _core.SamplingParams]:
@@ -286,11 +279,8 @@ class RequestBuilder:
         if params.stop and self.text.tokenizer is None:
             self.text.need_tokenizer("stop")
         for i, word in enumerate(params.bad_words or ()):
-            tokenizer, longest = (
-                self.text.need_tokenizer("bad_words"),
-                self._model_info.max_model_len,
-            )
-            check_length(f"bad_words[{i}]", word, tokenizer, longest)
+            tokenizer = self.text.need_tokenizer("bad_words")
+            check_length(f"bad_words[{i}]", word, tokenizer, self._model_info.max_model_len)
         vocab_size = self._model_info.vocab_size
         limit = vocab_size if self._max_logprobs == -1 else self._max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
@@ -306,7 +296,6 @@ class RequestBuilder:
             functions = [each.function_of(params) for each in self._logits_processors]
             params.logits_processors = [*(params.logits_processors or ()), *filter(None, functions)]
         core_params = to_core_params(params, eos_token_ids=self.eos_token_ids)
-        core_params.validate(vocab_size)
         if isinstance(params.structured_outputs, StructuredOutputsParams):
             self.text.need_tokenizer("structured_outputs")
             allowed = without_bad_choices(params.structured_outputs, params.bad_words or ())
@@ -348,14 +337,7 @@ def check_length(name: str, text: str, tokenizer: Tokenizer, max_model_len: int)
     fewest = tokenizer.fewest_tokens(text)
     if fewest >= max_model_len:
         raise ValueError(
-            _too_long(name, f"{len(text)} characters, which are at least {fewest}", max_model_len)
+            f"{name} has {len(text)} characters, which are at least {fewest} tokens: this model's "
+            f"maximum context length is {max_model_len} tokens (max_model_len); shorten {name}, or "
+            "raise max_model_len"
         )
-
-
-def _too_long(name: str, num_tokens: str, limit: int) -> str:
-    what = "the prompt" if name.startswith("prompt") else name
-    return (
-        f"{name} has {num_tokens} tokens. With one output token it is longer than the maximum "
-        f"model length of {limit}: this model's maximum context length is {limit} tokens "
-        f"(max_model_len). Please reduce the length of {what}, or raise max_model_len"
-    )

@@ -2,75 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import collections
 import itertools
 import os
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from specdec_native import _core
 from specdec_native.requests.completion import Shown
 from specdec_native.requests.fair_queue import FairQueue, Part, Share
-from specdec_native.requests.mailbox import Mailbox
+from specdec_native.requests.news import Mailbox, News
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.request import Request
-
-
-class News:
-    """Wakes the threads that wait for something to change.
-
-    Unlike threading.Condition, which is written in Python, it holds nothing that an exception out
-    of a signal handler could leave behind: the only lock is one for each waiting, in C.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: collections.deque[threading.Lock] = collections.deque()
-
-    def announce(self) -> None:
-        """Makes all who wait look again."""
-        for _ in range(len(self._waiting)):
-            try:
-                self._waiting.popleft().release()
-            except IndexError:  # another thread announces, too
-                return
-
-    def wait_until(self, is_true: Callable[[], bool], timeout: float = -1.0) -> bool:
-        """Waits until `is_true()`, or for `timeout` seconds; returns whether it came true."""
-        while not is_true():
-            turn = threading.Lock()
-            turn.acquire()
-            self._waiting.append(turn)
-            if is_true():  # perhaps before the turn was in the queue
-                break
-            if not turn.acquire(timeout=timeout):
-                return is_true()
-        return True
-
-
-class _Bell:
-    """Wakes an event loop once for all mailboxes that got news until it looks."""
-
-    def __init__(self) -> None:
-        self._mailboxes: collections.deque[Mailbox[Request]] = collections.deque()
-        self._is_rung = False
-
-    def ring(self, mailbox: Mailbox[Request]) -> None:
-        """In the reader's thread."""
-        self._mailboxes.append(mailbox)
-        if not self._is_rung:
-            self._is_rung = True
-            try:
-                mailbox.loop.call_soon_threadsafe(self._answer)
-            except RuntimeError:  # the loop was closed
-                self._is_rung = False
-                self._mailboxes.clear()
-
-    def _answer(self) -> None:
-        self._is_rung = False  # first: who rings from here on rings again
-        while self._mailboxes:
-            self._mailboxes.popleft().wake()
 
 
 class RequestRunner:
@@ -103,9 +45,6 @@ class RequestRunner:
         info = core.model_info()
         self._queue = FairQueue(self._start, info.max_num_seqs, info.max_num_batched_tokens)
         self._news = News()
-        self._bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell] = (
-            weakref.WeakKeyDictionary()
-        )
         self._interrupt: BaseException | None = None  # left by a drafter, for who waits
         self._closed = False  # nothing comes from the loop any more
         self._released = False  # its threads have ended, and the model is free
@@ -153,7 +92,7 @@ class RequestRunner:
         for request in ended:
             self._running.pop(request.request_id, None)
         if ended:
-            self._announce(ended)
+            self._news.announce(ended)
 
     def waiting(self) -> tuple[int, int, int]:
         """What its turn has not come for: requests, their tokens, and completions."""
@@ -186,7 +125,7 @@ class RequestRunner:
         self._news.wait_until(lambda: is_true() or self._is_over(), timeout)
         return self._outcome_of(is_true)
 
-    async def wait_for_news(self, mailbox: Mailbox[Request]) -> list[Request]:
+    async def wait_for_news(self, mailbox: Mailbox) -> list[Request]:
         """The requests of this mailbox (Request.mailbox) that have news, once there is one.
 
         Raises like wait_for().
@@ -245,7 +184,7 @@ class RequestRunner:
     def interrupt(self, error: BaseException) -> None:
         """Raises the error in a thread or coroutine that waits, or in the next that does."""
         self._interrupt = error
-        self._announce(list(self._running.values()))
+        self._news.announce(list(self._running.values()))
 
     def close(self) -> None:
         """Aborts every request, tells who waits, and frees the model."""
@@ -296,19 +235,7 @@ class RequestRunner:
             part.number = next(self._numbers)
             request.numbers.append(part.number)
             request.by_step = by_step
-        return self._core.add(
-            [
-                (
-                    part.number,
-                    part.request.prompt_token_ids,
-                    part.core_params(),
-                    part.request.core_options,
-                    part,
-                )
-                for part in parts
-            ],
-            by_step,
-        )
+        return self._core.add([(part.number, part.prepared(), part) for part in parts], by_step)
 
     def _is_in_use(self, request_id: str) -> bool:
         stepped = self._stepped.get(request_id)
@@ -377,7 +304,7 @@ class RequestRunner:
             self._closed = True
             self._queue.leave_all()
             if not self._parting:
-                self._announce(list(self._running.values()))
+                self._news.announce(list(self._running.values()))
 
     def _take_in(self, outputs: list[tuple[Part, _core.RequestOutput]], step: int) -> None:
         with_news = [part.request for part, output in outputs if self._apply(part, output)]
@@ -385,19 +312,7 @@ class RequestRunner:
         is_answer = step != self._answered_step
         self._answered_step = step
         if with_news or is_answer:
-            self._announce(with_news)
-
-    def _announce(self, requests: Iterable[Request]) -> None:
-        """Wakes the threads, and each event loop once for all coroutines that have news."""
-        for request in requests:
-            mailbox = request.mailbox
-            if mailbox is not None:
-                mailbox.put(request)
-                bell = self._bells.get(mailbox.loop)
-                if bell is None:
-                    bell = self._bells[mailbox.loop] = _Bell()
-                bell.ring(mailbox)
-        self._news.announce()
+            self._news.announce(with_news)
 
     def _apply(self, part: Part, output: _core.RequestOutput) -> bool:
         """Gives a part an output; returns whether its request has news for who waits for it."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 
 from specdec_native import _core
-from specdec_native.requests.mailbox import Mailbox
+from specdec_native.requests.news import Mailbox
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.request import Request
 from specdec_native.requests.request_runner import RequestRunner

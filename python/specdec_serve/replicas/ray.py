@@ -33,7 +33,7 @@ from specdec_serve.http.errors import ApiError
 from specdec_serve.http.server_options import ServerOptions
 from specdec_serve.http.service import Service
 from specdec_serve.replicas.failover import Outputs, ReplicaLost, Runner, Work
-from specdec_serve.replicas.remote_engine import EngineFacts, RemoteEngine
+from specdec_serve.replicas.remote_engine import RemoteEngine
 from specdec_serve.replicas.replica import Replica
 from specdec_serve.replicas.resources import Resources, equal_share, shortage, threads_of
 
@@ -65,9 +65,9 @@ class EngineReplica:
         self._replica = Replica(model, _with_threads(engine_options))
         self._id = serve.get_replica_context().replica_id.unique_id
 
-    def facts(self) -> EngineFacts:
-        """What an ingress has to know of the engine."""
-        return self._replica.facts()
+    def model_info(self) -> _core.ModelInfo:
+        """What the engine resolved."""
+        return self._replica.model_info()
 
     async def run(self, work: Work) -> AsyncGenerator[str | Outputs, None]:
         """The id of this replica, then the outputs of the work."""
@@ -95,7 +95,7 @@ class Ingress:
         server_options: ServerOptions,
         num_replays: int,
     ) -> None:
-        facts: EngineFacts = await engines.facts.remote()
+        info: _core.ModelInfo = await engines.model_info.remote()
         self._num_replayed = 0
         self._replays = Counter(
             "specdec_native_request_replays",
@@ -104,7 +104,7 @@ class Ingress:
         engine = RemoteEngine(
             model,
             engine_options,
-            facts,
+            info,
             runner_of(engines),
             num_replays=num_replays,
             on_replay=self._count_replay,

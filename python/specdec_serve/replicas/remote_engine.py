@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from specdec_native import _core
 from specdec_native.checkpoints import hub
-from specdec_native.engine import Engine
 from specdec_native.requests.builder_methods import BuilderMethods
 from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.request import Request
@@ -30,30 +27,6 @@ from specdec_serve.replicas.failover import FailoverGroup, NoReplica, Runner, Wo
 _SEED_BITS = 63
 
 
-@dataclasses.dataclass(frozen=True)
-class EngineFacts:
-    """What a replica says of its engine.
-
-    Attributes:
-        model_info: the fields of Engine.model_info().
-        num_spec_tokens: the longest draft; None where the engine does not speculate.
-    """
-
-    model_info: Mapping[str, Any]
-    num_spec_tokens: int | None
-
-    @classmethod
-    def of(cls, engine: Engine) -> EngineFacts:
-        """Those of an engine."""
-        info = engine.model_info()
-        names = [name for name in dir(_core.ModelInfo) if not name.startswith("_")]
-        drafts = engine.stats().speculative_decoding
-        return cls(
-            {name: getattr(info, name) for name in names},
-            None if drafts is None else drafts.num_spec_tokens,
-        )
-
-
 class RemoteEngine(BuilderMethods):
     """A ServedEngine without a model.
 
@@ -65,18 +38,18 @@ class RemoteEngine(BuilderMethods):
         self,
         model: str,
         options: Mapping[str, Any],
-        facts: EngineFacts,
+        info: _core.ModelInfo,
         run: Runner,
         *,
         num_replays: int,
         on_replay: Callable[[], None] = lambda: None,
         count_replicas: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`options` are the Engine's, `count_replicas` says how many replicas can answer.
+        """`options` and `info` are those of the replicas' engines.
 
-        For the rest see FailoverGroup.
+        `count_replicas` says how many replicas can answer. For the rest see FailoverGroup.
         """
-        self._info = cast(_core.ModelInfo, SimpleNamespace(**facts.model_info))
+        self._info = info
         self._run = run
         self._num_replays = num_replays
         self._on_replay = on_replay
@@ -107,7 +80,6 @@ class RemoteEngine(BuilderMethods):
                 options.get("generation_config", "auto"), options.get("override_generation_config")
             ),
             max_logprobs=options.get("max_logprobs", 20),
-            num_spec_tokens=facts.num_spec_tokens,
         )
 
     def model_info(self) -> _core.ModelInfo:

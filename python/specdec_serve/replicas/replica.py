@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+from specdec_native import _core
 from specdec_native.engine import Engine
 from specdec_native.errors import EngineFailed
 from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.outputs import RequestOutput
 from specdec_serve.replicas.failover import Outputs, Work
-from specdec_serve.replicas.remote_engine import EngineFacts
 
 
 class Replica:
@@ -22,9 +22,9 @@ class Replica:
         self._engine = Engine(model, **engine_options)
         self._failure: EngineFailed | None = None
 
-    def facts(self) -> EngineFacts:
-        """What an ingress has to know of the engine."""
-        return EngineFacts.of(self._engine)
+    def model_info(self) -> _core.ModelInfo:
+        """What the engine resolved."""
+        return self._engine.model_info()
 
     def check(self) -> None:
         """Raises EngineFailed once the engine has failed, also where nothing runs."""

@@ -47,8 +47,9 @@ class AllocationFailureTest : public tiny::EngineFixture {
   // Whether an allocation failed: false when there are no more than `num_before`.
   static bool run(const EngineConfig& config, int64_t num_before, Answers& answers) {
     Engine engine(config);
-    for (const Asked& request : requests()) {
-      engine.add_request(request.id, request.prompt, request.params);
+    const std::vector<Asked> asked = requests();
+    for (size_t i = 0; i < asked.size(); ++i) {
+      engine.add_request(i, asked[i].prompt, asked[i].params);
     }
     int64_t until_failure = num_before;
     for (int step = 0; engine.has_unfinished_requests(); ++step) {
@@ -61,7 +62,7 @@ class AllocationFailureTest : public tiny::EngineFixture {
       until_failure = testing::num_until_failure();
       testing::fail_after(-1);
       for (const RequestOutput& output : outputs) {
-        testing::read_output(output, answers[output.request_id]);
+        testing::read_output(output, answers[asked[output.request_id].id]);
       }
     }
     EXPECT_EQ(engine.stats().num_free_kv_blocks, engine.stats().num_kv_blocks);

@@ -81,7 +81,7 @@ using Answers = std::map<uint64_t, Answer>;
 
 void take(EngineLoop::Batch batch, Answers& answers) {
   for (LoopOutput& entry : batch.outputs) {
-    Answer& answer = answers[entry.id];
+    Answer& answer = answers[entry.output.request_id];
     answer.error = entry.output.error;
     for (const CompletionOutput& part : entry.output.outputs) {
       answer.tokens.insert(answer.tokens.end(), part.new_token_ids.begin(),
@@ -106,12 +106,9 @@ TEST_F(EngineLoopTest, AnswersAreThoseOfAnEngine) {
   for (int caller = 0; caller < 3; ++caller) {
     callers.emplace_back([&loop, caller] {
       for (int i = caller; i < kNumRequests; i += 3) {
-        std::vector<LoopRequest> requests(1);
-        requests[0].id = static_cast<uint64_t>(i);
-        requests[0].prompt_token_ids = prompt_of(i);
-        requests[0].params = sampled(20);
-        requests[0].context = std::make_shared<int>(i);
-        loop.add(std::move(requests));
+        loop.add({{.id = static_cast<uint64_t>(i),
+                   .request = {loop.model_info(), prompt_of(i), sampled(20)},
+                   .context = std::make_shared<uint64_t>(i)}});
         loop.stats();
       }
     });
@@ -121,7 +118,7 @@ TEST_F(EngineLoopTest, AnswersAreThoseOfAnEngine) {
     auto batch = loop.take_outputs();
     ASSERT_TRUE(batch.has_value());
     for (const LoopOutput& entry : batch->outputs) {
-      EXPECT_EQ(*static_cast<int*>(entry.context.get()), static_cast<int>(entry.id));
+      EXPECT_EQ(*static_cast<uint64_t*>(entry.context.get()), entry.output.request_id);
     }
     take(*std::move(batch), answers);
   }
@@ -135,7 +132,7 @@ TEST_F(EngineLoopTest, AnswersAreThoseOfAnEngine) {
 
 TEST_F(EngineLoopTest, RequestsByStepAdvanceInStepsAskedFor) {
   EngineLoop loop(config());
-  loop.add({{.id = 1, .prompt_token_ids = prompt_of(3), .params = sampled(3), .by_step = true}});
+  loop.add({{.id = 1, .request = {loop.model_info(), prompt_of(3), sampled(3)}, .by_step = true}});
   Answers answers;
   for (int i = 1; i <= 3; ++i) {
     EXPECT_EQ(loop.stats().num_steps, i - 1);
@@ -156,8 +153,8 @@ TEST_F(EngineLoopTest, RequestsByStepAdvanceInStepsAskedFor) {
 TEST_F(EngineLoopTest, AnAbortedRequestEndsWithWhatThereIs) {
   const auto gate = std::make_shared<Gate>();
   EngineLoop loop(config(gate));
-  loop.add({{.id = 7, .prompt_token_ids = prompt_of(1), .params = sampled(20)},
-            {.id = 8, .prompt_token_ids = prompt_of(2), .params = sampled(20)}});
+  loop.add({{.id = 7, .request = {loop.model_info(), prompt_of(1), sampled(20)}},
+            {.id = 8, .request = {loop.model_info(), prompt_of(2), sampled(20)}}});
   loop.abort(7);  // waits for the step that the gate holds up, or comes before the first
   loop.abort(99);
   gate->open();
@@ -176,7 +173,7 @@ TEST_F(EngineLoopTest, AStoppedRequestIsSilentAndItsIdFree) {
   SamplingParams two = sampled(20);
   two.n = 2;
   const LoopRequest request{
-      .id = 3, .prompt_token_ids = prompt_of(4), .params = two, .by_step = true};
+      .id = 3, .request = {loop.model_info(), prompt_of(4), two}, .by_step = true};
   loop.add({request});
   loop.ask_for_step();
   Answers answers;
@@ -193,8 +190,8 @@ TEST_F(EngineLoopTest, AStoppedRequestIsSilentAndItsIdFree) {
 TEST_F(EngineLoopTest, ABadRequestIsRefusedAndNoneIsAdded) {
   EngineLoop loop(config());
   EXPECT_EQ(refused_field([&] {
-              loop.add({{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(5)},
-                        {.id = 2, .prompt_token_ids = {}, .params = sampled(5)}});
+              loop.add({{.id = 1, .request = {loop.model_info(), prompt_of(1), sampled(5)}},
+                        {.id = 2, .request = {loop.model_info(), {}, sampled(5)}}});
             }),
             "prompt");
   EXPECT_EQ(loop.stats().num_waiting, 0);
@@ -210,12 +207,12 @@ TEST_F(EngineLoopTest, LoadCountsWhatIsQueuedAndWaitsForNoStep) {
     EXPECT_EQ(load.num_waiting_tokens, num_waiting_tokens);
   };
   expect(0, 0, 0);
-  loop.add({{.id = 1, .prompt_token_ids = Tokens(5, 1), .params = sampled(20)}});
+  loop.add({{.id = 1, .request = {loop.model_info(), Tokens(5, 1), sampled(20)}}});
   gate->wait_until_reached();  // the step after the prompt's
   expect(1, 0, 0);
   EXPECT_EQ(loop.load().num_free_kv_blocks, loop.load().num_kv_blocks - 1);
-  loop.add({{.id = 2, .prompt_token_ids = Tokens(7, 1), .params = sampled(2)},
-            {.id = 3, .prompt_token_ids = Tokens(9, 1), .params = sampled(2)}});
+  loop.add({{.id = 2, .request = {loop.model_info(), Tokens(7, 1), sampled(2)}},
+            {.id = 3, .request = {loop.model_info(), Tokens(9, 1), sampled(2)}}});
   expect(1, 2, 16);
   loop.abort(2);
   loop.abort(1);
@@ -230,13 +227,12 @@ TEST_F(EngineLoopTest, LoadCountsWhatIsQueuedAndWaitsForNoStep) {
 
 TEST_F(EngineLoopTest, APriorityNeedsItsPolicy) {
   EngineLoop loop(config());
-  EXPECT_EQ(refused_field([&] {
-              loop.add({{.id = 1,
-                         .prompt_token_ids = prompt_of(1),
-                         .params = sampled(5),
-                         .options = {.priority = 1}}});
-            }),
-            "priority");
+  EXPECT_EQ(
+      refused_field([&] {
+        loop.add(
+            {{.id = 1, .request = {loop.model_info(), prompt_of(1), sampled(5), {.priority = 1}}}});
+      }),
+      "priority");
   EXPECT_EQ(loop.load().num_waiting, 0);
 }
 
@@ -244,7 +240,7 @@ TEST_F(EngineLoopTest, ClosingAbortsWhatRunsAndLeavesNothingUntaken) {
   EngineLoop loop(config());
   for (uint64_t id = 0; id < 8; ++id) {
     loop.add(
-        {{.id = id, .prompt_token_ids = prompt_of(1), .params = sampled(20), .by_step = true}});
+        {{.id = id, .request = {loop.model_info(), prompt_of(1), sampled(20)}, .by_step = true}});
   }
   loop.ask_for_step();
   std::thread closing([&loop] { loop.close(); });
@@ -256,7 +252,7 @@ TEST_F(EngineLoopTest, ClosingAbortsWhatRunsAndLeavesNothingUntaken) {
   for (const auto& [id, answer] : answers) EXPECT_EQ(answer.finish_reason, FinishReason::kAbort);
   EXPECT_THROW(loop.stats(), Unavailable);
   EXPECT_THROW(loop.ask_for_step(), Unavailable);
-  EXPECT_THROW(loop.add({{.id = 9, .prompt_token_ids = prompt_of(1), .params = sampled(5)}}),
+  EXPECT_THROW(loop.add({{.id = 9, .request = {loop.model_info(), prompt_of(1), sampled(5)}}}),
                Unavailable);
   loop.abort(1);
 }
@@ -273,7 +269,7 @@ TEST_F(EngineLoopTest, ADrafterMayDropTheLoop) {
   });
   EXPECT_FALSE(loop->is_loop_thread());
   EngineLoop* borrowed = loop.get();
-  borrowed->add({{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(20)}});
+  borrowed->add({{.id = 1, .request = {borrowed->model_info(), prompt_of(1), sampled(20)}}});
   gate->open();
   dropped.get_future().wait();
 }
@@ -293,20 +289,20 @@ TEST_F(EngineLoopTest, ACompletionStoppedWhileTheOtherEndsIsTheEnd) {
   }
   const auto gate = std::make_shared<Gate>();
   EngineLoop loop(config(gate));
-  loop.add({{.id = 3, .prompt_token_ids = prompt, .params = two}});
+  loop.add({{.id = 3, .request = {loop.model_info(), prompt, two}}});
   gate->wait_until_reached();
   loop.stop_completion(3, 1);
   gate->open();
   Answers answers;
   while (num_finished(answers) < 1) take(loop.take_outputs().value(), answers);
   EXPECT_EQ(answers[3].finish_reason, FinishReason::kStop);
-  loop.add({{.id = 3, .prompt_token_ids = prompt, .params = sampled(1)}});  // the id is free
+  loop.add({{.id = 3, .request = {loop.model_info(), prompt, sampled(1)}}});  // the id is free
   EXPECT_EQ(loop.stats().num_aborted_requests, 0);
 }
 
 TEST_F(EngineLoopTest, TheLoopRunsAFewStepsAheadOfItsReader) {
   EngineLoop loop(config());
-  loop.add({{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(20)}});
+  loop.add({{.id = 1, .request = {loop.model_info(), prompt_of(1), sampled(20)}}});
   int64_t num_steps = 0;
   for (int looks = 0; looks < 100; ++looks) {
     num_steps = loop.stats().num_steps;
@@ -321,7 +317,7 @@ TEST_F(EngineLoopTest, TheLoopRunsAFewStepsAheadOfItsReader) {
 
 TEST_F(EngineLoopTest, OneIdTwiceInACallIsRefused) {
   EngineLoop loop(config());
-  const LoopRequest request{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(5)};
+  const LoopRequest request{.id = 1, .request = {loop.model_info(), prompt_of(1), sampled(5)}};
   EXPECT_EQ(refused_field([&] { loop.add({request, request}); }), "id");
   EXPECT_EQ(loop.stats().num_waiting, 0);
 }
@@ -330,7 +326,8 @@ TEST_F(EngineLoopTest, AFailedEngineEndsAllRequestsOnceAndTakesNoMore) {
   testing::Faults faults;
   EngineLoop loop([&] { return testing::make_faulty_engine(config(), faults); });
   const auto add = [&loop](uint64_t id) {
-    loop.add({{.id = id, .prompt_token_ids = prompt_of(1), .params = sampled(9), .by_step = true}});
+    loop.add(
+        {{.id = id, .request = {loop.model_info(), prompt_of(1), sampled(9)}, .by_step = true}});
   };
   for (uint64_t id = 0; id < 4; ++id) add(id);
   loop.ask_for_step();
@@ -366,7 +363,7 @@ TEST_F(EngineLoopTest, AClosedLoopMayBeDroppedInTheThreadOfAnother) {
     });
     gate->open();
     EngineLoop loop(config(gate));
-    loop.add({{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(5)}});
+    loop.add({{.id = 1, .request = {loop.model_info(), prompt_of(1), sampled(5)}}});
     looked.get_future().wait();
   }
 }

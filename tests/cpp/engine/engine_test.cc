@@ -64,15 +64,15 @@ TEST_F(EngineTest, RequestsTogetherGetWhatEachGetsAlone) {
 
 TEST_F(EngineTest, AbortEndsOneRequestAndNoOther) {
   Engine engine = make_engine();
-  engine.add_request("a", {1, 2, 3}, sampled(12));
-  engine.add_request("b", {4, 5, 6}, sampled(12));
+  engine.add_request(1, {1, 2, 3}, sampled(12));
+  engine.add_request(2, {4, 5, 6}, sampled(12));
   engine.step();
-  EXPECT_TRUE(engine.abort("a"));
-  EXPECT_FALSE(engine.abort("a"));
-  EXPECT_FALSE(engine.abort("nobody"));
+  EXPECT_TRUE(engine.abort(1));
+  EXPECT_FALSE(engine.abort(1));
+  EXPECT_FALSE(engine.abort(99));
   const auto rest = drain(engine);
   EXPECT_FALSE(rest.contains("a/0"));
-  EXPECT_EQ(rest.at("b/0").size(), 11u);
+  EXPECT_EQ(rest.at("2/0").size(), 11u);
   EXPECT_EQ(engine.stats().num_aborted_requests, 1);
   EXPECT_EQ(engine.stats().num_free_kv_blocks, engine.stats().num_kv_blocks);
 }
@@ -95,14 +95,14 @@ TEST_F(EngineTest, AStoppedCompletionLeavesItsSiblings) {
   Engine engine = make_engine();
   SamplingParams params = sampled(8);
   params.n = 2;
-  engine.add_request("r", {1, 2, 3}, params);
+  engine.add_request(1, {1, 2, 3}, params);
   engine.step();
-  EXPECT_TRUE(engine.stop_completion("r", 0));
-  EXPECT_FALSE(engine.stop_completion("r", 0));
-  EXPECT_FALSE(engine.stop_completion("r", 2));
+  EXPECT_TRUE(engine.stop_completion(1, 0));
+  EXPECT_FALSE(engine.stop_completion(1, 0));
+  EXPECT_FALSE(engine.stop_completion(1, 2));
   const auto rest = drain(engine);
   EXPECT_FALSE(rest.contains("r/0"));
-  EXPECT_FALSE(rest.at("r/1").empty());
+  EXPECT_FALSE(rest.at("1/1").empty());
   EXPECT_EQ(engine.stats().num_finished_requests, 1);
 }
 
@@ -116,9 +116,9 @@ TEST_F(EngineTest, PromptLogprobsCoverEveryPositionOnceUnderPreemption) {
   params.prompt_logprobs = 2;
   const std::vector<Tokens> prompts = prompts_of(6);
   const auto collect = [&](Engine& engine) {
-    std::map<std::string, std::vector<float>> logprobs;
+    std::map<uint64_t, std::vector<float>> logprobs;
     for (size_t i = 0; i < prompts.size(); ++i) {
-      engine.add_request(str_cat(i), prompts[i], params);
+      engine.add_request(i, prompts[i], params);
     }
     while (engine.has_unfinished_requests()) {
       for (const RequestOutput& output : engine.step()) {
@@ -134,7 +134,7 @@ TEST_F(EngineTest, PromptLogprobsCoverEveryPositionOnceUnderPreemption) {
   EXPECT_EQ(collect(tight), expected);
   EXPECT_GT(tight.stats().num_preemptions, 0);
   for (size_t i = 0; i < prompts.size(); ++i) {
-    EXPECT_EQ(expected.at(str_cat(i)).size(), prompts[i].size() - 1);
+    EXPECT_EQ(expected.at(i).size(), prompts[i].size() - 1);
   }
 }
 
@@ -192,11 +192,11 @@ TEST_F(EngineTest, RequestsWithoutASeedFollowTheEnginesAndTheirOrder) {
 TEST_F(EngineTest, BadRequestsAreRefusedWhole) {
   Engine engine = make_engine();
   const SamplingParams good = sampled(4);
-  engine.add_request("used", {1}, good);
-  EXPECT_EQ(refused_field([&] { engine.add_request("x", {}, good); }), "prompt");
-  EXPECT_EQ(refused_field([&] { engine.add_request("x", Tokens(128, 1), good); }), "prompt");
-  EXPECT_EQ(refused_field([&] { engine.add_request("x", {tiny::kVocab}, good); }), "prompt");
-  EXPECT_EQ(refused_field([&] { engine.add_request("used", {1}, good); }), "request_id");
+  engine.add_request(1, {1}, good);
+  EXPECT_EQ(refused_field([&] { engine.add_request(2, {}, good); }), "prompt");
+  EXPECT_EQ(refused_field([&] { engine.add_request(2, Tokens(128, 1), good); }), "prompt");
+  EXPECT_EQ(refused_field([&] { engine.add_request(2, {tiny::kVocab}, good); }), "prompt");
+  EXPECT_EQ(refused_field([&] { engine.add_request(1, {1}, good); }), "id");
   EXPECT_EQ(refused_field([&] { engine.generate({{1}}, good); }), "prompts");
   EXPECT_EQ(drain(engine).size(), 1u);
   EXPECT_EQ(refused_field([&] { engine.generate({{1}, {}}, good); }), "prompt");
@@ -214,9 +214,9 @@ TEST_F(EngineTest, ResettingThePrefixCacheForgetsWhatNothingUses) {
 TEST_F(EngineTest, CachedBlocksAreSharedWithinASaltAndNotBeyond) {
   Engine engine = make_engine();
   const Tokens prompt(40, 3);
-  int count = 0;
+  uint64_t count = 0;
   const auto num_cached = [&](const std::string& salt) {
-    engine.add_request(str_cat("r", count++), prompt, sampled(2), {.cache_salt = salt});
+    engine.add_request(count++, prompt, sampled(2), {.cache_salt = salt});
     int num_cached_tokens = 0;
     while (engine.has_unfinished_requests()) {
       for (const RequestOutput& output : engine.step()) {
@@ -238,10 +238,10 @@ TEST_F(EngineTest, PrioritiesNeedTheirPolicyAndChangeOrderNotAnswers) {
   Engine in_turn = make_engine();
   for (const int64_t priority : {-1, 3}) {
     EXPECT_EQ(
-        refused_field([&] { in_turn.add_request("x", {1}, sampled(2), {.priority = priority}); }),
+        refused_field([&] { in_turn.add_request(2, {1}, sampled(2), {.priority = priority}); }),
         "priority");
   }
-  in_turn.add_request("x", {1}, sampled(2), {.priority = 0});
+  in_turn.add_request(2, {1}, sampled(2), {.priority = 0});
   EXPECT_EQ(refused_field([&] {
               make_engine([](EngineConfig& config) { config.scheduling_policy = "lifo"; });
             }),
@@ -249,20 +249,20 @@ TEST_F(EngineTest, PrioritiesNeedTheirPolicyAndChangeOrderNotAnswers) {
 
   Engine engine = make_engine([](EngineConfig& config) {
     config.scheduling_policy = "priority";
-    config.max_num_seqs = 2;  // the two completions of "b"
+    config.max_num_seqs = 2;  // the two completions of request 2
   });
   SamplingParams two = sampled(6);
   two.n = 2;
-  engine.add_request("a", tiny::prompt_of(1), two, {.priority = 2});
-  engine.add_request("b", tiny::prompt_of(2), two, {.priority = 1});
-  std::vector<std::string> finished;
+  engine.add_request(1, tiny::prompt_of(1), two, {.priority = 2});
+  engine.add_request(2, tiny::prompt_of(2), two, {.priority = 1});
+  std::vector<uint64_t> finished;
   while (engine.has_unfinished_requests()) {
     for (const RequestOutput& output : engine.step()) {
       if (output.finished) finished.push_back(output.request_id);
-      EXPECT_EQ(output.request_id == "a" && finished.empty(), false) << "a before the end of b";
+      EXPECT_EQ(output.request_id == 1 && finished.empty(), false) << "before the end of the other";
     }
   }
-  EXPECT_EQ(finished, (std::vector<std::string>{"b", "a"}));
+  EXPECT_EQ(finished, (std::vector<uint64_t>{2, 1}));
 }
 
 TEST_F(EngineTest, LoadCountsRequestsThatRunAndThatWait) {
@@ -271,9 +271,9 @@ TEST_F(EngineTest, LoadCountsRequestsThatRunAndThatWait) {
   EXPECT_EQ(engine.load().num_free_kv_blocks, num_blocks);
   SamplingParams two = sampled(4);
   two.n = 2;
-  engine.add_request("a", Tokens(20, 3), two);
-  engine.add_request("b", Tokens(7, 1), sampled(4));
-  engine.add_request("c", Tokens(9, 2), sampled(4));
+  engine.add_request(1, Tokens(20, 3), two);
+  engine.add_request(2, Tokens(7, 1), sampled(4));
+  engine.add_request(3, Tokens(9, 2), sampled(4));
   const auto expect = [&](int num_running, int num_waiting, int num_waiting_tokens) {
     const EngineLoad load = engine.load();
     EXPECT_EQ(load.num_running, num_running);
@@ -285,9 +285,9 @@ TEST_F(EngineTest, LoadCountsRequestsThatRunAndThatWait) {
   engine.step();
   expect(2, 1, 9);  // a's second completion waits for the first's prompt, so b came in
   EXPECT_EQ(engine.load().num_free_kv_blocks, num_blocks - 3);
-  engine.abort("c");
+  engine.abort(3);
   expect(2, 0, 0);
-  engine.abort("a");
+  engine.abort(1);
   expect(1, 0, 0);
   drain(engine);
   expect(0, 0, 0);
@@ -317,8 +317,8 @@ TEST_F(EngineTest, StepsAreCountedByTheirTokens) {
 TEST_F(EngineTest, EnginesRunSideBySide) {
   Engine a = make_engine();
   Engine b = make_engine();
-  a.add_request("r", {1, 2, 3}, sampled(10));
-  b.add_request("r", {1, 2, 3}, sampled(10));
+  a.add_request(1, {1, 2, 3}, sampled(10));
+  b.add_request(1, {1, 2, 3}, sampled(10));
   Tokens from_a;
   Tokens from_b;
   while (a.has_unfinished_requests()) {

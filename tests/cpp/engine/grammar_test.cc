@@ -222,14 +222,14 @@ TEST_F(GrammarEngine, AGrammarOfAnotherVocabularyIsRefused) {
   SamplingParams params = constrained(0);
   params.grammar = make_toy_grammar(tiny::kVocab + 1, kEnd, 1, 2);
   Engine engine(config());
-  EXPECT_THROW(engine.add_request("r", {1}, params), InvalidArgument);
+  EXPECT_THROW(engine.add_request(1, {1}, params), InvalidArgument);
 }
 
 TEST_F(GrammarEngine, DraftTreesSayWhatProposedEachTokenAndWhatWasKept) {
   Engine engine(with(DraftMethod::kNgram, 4, 1, DraftLengthPolicy::kFixed));
   SamplingParams params = constrained(0);
   params.record_draft_trees = true;
-  engine.add_request("r", prompt_of(1), params);
+  engine.add_request(1, prompt_of(1), params);
   int num_recorded = 0;
   while (engine.has_unfinished_requests()) {
     for (const RequestOutput& output : engine.step()) {

@@ -95,11 +95,9 @@ class PipelineTest : public ::testing::TestWithParam<PipelineCase> {
     }
   }
 
-  void add(Engine& engine, size_t i) const {
-    engine.add_request(std::to_string(i), prompts_[i], params_[i]);
-  }
+  void add(Engine& engine, size_t i) const { engine.add_request(i, prompts_[i], params_[i]); }
 
-  static void take(std::map<std::string, Answer>& answers, const RequestOutput& output) {
+  static void take(std::map<uint64_t, Answer>& answers, const RequestOutput& output) {
     EXPECT_EQ(output.error, "");
     for (const CompletionOutput& part : output.outputs) {
       Answer& answer = answers[output.request_id];
@@ -112,9 +110,9 @@ class PipelineTest : public ::testing::TestWithParam<PipelineCase> {
   }
 
   // The answers of one stage, without drafts, each request alone.
-  std::map<std::string, Answer> expected() const {
+  std::map<uint64_t, Answer> expected() const {
     Engine engine(config(1, 1));
-    std::map<std::string, Answer> answers;
+    std::map<uint64_t, Answer> answers;
     for (size_t i = 0; i < prompts_.size(); ++i) {
       add(engine, i);
       while (engine.has_unfinished_requests()) {
@@ -133,7 +131,7 @@ TEST_P(PipelineTest, ManyRequestsGetTheAnswersOfOneStage) {
   make_requests(14);
   const auto expected = this->expected();
   Engine engine = pipeline();
-  std::map<std::string, Answer> answers;
+  std::map<uint64_t, Answer> answers;
   size_t num_added = 0;
   for (int step = 0; num_added < prompts_.size() || engine.has_unfinished_requests(); ++step) {
     for (; num_added < prompts_.size() && num_added < 6 + static_cast<size_t>(step); ++num_added) {
@@ -156,7 +154,7 @@ TEST_P(PipelineTest, RequestsThatEndMeanwhileHarmNoOther) {
   const auto expected = this->expected();
   Engine engine = pipeline();
   for (int round = 0; round < 6; ++round) {
-    std::map<std::string, Answer> answers;
+    std::map<uint64_t, Answer> answers;
     for (size_t i = 0; i < prompts_.size(); ++i) add(engine, i);
     for (int step = 0; step < 3 + round; ++step) {
       for (const RequestOutput& output : engine.step()) take(answers, output);
@@ -164,8 +162,8 @@ TEST_P(PipelineTest, RequestsThatEndMeanwhileHarmNoOther) {
     // Every other one, whether it waits, is under way or has ended; in the last round all.
     for (size_t i = 0; i < prompts_.size(); ++i) {
       if (round == 5 || i % 2 == 0) {
-        engine.abort(std::to_string(i));
-        answers.erase(std::to_string(i));
+        engine.abort(i);
+        answers.erase(i);
       }
     }
     while (engine.has_unfinished_requests()) {
@@ -185,7 +183,7 @@ TEST_P(PipelineTest, ALongPromptKeepsAllStagesBusy) {
   const auto expected = this->expected();
   Engine engine = pipeline();
   add(engine, 0);
-  std::map<std::string, Answer> answers;
+  std::map<uint64_t, Answer> answers;
   while (engine.has_unfinished_requests()) {
     for (const RequestOutput& output : engine.step()) take(answers, output);
   }

@@ -48,7 +48,7 @@ class PrecisionsTest : public tiny::EngineFixture, public ::testing::WithParamIn
     Engine engine(config);
     SamplingParams params = tiny::sampled(1);
     params.prompt_logprobs = 0;
-    engine.add_request("r", tiny::prompt_of(1, 40), params);
+    engine.add_request(1, tiny::prompt_of(1, 40), params);
     std::vector<float> logprobs;
     while (engine.has_unfinished_requests()) {
       for (const RequestOutput& output : engine.step()) {

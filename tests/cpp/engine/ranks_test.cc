@@ -111,7 +111,7 @@ TEST_P(RanksTest, AnErrorOfARankEndsAllRequestsAndTheEngine) {
       Engine engine = make_engine();
       EXPECT_EQ(engine.failure(), nullptr);
       EXPECT_TRUE(engine.has_ranks());
-      for (const char* id : {"a", "b"}) engine.add_request(id, {1, 2, 3}, params(200));
+      for (const uint64_t id : {1, 2}) engine.add_request(id, {1, 2, 3}, params(200));
       for (int step = 0; step < 3; ++step) engine.step();
       num_left = 5;
       std::vector<RequestOutput> outputs;
@@ -128,7 +128,7 @@ TEST_P(RanksTest, AnErrorOfARankEndsAllRequestsAndTheEngine) {
           EXPECT_EQ(failure.what(), output.error);
         }
       }
-      EXPECT_THROW(engine.add_request("c", {1}, params(1)), RankFailure);
+      EXPECT_THROW(engine.add_request(3, {1}, params(1)), RankFailure);
     }
   }
 }
@@ -156,12 +156,12 @@ TEST_P(RanksTest, AnIdleLoopSeesThatARankHasFailed) {
   };
   EngineLoop loop([this] { return make_engine(); });
   EXPECT_EQ(loop.failure(), nullptr);
-  loop.add({{.id = 1, .prompt_token_ids = {1, 2, 3}, .params = params(1)}});
+  loop.add({{.id = 1, .request = {loop.model_info(), {1, 2, 3}, params(1)}}});
   EXPECT_EQ(loop.take_outputs()->outputs[0].output.error, "");
   is_answered = true;
   while (loop.failure() == nullptr) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_THROW(std::rethrow_exception(loop.failure()), RankFailure);
-  EXPECT_THROW(loop.add({{.id = 2, .prompt_token_ids = {1}, .params = params(1)}}), RankFailure);
+  EXPECT_THROW(loop.add({{.id = 2, .request = {loop.model_info(), {1}, params(1)}}}), RankFailure);
 }
 
 // Brings the parts of others in place of one another, as if sums were added in another order.
@@ -295,7 +295,7 @@ TEST_P(RankProcessTest, ItsErrorReachesAllRequestsAndItEnds) {
     }
     {
       Engine engine(config);
-      for (const char* id : {"a", "b"}) engine.add_request(id, {1, 2, 3}, params(200));
+      for (const uint64_t id : {1, 2}) engine.add_request(id, {1, 2, 3}, params(200));
       for (int step = 0; step < 3; ++step) engine.step();
       shared_->fails = true;
       std::vector<RequestOutput> outputs;
@@ -305,7 +305,7 @@ TEST_P(RankProcessTest, ItsErrorReachesAllRequestsAndItEnds) {
         EXPECT_TRUE(has_text(output.error, cause));
         EXPECT_TRUE(has_text(output.error, "rank 1 failed in "));
       }
-      EXPECT_THROW(engine.add_request("c", {1}, params(1)), RankFailure);
+      EXPECT_THROW(engine.add_request(3, {1}, params(1)), RankFailure);
     }
     for (const pid_t process : processes) {  // all have ended by themselves, with an error
       int status = 0;

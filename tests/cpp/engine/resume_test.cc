@@ -180,7 +180,7 @@ TEST_F(ResumeTest, CachedTokensOfThePromptAreCountedAlone) {
   const Tokens prompt = prompt_of(1, 20);
   const Tokens answer = engine.generate({prompt}, sampled(30))[0][0].token_ids;
   const Tokens given(answer.begin(), answer.begin() + 25);
-  engine.add_request("r", prompt, sampled(30), {.resumed_token_ids = given});
+  engine.add_request(1, prompt, sampled(30), {.resumed_token_ids = given});
   RequestMetrics metrics;
   while (engine.has_unfinished_requests()) {
     for (const RequestOutput& output : engine.step()) metrics = output.metrics;
@@ -193,7 +193,7 @@ TEST_F(ResumeTest, TokensThatNothingFollowsAreRefused) {
   Engine engine(config());
   const auto refused = [&](const SamplingParams& params, Tokens given, int prompt_length = 3) {
     return refused_field([&] {
-      engine.add_request("r", prompt_of(1, prompt_length), params,
+      engine.add_request(1, prompt_of(1, prompt_length), params,
                          {.resumed_token_ids = std::move(given)});
     });
   };

@@ -196,6 +196,8 @@ TEST_F(SpeculationTest, AFailingLogitsProcessorEndsItsRequestWhereItFails) {
       std::make_shared<LiftByPath>([](std::span<const int32_t>, std::span<const int32_t> output) {
         return output.size() == 5;
       })};
+  constexpr uint64_t kBad = 1;
+  constexpr uint64_t kGood = 2;
   Tokens reported[2];
   for (const bool drafts : {false, true}) {
     Oracle oracle;
@@ -204,18 +206,18 @@ TEST_F(SpeculationTest, AFailingLogitsProcessorEndsItsRequestWhereItFails) {
                                             int max) { return oracle.propose(tokens, max); },
                                         4, 2)
                          : config());
-    engine.add_request("bad", prompts[0], failing);
-    engine.add_request("good", prompts[1], shaped(20));
+    engine.add_request(kBad, prompts[0], failing);
+    engine.add_request(kGood, prompts[1], shaped(20));
     Tokens good;
     std::string error;
     while (engine.has_unfinished_requests()) {
       for (const RequestOutput& output : engine.step()) {
         for (const CompletionOutput& part : output.outputs) {
-          Tokens& tokens = output.request_id == "good" ? good : reported[drafts];
+          Tokens& tokens = output.request_id == kGood ? good : reported[drafts];
           tokens.insert(tokens.end(), part.new_token_ids.begin(), part.new_token_ids.end());
         }
         if (!output.error.empty()) {
-          EXPECT_EQ(output.request_id, "bad");
+          EXPECT_EQ(output.request_id, kBad);
           error = output.error;
         }
       }
@@ -319,22 +321,25 @@ TEST_F(SpeculationTest, AFailingDrafterEndsItsRequestAndNoOther) {
       },
       3, 1));
   const SamplingParams params = shaped(8);
-  engine.add_request("throws", {9, 1}, params);
-  engine.add_request("out of vocabulary", {8, 1}, params);
-  engine.add_request("fine", {7, 1}, params);
-  std::map<std::string, std::string> errors;
+  constexpr uint64_t kThrows = 1;
+  constexpr uint64_t kOutOfVocabulary = 2;
+  constexpr uint64_t kFine = 3;
+  engine.add_request(kThrows, {9, 1}, params);
+  engine.add_request(kOutOfVocabulary, {8, 1}, params);
+  engine.add_request(kFine, {7, 1}, params);
+  std::map<uint64_t, std::string> errors;
   Tokens fine;
   while (engine.has_unfinished_requests()) {
     for (const RequestOutput& output : engine.step()) {
       if (output.finished) errors[output.request_id] = output.error;
-      if (output.request_id != "fine") continue;
+      if (output.request_id != kFine) continue;
       const Tokens& tokens = output.outputs[0].new_token_ids;
       fine.insert(fine.end(), tokens.begin(), tokens.end());
     }
   }
-  EXPECT_NE(errors.at("throws").find("no idea"), std::string::npos);
-  EXPECT_NE(errors.at("out of vocabulary").find("token ids"), std::string::npos);
-  EXPECT_EQ(errors.at("fine"), "");
+  EXPECT_NE(errors.at(kThrows).find("no idea"), std::string::npos);
+  EXPECT_NE(errors.at(kOutOfVocabulary).find("token ids"), std::string::npos);
+  EXPECT_EQ(errors.at(kFine), "");
   EXPECT_EQ(fine, plain.generate({{7, 1}}, params)[0][0].token_ids);
   EXPECT_EQ(engine.stats().num_free_kv_blocks, engine.stats().num_kv_blocks);
 }

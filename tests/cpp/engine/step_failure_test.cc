@@ -201,13 +201,13 @@ TEST_F(StepFailureTest, AllOfAStepMayFail) {
 void expect_failed(Engine& engine, const std::string& cause) {
   EXPECT_FALSE(engine.has_unfinished_requests());
   EXPECT_TRUE(engine.step().empty());
-  EXPECT_FALSE(engine.abort("r0"));
+  EXPECT_FALSE(engine.abort(0));
   const EngineStats stats = engine.stats();
   EXPECT_EQ(stats.num_running, 0);
   EXPECT_EQ(stats.num_waiting, 0);
   EXPECT_EQ(stats.num_free_kv_blocks, stats.num_kv_blocks);
   try {
-    engine.add_request("new", {1, 2}, {});
+    engine.add_request(99, {1, 2}, {});
     ADD_FAILURE() << "a failed engine took a request";
   } catch (const EngineFailed& error) {
     EXPECT_NE(std::string(error.what()).find(cause), std::string::npos) << error.what();

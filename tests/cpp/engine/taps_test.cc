@@ -59,7 +59,7 @@ TEST_P(TapsTest, NothingIsStoredOrAllocatedWhereNobodyAsks) {
     };
     Engine engine = Engine::Impl::engine_of(std::make_unique<Engine::Impl>(config, make));
     SamplingParams params = tiny::sampled(20);
-    engine.add_request("r", tiny::prompt_of(1, 10), params);
+    engine.add_request(1, tiny::prompt_of(1, 10), params);
     while (engine.has_unfinished_requests()) engine.step();
     return stored_and_allocated;
   };

@@ -243,7 +243,7 @@ double first_ratio(const Curve& curve, const Text& text, uint32_t seed) {
                     .has_model = false,
                     .verify_seconds = curve.seconds,
                     .acceptance = text.acceptance,
-                    .hit_rate = text.hit_rate,
+                    .hit_rate = [&text](int, int64_t) { return text.hit_rate; },
                     .outlier_rate = 0.01,
                     .timed_rows = {1, 2, 4, 8, 16},
                     .seed = seed});

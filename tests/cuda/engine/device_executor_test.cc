@@ -92,7 +92,7 @@ TEST_P(DeviceExecutorTest, RightDraftsAreAllAccepted) {
   Engine engine(with_draft(target_, 3));
   SamplingParams params = greedy();
   params.max_tokens = 41;
-  engine.add_request("a", {1, 2, 3}, params);
+  engine.add_request(1, {1, 2, 3}, params);
   while (engine.has_unfinished_requests()) engine.step();
   const AcceptanceStats& acceptance = engine.stats().acceptance;
   EXPECT_EQ(acceptance.num_accepted_tokens, acceptance.num_draft_tokens);
@@ -104,7 +104,7 @@ TEST_P(DeviceExecutorTest, EveryRequestIsDraftedFor) {
   Engine engine(with_draft(target_, 3));
   int64_t num_drafts = 0;
   for (const Job& job : jobs_of(3, greedy())) {
-    engine.add_request(job.id, job.prompt, job.params);
+    engine.add_request(0, job.prompt, job.params);
     while (engine.has_unfinished_requests()) engine.step();
     const int64_t now = engine.stats().acceptance.num_draft_tokens;
     EXPECT_GE(now, num_drafts + 8) << job.id;
@@ -169,14 +169,14 @@ TEST_P(DeviceExecutorTest, AGrammarThatFailsEndsItsRequestAlone) {
   SamplingParams params = greedy();
   const Answers expected = run(config(), jobs_of(1, params));
   Engine engine(with_ngram(1));
-  engine.add_request("r0", jobs_of(1, params)[0].prompt, params);
+  engine.add_request(0, jobs_of(1, params)[0].prompt, params);
   params.grammar =
       std::make_shared<testing::ToyGrammar>(tiny::kVocab, 2, [](const Tokens& before) -> Tokens {
         if (before.size() < 7) return {5, 6, 7};
         throw Error("too many states");
       });
-  engine.add_request("bad", {1, 2, 3}, params);
-  std::map<std::string, Tokens> tokens;
+  engine.add_request(1, {1, 2, 3}, params);
+  std::map<uint64_t, Tokens> tokens;
   std::string error;
   while (engine.has_unfinished_requests()) {
     for (const RequestOutput& output : engine.step()) {
@@ -187,8 +187,8 @@ TEST_P(DeviceExecutorTest, AGrammarThatFailsEndsItsRequestAlone) {
     }
   }
   EXPECT_NE(error.find("too many states"), std::string::npos);
-  EXPECT_EQ(tokens["bad"].size(), 7u);
-  EXPECT_EQ(tokens["r0"], expected.at("r0/0").tokens);
+  EXPECT_EQ(tokens[1].size(), 7u);
+  EXPECT_EQ(tokens[0], expected.at("r0/0").tokens);
   EXPECT_GT(engine.stats().num_device_steps, 3);
 }
 

@@ -148,7 +148,7 @@ TEST_P(DeviceRanks, AFailureInAStepFailsTheRequestsOfAllRanks) {
   Engine engine = testing::make_faulty_engine(config, faults);
   SamplingParams params = greedy();
   params.max_tokens = 40;
-  engine.add_request("a", {1, 2, 3}, params);
+  engine.add_request(1, {1, 2, 3}, params);
   std::string error;
   while (engine.has_unfinished_requests()) {
     for (const RequestOutput& output : engine.step()) error += output.error;

@@ -107,7 +107,7 @@ TEST_P(DeviceFailureTest, AnErrorOfTheDeviceEndsAllRequestsAndTheEngine) {
       }
       EXPECT_TRUE(engine.step().empty());
       EXPECT_EQ(engine.stats().num_free_kv_blocks, engine.stats().num_kv_blocks);
-      EXPECT_THROW(engine.add_request("new", {1}, {}), EngineFailed);
+      EXPECT_THROW(engine.add_request(99, {1}, {}), EngineFailed);
     }
   }
 }

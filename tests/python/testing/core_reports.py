@@ -27,7 +27,7 @@ def make_request(
         prompt=prompt,
         prompt_token_ids=tokenizer.encode(prompt) if prompt_ids is None else prompt_ids,
         params=SamplingParams(**options),
-        core_params=None,  # type: ignore[arg-type]
+        prepared=None,  # type: ignore[arg-type]
         tokenizer=tokenizer,
         resumed_token_ids=resumed_token_ids,
     )

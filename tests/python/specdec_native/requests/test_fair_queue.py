@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdec_native import Engine, RequestOutput, SamplingParams, _core
+from specdec_native import Engine, RequestOutput, SamplingParams
 from specdec_native.requests.fair_queue import FairQueue, Part, Share
 from specdec_native.requests.group import RequestGroup
 from specdec_native.requests.inputs import parse_prompts
@@ -85,7 +85,7 @@ def request(n: int, num_tokens: int = 1, **options: Any) -> Request:
         prompt=None,
         prompt_token_ids=[5] * num_tokens,
         params=SamplingParams(n=n, **options),
-        core_params=_core.SamplingParams(n=n, seed=2**64 - 2, logprobs=1, prompt_logprobs=1),
+        prepared=None,  # type: ignore[arg-type]
         tokenizer=None,
     )
 
@@ -98,7 +98,7 @@ def test_a_few_completions_run_as_one_part() -> None:
     one = request(6)
     seats.enter(one)
     [part] = seats.parts
-    assert part.completions == range(6) and part.core_params() is one.core_params
+    assert part.completions == range(6)
 
 
 @pytest.mark.parametrize("make", [lambda: [request(50)], lambda: [request(1) for _ in range(50)]])
@@ -159,22 +159,6 @@ def test_what_waits_is_counted() -> None:
     assert seats.queue.load() == (1, 7, 4)  # two of the second's, and all of the third's
     seats.queue.leave(share)
     assert seats.queue.load() == (0, 0, 0)
-
-
-def test_parts_sample_as_the_whole_does() -> None:
-    seats = Seats()
-    whole = request(9, num_tokens=3)
-    share = seats.enter(whole)
-    for _ in range(3):
-        seats.end_one_of(share)
-    first, *others = (part.core_params() for part in seats.parts)
-    assert (first.n, first.seed, first.prompt_logprobs) == (6, 2**64 - 2, 1)
-    assert [(p.n, p.seed, p.prompt_logprobs) for p in others] == [
-        (1, 4, None),  # seeds begin again at 2^64
-        (1, 5, None),
-        (1, 6, None),
-    ]
-    assert {p.logprobs for p in others} == {1}
 
 
 def test_nothing_more_starts_of_who_has_left() -> None:

@@ -259,13 +259,12 @@ def core_output(*parts: dict[str, Any], error: str = "", finished: bool = True) 
 
 def make_request(n: int, num_spec_tokens: int | None) -> Request:
     params = SamplingParams(n=n)
-    core_params: Any = None
     request = Request(
         "x",
         prompt=None,
         prompt_token_ids=[1],
         params=params,
-        core_params=core_params,
+        prepared=None,  # type: ignore[arg-type]
         tokenizer=None,
         num_spec_tokens=num_spec_tokens,
     )

@@ -94,7 +94,7 @@ def shared(model: Path, replicas: list[Replica]) -> Iterator[tuple[World, Cluste
     engine = RemoteEngine(
         str(model),
         OPTIONS,
-        replicas[0].facts(),
+        replicas[0].model_info(),
         cluster.run,
         num_replays=2,
         count_replicas=lambda: cluster.num_up,

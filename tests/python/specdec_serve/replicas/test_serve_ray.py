@@ -137,7 +137,7 @@ def test_a_replica_has_threads_for_its_share_of_the_cpus(cluster: World, tiny: P
     app = build_app(str(tiny), engine_options=options, ray_actor_options={"num_cpus": 1})
     serve.run(app, name="threads", route_prefix="/threads")
     engines = serve.get_deployment_handle("EngineReplica", "threads")
-    assert engines.facts.remote().result().model_info["num_threads"] == 1
+    assert engines.model_info.remote().result().num_threads == 1
     serve.delete("threads")
 
     deployment = build_app(str(tiny), engine_options=options, num_replicas=2)._bound_deployment

@@ -1,4 +1,4 @@
-// Containers of sequences in order of rank.
+// Containers of sequences in order of precedence.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 
 namespace specdec {
 
-// Where a sequence stands, or belongs, in a container sorted by rank.
+// Where a sequence stands, or belongs, in a container sorted by precedence.
 template <class Sequences>
 auto position_of(Sequences& sequences, const Sequence& sequence) {
-  return std::ranges::lower_bound(sequences, sequence.rank(), {}, &Sequence::rank);
+  return std::ranges::lower_bound(sequences, sequence.precedence(), {}, &Sequence::precedence);
 }
 
 template <class Sequences>
@@ -23,7 +23,7 @@ bool contains(const Sequences& sequences, const Sequence& sequence) {
 template <class Sequences>
 void insert_sorted(Sequences& sequences, Sequence& sequence) {
   const auto position = position_of(sequences, sequence);
-  SPECDEC_CHECK(position == sequences.end() || (*position)->rank() != sequence.rank());
+  SPECDEC_CHECK(position == sequences.end() || (*position)->precedence() != sequence.precedence());
   sequences.insert(position, &sequence);
 }
 

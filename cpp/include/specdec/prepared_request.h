@@ -1,0 +1,61 @@
+// A request whose prompt, parameters and options were checked, once, for an engine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "specdec/config.h"
+#include "specdec/request_options.h"
+#include "specdec/sampling_params.h"
+
+namespace specdec {
+
+class PreparedRequest {
+ public:
+  // For an engine with this Engine::model_info(). Throws InvalidArgument for an empty or too long
+  // prompt, a token out of vocabulary, a bad parameter or option; its messages call the prompt
+  // `prompt_name`.
+  PreparedRequest(const ModelInfo& engine, std::vector<int32_t> prompt_token_ids,
+                  SamplingParams params, RequestOptions options = {},
+                  const std::string& prompt_name = "prompt");
+
+  // Completions [first, first + count) of the n, as a request of their own that samples what they
+  // do in the whole. The prompt's logprobs come with completion 0.
+  PreparedRequest part(int first, int count) const;
+
+  const std::vector<int32_t>& prompt_token_ids() const { return prompt_token_ids_; }
+  const SamplingParams& params() const { return params_; }
+  const RequestOptions& options() const { return options_; }
+
+  // Throws InvalidArgument unless the request was prepared for an engine like this one.
+  void check_for(const ModelInfo& engine) const;
+
+ private:
+  // What an engine admits.
+  struct Limits {
+    int vocab_size = 0;
+    int max_model_len = 0;
+    int num_speculative_tokens = 0;
+    bool has_priorities = false;
+
+    static Limits of(const ModelInfo& engine) {
+      return {.vocab_size = engine.vocab_size,
+              .max_model_len = engine.max_model_len,
+              .num_speculative_tokens = engine.num_speculative_tokens,
+              .has_priorities = engine.has_priorities};
+    }
+    bool operator==(const Limits&) const = default;
+  };
+
+  void check_prompt(const std::string& name) const;
+  // Whether options.resumed_token_ids are the beginning of an answer that goes on.
+  void check_resumed() const;
+
+  Limits limits_;
+  std::vector<int32_t> prompt_token_ids_;
+  SamplingParams params_;
+  RequestOptions options_;
+};
+
+}  // namespace specdec
