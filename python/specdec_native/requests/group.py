@@ -34,7 +34,7 @@ class RequestGroup(AsyncIterator[list[tuple[int, RequestOutput]]]):
         self._interval = interval
         self._owner = owner  # the engine, which lives as long as the group
         self._runner = runner
-        self._mailbox: Mailbox = Mailbox()
+        self._mailbox: Mailbox[Request] = Mailbox()
         self._indices = {request: i for i, request in enumerate(requests)}
         self._num_unread = len(requests)  # those whose end was not shown
         for request in requests:

@@ -7,21 +7,30 @@ import collections
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from specdec_native.requests.request import Request
+from typing import Any, Generic, Protocol, TypeVar
 
 
-class Mailbox:
+class HasNews(Protocol):
+    """A request, as far as it is announced."""
+
+    mailbox: Mailbox[Any] | None  # of the coroutine that reads it
+
+    def has_news(self) -> bool:
+        """Whether there is something to read."""
+
+
+RequestT = TypeVar("RequestT", bound=HasNews)
+
+
+class Mailbox(Generic[RequestT]):
     """Tells one coroutine which of its requests have news. Belongs to the running event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._letters: collections.deque[Request] = collections.deque()
+        self._letters: collections.deque[RequestT] = collections.deque()
         self._waiting: asyncio.Future[None] | None = None
 
-    def put(self, request: Request) -> None:
+    def put(self, request: RequestT) -> None:
         """Says that a request has news, in any thread; wake() must follow in the event loop's."""
         self._letters.append(request)
 
@@ -30,9 +39,9 @@ class Mailbox:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def take(self) -> list[Request]:
+    def take(self) -> list[RequestT]:
         """The requests that have news, each once."""
-        taken: dict[Request, None] = {}
+        taken: dict[RequestT, None] = {}
         while self._letters:
             taken[self._letters.popleft()] = None
         return [request for request in taken if request.has_news()]
@@ -48,10 +57,10 @@ class _Bell:
     """Wakes an event loop once for all mailboxes that got news until it looks."""
 
     def __init__(self) -> None:
-        self._mailboxes: collections.deque[Mailbox] = collections.deque()
+        self._mailboxes: collections.deque[Mailbox[Any]] = collections.deque()
         self._is_rung = False
 
-    def ring(self, mailbox: Mailbox) -> None:
+    def ring(self, mailbox: Mailbox[Any]) -> None:
         """In the thread that announces."""
         self._mailboxes.append(mailbox)
         if not self._is_rung:
@@ -81,7 +90,7 @@ class News:
             weakref.WeakKeyDictionary()
         )
 
-    def announce(self, requests: Iterable[Request] = ()) -> None:
+    def announce(self, requests: Iterable[HasNews] = ()) -> None:
         """Makes all threads that wait look again, and the coroutines that read these requests."""
         for request in requests:
             mailbox = request.mailbox

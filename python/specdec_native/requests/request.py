@@ -62,7 +62,7 @@ class Request:
         self.params = params
         self.prepared = prepared
         self.numbers: list[int] = []  # of its parts in the core
-        self.mailbox: Mailbox | None = None  # of the coroutine that reads it
+        self.mailbox: Mailbox[Request] | None = None  # of the coroutine that reads it
         self.by_step = False  # Engine.step() advances and reports it
         self.is_silent = False  # nothing more is reported of it
         self.error: BaseException | None = None

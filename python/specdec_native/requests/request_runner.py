@@ -125,7 +125,7 @@ class RequestRunner:
         self._news.wait_until(lambda: is_true() or self._is_over(), timeout)
         return self._outcome_of(is_true)
 
-    async def wait_for_news(self, mailbox: Mailbox) -> list[Request]:
+    async def wait_for_news(self, mailbox: Mailbox[Request]) -> list[Request]:
         """The requests of this mailbox (Request.mailbox) that have news, once there is one.
 
         Raises like wait_for().
