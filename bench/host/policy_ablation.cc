@@ -60,7 +60,8 @@ DraftTuning with(const Constant& constant, double factor) {
 struct World {
   std::string name;
   DraftWorldOptions options;
-  int64_t num_tokens;
+  int64_t num_tokens;   // of a request
+  int num_answers = 1;  // one after the other
 };
 
 std::vector<World> make_worlds(int64_t num_tokens) {
@@ -100,6 +101,14 @@ std::vector<World> make_worlds(int64_t num_tokens) {
             num_tokens);
         add("begins and is hopeless", [](int, int64_t, int) { return 0.02; }, 128);
         add("begins and is good", [](int, int64_t, int) { return 0.8; }, 128);
+        if (!has_model) continue;
+        for (const double rate : {0.3, 0.8}) {
+          add(
+              "short answers to long prompts, accepts " + std::to_string(rate).substr(0, 4),
+              [rate](int, int64_t, int) { return rate; }, 60);
+          worlds.back().options.num_prompt_tokens = 400;
+          worlds.back().num_answers = 12;
+        }
       }
     }
   }
@@ -117,7 +126,6 @@ double seconds_of(const std::vector<std::pair<int, double>>& passes, int rows) {
 
 // Answers one after the other, and eight at once.
 std::vector<World> recorded_worlds(const char* file) {
-  using Answers = std::vector<std::vector<int>>;
   const nlohmann::json recorded = nlohmann::json::parse(std::ifstream(file));
   std::vector<World> worlds;
   for (const auto& [format, steps] : recorded["passes"].items()) {
@@ -126,33 +134,35 @@ std::vector<World> recorded_worlds(const char* file) {
       const bool is_head = drafter == "head";
       const int max_depth = is_head ? 8 : 16;
       for (const auto& [workload, answers] : workloads.items()) {
-        Answers each = answers.get<Answers>();
-        Answers joined(1);
-        for (const auto& answer : each)
-          joined[0].insert(joined[0].end(), answer.begin(), answer.end());
-        each.resize(8);
-        for (const Answers& right : {joined, each}) {
-          const auto at = [right](int request, int64_t token) {
-            return right[request][token % static_cast<int64_t>(right[request].size())];
-          };
-          worlds.push_back(
-              {.name = drafter + ", batch " + std::to_string(right.size()) + ", " + format + ", " +
-                       workload,
-               .options = {
-                   .num_requests = static_cast<int>(right.size()),
-                   .max_depth = max_depth,
-                   .has_model = is_head,
-                   .verify_seconds = [passes](int rows) { return seconds_of(passes, rows); },
-                   .pass_seconds = recorded["head_pass_share"].get<double>() *
-                                   seconds_of(passes, max_depth + 1),
-                   .acceptance = [at](
-                                     int request, int64_t token,
-                                     int depth) { return depth <= at(request, token) ? 1.0 : 0.0; },
-                   .hit_rate = [at](int request,
-                                    int64_t token) { return at(request, token) < 0 ? 0.0 : 1.0; },
-                   .outlier_rate = 0.005,
-                   .timed_rows = {1, 2, 4, 8, 16}},
-               .num_tokens = static_cast<int64_t>(right[0].size())});
+        const auto right = answers.get<std::vector<std::vector<int>>>();
+        const auto num_right = [right](int request, int64_t token) {
+          const std::vector<int>& answer = right[request % right.size()];
+          return answer[std::min<size_t>(token, answer.size() - 1)];
+        };
+        const auto num_answers = static_cast<int>(right.size());
+        for (const int batch : {1, num_answers}) {
+          worlds.push_back({.name = drafter + ", batch " + std::to_string(batch) + ", " + format +
+                                    ", " + workload,
+                            .options = {.num_requests = batch,
+                                        .max_depth = max_depth,
+                                        .has_model = is_head,
+                                        .verify_seconds =
+                                            [passes](int rows) { return seconds_of(passes, rows); },
+                                        .pass_seconds = recorded["head_pass_share"].get<double>() *
+                                                        seconds_of(passes, max_depth + 1),
+                                        .num_prompt_tokens = is_head ? 128 : 0,
+                                        .acceptance =
+                                            [num_right](int request, int64_t token, int depth) {
+                                              return depth <= num_right(request, token) ? 1.0 : 0.0;
+                                            },
+                                        .hit_rate =
+                                            [num_right](int request, int64_t token) {
+                                              return num_right(request, token) < 0 ? 0.0 : 1.0;
+                                            },
+                                        .outlier_rate = 0.005,
+                                        .timed_rows = {1, 2, 4, 8, 16}},
+                            .num_tokens = static_cast<int64_t>(right[0].size()),
+                            .num_answers = 2 * num_answers / batch});
         }
       }
     }
@@ -169,9 +179,13 @@ double rate_of(const World& world, const DraftTuning& tuning, int fixed_depth = 
     options.seed = static_cast<uint32_t>(seed);
     options.tuning = tuning;
     options.fixed_depth = fixed_depth;
-    const DraftWorld::Total run = DraftWorld(options).run(world.num_tokens);
-    total.seconds += run.seconds;
-    total.tokens += run.tokens;
+    DraftWorld draft_world(options);
+    for (int answer = 0; answer < world.num_answers; ++answer) {
+      if (answer > 0) draft_world.begin_anew();
+      const DraftWorld::Total run = draft_world.run(world.num_tokens);
+      total.seconds += run.seconds;
+      total.tokens += run.tokens;
+    }
   }
   return total.tokens_per_second();
 }

@@ -24,7 +24,9 @@ struct DraftWorldOptions {
     return 0.01 * (1.0 + 0.02 * (rows - 1));
   };
   double pass_seconds = 0.003;
-  // Probability that the drafted token at a depth is accepted once those above are.
+  int num_prompt_tokens = 0;  // that the draft model has not seen
+  // Probability that the drafted token at a depth is accepted once those above are. Requests are
+  // numbered as they come.
   std::function<double(int request, int64_t token, int depth)> acceptance = [](int, int64_t, int) {
     return 0.7;
   };
@@ -51,6 +53,7 @@ class DraftWorld {
                                     : DrafterTraits{}},
                 options_.tuning),
         states_(options_.num_requests) {
+    for (State& state : states_) begin(state);
     std::vector<TimedPass> target;
     std::vector<TimedPass> drafter;
     for (const int rows : options_.timed_rows) {
@@ -82,17 +85,30 @@ class DraftWorld {
     return total;
   }
 
+  // All requests end, and as many others come.
+  void begin_anew() {
+    for (State& state : states_) {
+      policy_.finish(static_cast<uint64_t>(state.request), static_cast<int>(state.tokens));
+      begin(state);
+    }
+  }
+
   const DraftPolicy& policy() const { return policy_; }
   const std::vector<int>& lengths() const { return lengths_; }  // verified, of every decision
 
  private:
   struct State {
+    int request = 0;
     DraftTree tree;
     int64_t tokens = 0;
-    int64_t seen = 0;  // by the draft model
+    int64_t seen = 0;  // by the draft model; less than 0 before it has seen the prompt
     // The text to come; a draft is right where it agrees with it.
     std::map<int64_t, int32_t> text;
   };
+
+  void begin(State& state) {
+    state = {.request = num_begun_++, .tree = {}, .seen = -options_.num_prompt_tokens, .text = {}};
+  }
 
   bool is_fixed() const { return options_.fixed_depth >= 0; }
 
@@ -125,7 +141,7 @@ class DraftWorld {
     const int depth = state.tree.depth(node) + 1;
     const int32_t truth = text_at(state, state.tokens + depth - 1);
     std::uniform_real_distribution<double> uniform;
-    const bool right = uniform(random_) < options_.acceptance(request, state.tokens, depth);
+    const bool right = uniform(random_) < options_.acceptance(state.request, state.tokens, depth);
     return state.tree.add(node, right ? truth : 1000 + depth, state.tree.survival(node) * 0.9f, 0);
   }
 
@@ -145,7 +161,7 @@ class DraftWorld {
   void draft_cheap() {
     std::uniform_real_distribution<double> uniform;
     for (int i = 0; i < options_.num_requests; ++i) {
-      if (uniform(random_) >= options_.hit_rate(i, states_[i].tokens)) continue;
+      if (uniform(random_) >= options_.hit_rate(states_[i].request, states_[i].tokens)) continue;
       int node = 0;
       const int depth = is_fixed() ? options_.fixed_depth : options_.max_depth;
       for (int j = 0; j < depth; ++j) node = extend(i, node);
@@ -155,7 +171,7 @@ class DraftWorld {
   double draft_passes(DraftPlan& plan) {
     std::vector<DraftPolicy::Ask> asks;
     for (int i = 0; i < options_.num_requests; ++i) {
-      asks.push_back({.sequence = static_cast<uint64_t>(i),
+      asks.push_back({.sequence = static_cast<uint64_t>(states_[i].request),
                       .max_depth = options_.max_depth,
                       .num_unseen = static_cast<int>(states_[i].tokens - states_[i].seen) + 1,
                       .num_remaining = 1000000,
@@ -183,19 +199,23 @@ class DraftWorld {
       if (!is_fixed()) policy_.record_pass(plan, 0, rows, measured(seconds));
       total += seconds;
       std::vector<FrontierNode> grown;
+      std::vector<size_t> of_grown;
       for (size_t i = 0; i < asks.size(); ++i) {
         if (frontier[i] < 0) continue;
         frontier[i] = extend(static_cast<int>(i), frontier[i]);
         add_others(static_cast<int>(i), frontier[i]);
-        grown.push_back({.sequence = i, .tree = &states_[i].tree, .node = frontier[i]});
+        grown.push_back({.sequence = static_cast<uint64_t>(states_[i].request),
+                         .tree = &states_[i].tree,
+                         .node = frontier[i]});
+        of_grown.push_back(i);
       }
       if (is_fixed() || options_.levels) {
         if (depth == length) break;
         continue;
       }
       policy_.plan_pass(plan, 0, grown);
-      for (const FrontierNode& node : grown) {
-        if (!node.goes_on) frontier[node.sequence] = -1;
+      for (size_t i = 0; i < grown.size(); ++i) {
+        if (!grown[i].goes_on) frontier[of_grown[i]] = -1;
       }
     }
     return total;
@@ -212,7 +232,7 @@ class DraftWorld {
     }
     std::vector<DraftPolicy::Draft> drafts;
     for (int i = 0; i < options_.num_requests; ++i) {
-      drafts.push_back({.sequence = static_cast<uint64_t>(i),
+      drafts.push_back({.sequence = static_cast<uint64_t>(states_[i].request),
                         .tree = &states_[i].tree,
                         .max_nodes = options_.max_depth});
     }
@@ -234,7 +254,8 @@ class DraftWorld {
       state.tokens += static_cast<int64_t>(tokens.size());
       state.seen = std::min(state.seen, state.tokens);
       total.tokens += static_cast<int64_t>(tokens.size());
-      DraftPolicy::Outcome outcome{.sequence = static_cast<uint64_t>(i), .tokens = tokens};
+      DraftPolicy::Outcome outcome{.sequence = static_cast<uint64_t>(state.request),
+                                   .tokens = tokens};
       if (options_.levels) {
         outcome.levels = {.num_levels = num_levels_,
                           .num_drafts = state.tree.num_drafts(),
@@ -251,6 +272,7 @@ class DraftWorld {
   std::mt19937 random_;
   DraftPolicy policy_;
   std::vector<State> states_;
+  int num_begun_ = 0;
   int num_levels_ = 0;  // of the step under way
   std::vector<int> lengths_;
 };
