@@ -7,29 +7,27 @@ from typing import Any
 
 from specdec_native.requests.sampling_arguments import NEUTRAL, UNSUPPORTED
 from specdec_native.speculation.fixed_keys import FIXED_KEYS
-from specdec_vllm.arguments import (
-    ENGINE_ARGUMENTS,
-    FIXED_ARGUMENTS,
-    IGNORED_ARGUMENTS,
-)
+from specdec_vllm.arguments import ENGINE_ARGUMENTS, FIXED_ARGUMENTS
 from specdec_vllm.missing import MISSING_METHODS, MISSING_NAMES
 from specdec_vllm.speculative_arguments import (
     OLDER_ARGUMENTS,
     SHORT_FORMS,
     WITHOUT_EFFECT,
 )
+from specdec_vllm.tables import TABLES
 
 
 def write_vllm_arguments(_: str) -> str:
-    """docs/vllm-arguments.md, of the tables in specdec_vllm."""
+    """docs/vllm-arguments.md, of the tables of vllm_names.json."""
     own = sorted(name for name, engines in ENGINE_ARGUMENTS.items() if name == engines)
     renamed = {name: engines for name, engines in ENGINE_ARGUMENTS.items() if name != engines}
+    version = TABLES["vllm_version"]
     return "\n".join(
         [
             "# vLLM's arguments",
             "",
-            "Written by `scripts/write_options.py` from the tables in "
-            "`python/specdec_vllm`; do not edit. "
+            f"Written by `scripts/write_options.py` from the names of vLLM {version} in "
+            "`python/specdec_vllm/vllm_names.json`; do not edit. "
             "[Coming from vLLM](vllm.md) explains the groups.",
             "",
             "## Arguments of LLM",
@@ -52,10 +50,7 @@ def write_vllm_arguments(_: str) -> str:
             "",
             *_table(
                 ("reason", "arguments"),
-                (
-                    (reason, _names(sorted(names.split())))
-                    for reason, names in IGNORED_ARGUMENTS.items()
-                ),
+                ((reason, _names(names)) for reason, names in TABLES["ignored_arguments"].items()),
             ),
             "",
             "### Other forms of speculative_config",

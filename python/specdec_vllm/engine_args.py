@@ -19,35 +19,13 @@ from specdec_vllm.arguments import (
     REASONS,
     engine_options,
 )
+from specdec_vllm.tables import TABLES
 
 _logger = logging.getLogger("specdec_native")
 
 _DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's
 
-SHORT_FLAGS = {
-    "attention_config": "-ac",
-    "compilation_config": "-cc",
-    "data_parallel_address": "-dpa",
-    "data_parallel_backend": "-dpb",
-    "data_parallel_external_lb": "-dpe",
-    "data_parallel_hybrid_lb": "-dph",
-    "data_parallel_multi_port_external_lb": "-dpm",
-    "data_parallel_rank": "-dpn",
-    "data_parallel_rpc_port": "-dpp",
-    "data_parallel_size": "-dp",
-    "data_parallel_size_local": "-dpl",
-    "data_parallel_start_rank": "-dpr",
-    "decode_context_parallel_size": "-dcp",
-    "diffusion_config": "-dc",
-    "enable_expert_parallel": "-ep",
-    "nnodes": "-n",
-    "node_rank": "-r",
-    "pipeline_parallel_size": "-pp",
-    "prefill_context_parallel_size": "-pcp",
-    "quantization": "-q",
-    "speculative_config": "-sc",
-    "tensor_parallel_size": "-tp",
-}
+SHORT_FLAGS: dict[str, str] = TABLES["short_flags"]
 # What looks like a number in these is a name all the same.
 _TEXTS = ("model", "tokenizer", "revision", "chat_template", "served_model_name")
 

@@ -6,26 +6,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from specdec_vllm.tables import TABLES
+
 # vLLM's arguments before there was a speculative_config, and the keys they became.
-OLDER_ARGUMENTS = {
-    "speculative_model": "model",
-    "num_speculative_tokens": "num_speculative_tokens",
-    "ngram_prompt_lookup_max": "prompt_lookup_max",
-    "ngram_prompt_lookup_min": "prompt_lookup_min",
-    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
-    "speculative_max_model_len": "max_model_len",
-    "speculative_model_quantization": "quantization",
-    "speculative_disable_by_batch_size": "disable_by_batch_size",
-    "spec_decoding_acceptance_method": "acceptance_method",
-    "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
-    "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
-}
+OLDER_ARGUMENTS: dict[str, str] = TABLES["older_speculative_arguments"]
 # Those that never changed an answer, and change nothing here.
-WITHOUT_EFFECT = (
-    "disable_logprobs_during_spec_decoding",
-    "speculative_disable_mqa_scorer",
-    "use_v2_block_manager",
-)
+WITHOUT_EFFECT: list[str] = TABLES["ignored_speculative_arguments"]
 SHORT_FORMS = {
     "spec_method": "method",
     "spec_model": "model",

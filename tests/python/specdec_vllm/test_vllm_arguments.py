@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,8 @@ from specdec_native import (
     LLMEngine,
     StructuredOutputsConfig,
 )
-from specdec_vllm.arguments import (
-    ENGINE_ARGUMENTS,
-    FIXED_ARGUMENTS,
-    IGNORED_ARGUMENTS,
-    engine_options,
-)
+from specdec_vllm.arguments import ENGINE_ARGUMENTS, engine_options
+from specdec_vllm.tables import TABLES
 from tiny_text_model import OPTIONS, PARAMS, texts
 
 # -- arguments
@@ -63,7 +60,8 @@ def test_vllms_arguments_change_no_answer(model: Path, llm: LLM) -> None:
 
 
 def test_every_argument_is_in_one_table() -> None:
-    names = [*ENGINE_ARGUMENTS, *FIXED_ARGUMENTS, *" ".join(IGNORED_ARGUMENTS.values()).split()]
+    tables = (*TABLES["ignored_arguments"].values(), *TABLES["fixed_arguments"].values())
+    names = [*ENGINE_ARGUMENTS, *itertools.chain(*tables)]
     assert len(names) == len(set(names)) > 250
     assert set(names) < {field.name for field in dataclasses.fields(EngineArgs)}
 
