@@ -14,9 +14,7 @@ import typer
 from specdec_cli.command_options import SPECULATION_OPTIONS, Group, command, engine_options, keyword
 from specdec_cli.models import resolve, target_of
 from specdec_lab.evaluation.decoding_methods import FREE_DRAFT_TOKENS, NGRAM
-from specdec_lab.evaluation.head_chart import check_chart
 from specdec_lab.evaluation.prompts import PROMPTS, Prompt, read_prompts
-from specdec_lab.planning import layouts_chart, plan_chart
 from specdec_lab.planning.layouts import Devices, LayoutPlan
 from specdec_lab.planning.layouts_report import print_layouts
 from specdec_lab.planning.make import Question, computed_plan, layout_plan, measured_plan
@@ -138,9 +136,6 @@ def plan_command(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write everything that was found to this file.")
     ] = None,
-    chart_file: Annotated[
-        Path | None, typer.Option("--chart", help="Draw a picture to this .png, .svg or .pdf.")
-    ] = None,
 ) -> None:
     """Predict when speculation pays: by acceptance, batch size and context.
 
@@ -175,7 +170,8 @@ def plan_command(
             else "--acceptance is missing: with --devices nothing runs that could tell it"
         )
     asked = _first_prompts(prompts)
-    _check_files(json_file, chart_file)
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ValueError(f"--json: there is no directory {json_file.absolute().parent}")
     batches = _counts("--batch-sizes", batch_sizes, _MOST_BATCH)
     lengths = _counts("--contexts", contexts, _MOST_CONTEXT)
     found = None if machine is None else hub.find_config(os.fspath(target.model), target.revision)
@@ -191,15 +187,11 @@ def plan_command(
         plan = _measured(question, known, asked, max_tokens)
     if json_file is not None:
         json_file.write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
-    _show(plan, chart_file)
-
-
-def _check_files(json_file: Path | None, chart_file: Path | None) -> None:
-    for file, flag in ((json_file, "--json"), (chart_file, "--chart")):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise ValueError(f"{flag}: there is no directory {file.absolute().parent}")
-    if chart_file is not None:
-        check_chart(chart_file)
+    console = rich.console.Console(highlight=False, soft_wrap=True)
+    if isinstance(plan, LayoutPlan):
+        print_layouts(console, plan)
+    else:
+        print_plan(console, plan)
 
 
 def _measured(
@@ -217,18 +209,6 @@ def _measured(
         return measured_plan(question, known, bar.update)
     finally:
         bar.close()
-
-
-def _show(plan: Plan | LayoutPlan, chart_file: Path | None) -> None:
-    console = rich.console.Console(highlight=False, soft_wrap=True)
-    if isinstance(plan, LayoutPlan):
-        if chart_file is not None:
-            layouts_chart.draw(plan, chart_file)
-        print_layouts(console, plan)
-        return
-    if chart_file is not None:
-        plan_chart.draw(plan, chart_file)
-    print_plan(console, plan)
 
 
 class _Bar:
