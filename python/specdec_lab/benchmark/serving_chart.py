@@ -10,8 +10,7 @@ import numpy as np
 
 from specdec_lab.benchmark.answers import Answer
 from specdec_lab.benchmark.serving_report import ServeReport
-from specdec_lab.evaluation.head_chart import require_matplotlib
-from specdec_native.checkpoints.optional import import_optional
+from specdec_lab.evaluation.head_chart import make_figure
 
 _COLOURS = ("#b2182b", "#5f7d95", "#d6a24a", "#4d9221")
 
@@ -23,20 +22,14 @@ def draw(report: ServeReport, file: Path) -> None:
     and the mean time per output token of each category. A colour is a server.
     Raises MissingDependencyError, ValueError for another ending, OSError.
     """
-    require_matplotlib().use("Agg")
-    pyplot = import_optional("matplotlib.pyplot", purpose="drawing a chart", extra="chart")
-    figure, (first, per_token, categories) = pyplot.subplots(
-        1, 3, figsize=(13, 4), layout="constrained"
-    )
+    figure = make_figure(13, 4)
+    first, per_token, categories = figure.subplots(1, 3)
     _draw_shares(first, report, "time to the first token", lambda answer: answer.ttft)
     _draw_shares(per_token, report, "time per output token", lambda answer: answer.tpot)
     _draw_categories(categories, report)
     if first.lines:
         figure.legend(handles=first.lines, fontsize=8, loc="outside lower center")
-    try:
-        figure.savefig(file, dpi=150)
-    finally:
-        pyplot.close(figure)
+    figure.savefig(file, dpi=150)
 
 
 def _draw_shares(

@@ -16,9 +16,16 @@ _BAR_INCHES = 0.2
 _MOST_BARS = 48  # else categories are shown of the head alone
 
 
-def require_matplotlib() -> Any:
-    """The package. Raises MissingDependencyError."""
-    return import_optional("matplotlib", purpose="drawing a chart", extra="chart")
+def make_figure(width: float, height: float) -> Any:
+    """A matplotlib Figure of these inches, without a display. Raises MissingDependencyError."""
+    _require_matplotlib()
+    from matplotlib.figure import Figure  # noqa: PLC0415 - optional
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _require_matplotlib() -> None:
+    import_optional("matplotlib", purpose="drawing a chart", extra="chart")
 
 
 def check_chart(file: Path) -> None:
@@ -26,7 +33,7 @@ def check_chart(file: Path) -> None:
 
     Raises MissingDependencyError, ValueError.
     """
-    require_matplotlib()
+    _require_matplotlib()
     if file.suffix.lower() not in _ENDINGS:
         raise ValueError(f"--chart must end in {', '.join(_ENDINGS)}, got {file}")
     if not file.absolute().parent.is_dir():
@@ -40,28 +47,18 @@ def draw(report: HeadReport, file: Path) -> None:
     kept at each position, over all categories; on the right tokens/s over plain decoding.
     Raises MissingDependencyError, ValueError for another ending, OSError.
     """
-    require_matplotlib().use("Agg")
-    pyplot = import_optional("matplotlib.pyplot", purpose="drawing a chart", extra="chart")
     situations: dict[tuple[int, float], list[Row]] = {}
     for row in report.rows:
         situations.setdefault((row.batch, row.temperature), []).append(row)
-    tallest = min(_MOST_BARS, max(map(len, situations.values())))
-    figure, axes = pyplot.subplots(
-        len(situations),
-        2,
-        figsize=(12, len(situations) * (1.6 + _BAR_INCHES * tallest)),
-        squeeze=False,
-        layout="constrained",
-    )
+    tallest = min(_MOST_BARS, max(map(len, situations.values()), default=0))
+    figure = make_figure(12, len(situations) * (1.6 + _BAR_INCHES * tallest))
+    axes = figure.subplots(len(situations), 2, squeeze=False)
     for (left, right), ((batch, temperature), rows) in zip(axes, situations.items(), strict=True):
         title = f"batch {batch}, temperature {temperature:g}"
         _draw_acceptance(left, _summed_up(rows), title)
         _draw_speed(right, rows, title)
     figure.suptitle(f"{report.model}: draft head {report.head.get('model', '')}", fontsize=10)
-    try:
-        figure.savefig(file, dpi=150)
-    finally:
-        pyplot.close(figure)
+    figure.savefig(file, dpi=150)
 
 
 def _summed_up(rows: Sequence[Row]) -> Mapping[str, Row]:

@@ -21,11 +21,9 @@ def draw_chart(log: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     Raises MissingDependencyError without matplotlib.
     """
     import_optional("matplotlib", purpose="drawing the chart", extra="train")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - optional
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
     figure = Figure(figsize=(13, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title)
     losses, positions, lengths = figure.subplots(1, 3)
     steps = [entry for entry in log if "loss" in entry]
