@@ -5,8 +5,7 @@
 For every drafter and batch size a plain engine and one with drafts of a fixed length answer the
 same prompts in turns, greedily, past any end of sequence. Counted are the steps in which all
 requests decode. The prediction takes the acceptance of these steps and the costs that the plan
-measures by itself. Exits with 1 if one is further off than --tolerance. --lock as in
-bench.e2e.compare.
+measures by itself. Exits with 1 if one is further off than --tolerance.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.e2e.compare.shared_machine import SharedMachine
 from bench.e2e.compare.workloads import DEFAULT_PROMPTS, WORKLOADS, encode, pick, read_prompts
 
 from specdec_lab.planning.costs import MeasuredCosts
@@ -169,7 +167,6 @@ def main() -> int:
         help="count CPU time, of --num-threads 1, where others keep the machine busy",
     )
     parser.add_argument("--tolerance", type=float, default=0.1)
-    parser.add_argument("--lock", type=Path, nargs="+", default=[])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.cpu_time and options.num_threads != 1:
@@ -178,13 +175,11 @@ def main() -> int:
     directory = hub.resolve_model(options.model)
     texts = read_prompts(options.prompts)[options.workload]
     checker = Checker(directory, encode(texts, directory), options)
-    machine = SharedMachine(options.lock)
     rows: list[dict[str, Any]] = []
     for name, speculation in methods_of(options).items():
-        with machine.exclusive():
-            for row in checker.check(speculation):
-                rows.append({"method": name, "speculation": speculation, **row})
-                print(line(rows[-1]), flush=True)
+        for row in checker.check(speculation):
+            rows.append({"method": name, "speculation": speculation, **row})
+            print(line(rows[-1]), flush=True)
         if options.json:
             report = {"model": options.model, "workload": options.workload, "rows": rows}
             options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

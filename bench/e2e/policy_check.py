@@ -11,7 +11,7 @@ another prompt of that length, without drafts. --speculation, --quantization, --
 have several values: each combination is measured. --busy N measures beside N processes that compute
 all the time. --cpu-time goes by the CPU time of the process where others keep the machine busy:
 give it --num-threads 1, since threads that wait for each other count, too. --batch N answers N
-prompts at once, and a row is such a batch. --lock as in bench.e2e.compare.
+prompts at once, and a row is such a batch.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.e2e.compare.shared_machine import SharedMachine
 from bench.e2e.compare.workloads import DEFAULT_PROMPTS, WORKLOADS, encode, pick, read_prompts
 
 from specdec_native import Engine, SamplingParams
@@ -202,23 +201,21 @@ class Check:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._machine = SharedMachine(options.lock)
         self._texts = read_prompts(options.prompts)
         self.rows: list[dict[str, Any]] = []
 
     def _load(self, directory: Path, condition: Condition, speculates: bool) -> Engine:
-        with self._machine.shared():
-            return Engine(
-                directory,
-                num_threads=self._options.num_threads,
-                quantization=condition.quantization,
-                cpu_isa=condition.isa,
-                max_model_len=2048,
-                max_num_seqs=self._options.batch,
-                kv_cache_memory_bytes=max(self._options.batch, 4) * _CACHE_BYTES_OF_REQUEST,
-                enable_prefix_caching=False,
-                speculative_config=json.loads(condition.speculation) if speculates else None,
-            )
+        return Engine(
+            directory,
+            num_threads=self._options.num_threads,
+            quantization=condition.quantization,
+            cpu_isa=condition.isa,
+            max_model_len=2048,
+            max_num_seqs=self._options.batch,
+            kv_cache_memory_bytes=max(self._options.batch, 4) * _CACHE_BYTES_OF_REQUEST,
+            enable_prefix_caching=False,
+            speculative_config=json.loads(condition.speculation) if speculates else None,
+        )
 
     def _batches(self, directory: Path) -> Iterator[tuple[str, Prompts]]:
         size, count = self._options.batch, self._options.num_prompts
@@ -239,10 +236,7 @@ class Check:
         conditions = dataclasses.asdict(condition) | {"batch": options.batch}
         with busy_neighbours(condition.busy):
             for workload, prompts in self._batches(directory):
-                # An engine that is loaded in between takes the lock itself.
-                hold = contextlib.nullcontext() if options.fresh else self._machine.exclusive()
-                with hold:
-                    row = compare(plain, other, prompts, options)
+                row = compare(plain, other, prompts, options)
                 rows.append(conditions | {"isa": plain.isa, "workload": workload} | row)
                 print_row(rows[-1])
         for contestant in (plain, other):
@@ -278,7 +272,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--isa", nargs="+", default=["auto"], help="cpu_isa")
     parser.add_argument("--least", type=float, default=0.97, help="ratio of each prompt or batch")
     parser.add_argument("--cpu-time", action="store_true", help="what --least goes by")
-    parser.add_argument("--lock", type=Path, nargs="+", default=[])
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

@@ -8,8 +8,7 @@ beside another; a model of almost nothing but exchanges measures the link. From 
 passes of two ranks, of two stages (one request, and two groups of them), and of a draft model on
 one and two ranks, which are measured in turns with the others. So are whole steps of 2 ranks, or 2
 stages, of 1 thread and of 1 rank of 2 threads. Exits with 1 if a prediction is further off than
---tolerance or the ratio of 2 ranks is below --least. It needs two cores to itself; --lock as in
-bench.e2e.compare.
+--tolerance or the ratio of 2 ranks is below --least. It needs two cores to itself.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from bench.e2e.compare.shared_machine import SharedMachine
 
 from specdec_lab.planning.ranks import Link, RankCosts
 from specdec_lab.planning.roofline import Machine
@@ -326,14 +323,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10, help="of a turn")
     parser.add_argument("--tolerance", type=float, default=0.15)
     parser.add_argument("--least", type=float, default=0.9)
-    parser.add_argument("--lock", type=Path, nargs="+", default=[])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
         checker = Checker(Path(root), options, stack)
-        with SharedMachine(options.lock).exclusive():
-            found = checker.measure()
+        found = checker.measure()
         report = checker.report(found)
     for kind, latency in report["latency"].items():
         print(f"link of {kind}: {1e6 * latency:.1f} us")

@@ -4,7 +4,7 @@
         [--head DIR_OR_NAME]... [--json FILE]
     python -m bench.e2e.compare --smoke --model DIR_OR_NAME
     python -m bench.e2e.compare --list
-    python -m bench.e2e.compare --report FILE... [--chart STEM]
+    python -m bench.e2e.compare --report FILE...
 
 Every contestant (an engine, its way of decoding, a precision) is a process of its own, stopped
 while another generates. All generate greedily the same number of tokens from the same token ids,
@@ -29,13 +29,12 @@ from specdec_native.checkpoints.head_registry import heads_of
 from specdec_native.checkpoints.model_registry import find_model
 from specdec_native.speculation.methods import HEADS, checkpoint_method
 
-from . import chart, machine, report
+from . import machine, report
 from .client import Worker
 from .peers import AUTO, ISAS, PEERS, Peer, head_method
 from .protocol import STORED, Setup
 from .results import OURS, PLAIN, Contestant, Result, make_rows
 from .runner import Player, Runner
-from .shared_machine import SharedMachine
 from .workloads import DEFAULT_PROMPTS, LONG, WORKLOADS, Cell, make_cells, read_prompts
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -98,16 +97,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--max-foreign-cores", type=float, default=0.1, help="used by others, or it is dropped")
     add("--retries", type=int, default=2, help="of a call that was dropped")
     add("--apart", action="store_true", help="one loaded at a time: all do not fit in memory")
-    add(
-        "--lock",
-        type=Path,
-        action="append",
-        default=[],
-        help="flock on a file, shared while loading, exclusive while measuring; two: a turnstile",
-    )
     add("--read-bandwidth", type=Path, help="the benchmark program; else found in build*/")
     add("--json", type=Path, help="written after every round")
-    add("--chart", type=Path, metavar="STEM", help="writes STEM.png and STEM.svg")
     add("--smoke", action="store_true", help="a short run that shows that everything works")
     add("--list", action="store_true", help="only say what is installed and what would run")
     add("--report", type=Path, nargs="+", metavar="FILE", help="only put results together")
@@ -200,7 +191,6 @@ class Comparison:
             load=self._loader(model, cells, result),
             can_run=self._can_run,
             result=result,
-            machine=SharedMachine(options.lock),
             retries=options.retries,
             measure_bandwidth=self._bandwidth_probe(result),
             on_progress=lambda text: print(text, file=sys.stderr, flush=True),
@@ -342,8 +332,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         result = comparison.run()
     print(report.render(result))
-    if options.chart is not None:
-        chart.draw(result, options.chart)
     ours = [row for row in make_rows(result) if row.contestant.peer == OURS]
     changed = [str(row.contestant) for row in ours if row.same_as_plain is False]
     if changed:

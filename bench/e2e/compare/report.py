@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .results import Result, Row, Verdict, find_noisy, make_rows, make_verdicts
+from .results import Result, Row, Verdict, cells_of, find_noisy, make_rows, make_verdicts
 
 _HEADINGS = (
     "engine",
@@ -38,14 +38,7 @@ def render(result: Result) -> str:
     """The whole report as text."""
     rows = make_rows(result)
     parts = [_header(result)]
-    for kernels, workload, batch in dict.fromkeys(
-        (row.contestant.kernels, row.workload, row.batch) for row in rows
-    ):
-        cell = [
-            row
-            for row in rows
-            if (row.contestant.kernels, row.workload, row.batch) == (kernels, workload, batch)
-        ]
+    for (kernels, workload, batch), cell in cells_of(rows).items():
         parts.append(
             f"{kernels}, {workload}, batch {batch}\n" + _table(_HEADINGS, map(_cells, cell))
         )

@@ -320,17 +320,18 @@ class Verdict:
     ratio: float
 
 
+def cells_of(rows: Sequence[Row]) -> dict[tuple[str, str, int], list[Row]]:
+    """The rows that are compared with each other, by kernels, workload and batch."""
+    cells: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        cells.setdefault((row.contestant.kernels, row.workload, row.batch), []).append(row)
+    return cells
+
+
 def make_verdicts(rows: Sequence[Row]) -> list[Verdict]:
     """Comparisons for which both sides were measured."""
     verdicts = []
-    for kernels, workload, batch in dict.fromkeys(
-        (row.contestant.kernels, row.workload, row.batch) for row in rows
-    ):
-        cell = [
-            row
-            for row in rows
-            if (row.contestant.kernels, row.workload, row.batch) == (kernels, workload, batch)
-        ]
+    for (kernels, workload, batch), cell in cells_of(rows).items():
         plain = [row for row in cell if row.contestant.speculation == PLAIN]
         speculating = [row for row in cell if row.contestant.speculation != PLAIN]
         for kind, group in (("plain", plain), ("best speculation", speculating)):
@@ -340,17 +341,8 @@ def make_verdicts(rows: Sequence[Row]) -> list[Verdict]:
                 left = max(ours, key=lambda row: row.tokens_per_s)
                 right = max(peers, key=lambda row: row.tokens_per_s)
                 ratio = left.tokens_per_s / right.tokens_per_s
-                verdicts.append(
-                    Verdict(
-                        kind,
-                        kernels,
-                        workload,
-                        batch,
-                        left.contestant,
-                        right.contestant,
-                        ratio,
-                    )
-                )
+                sides = (left.contestant, right.contestant)
+                verdicts.append(Verdict(kind, kernels, workload, batch, *sides, ratio))
         verdicts += _first_token_verdict(plain, kernels, workload, batch)
     return verdicts
 

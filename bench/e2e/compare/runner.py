@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 
 from .protocol import Generation, PeerError
 from .results import Contestant, Result, Sample, digest
-from .shared_machine import SharedMachine
 from .workloads import Cell
 
 _WARM_UP_TOKENS = 4
@@ -63,7 +62,6 @@ class Runner:
         can_run: whether a contestant takes part in a cell.
         result: what samples are added to.
         retries: how often a noisy call is repeated before it is left at that.
-        machine: held exclusively while something is measured.
         measure_bandwidth: adds to the result's bandwidths.
         on_progress: told what happens.
         on_round: called after each round, with the result so far.
@@ -72,7 +70,6 @@ class Runner:
     load: Callable[[Contestant], Player]
     can_run: Callable[[Contestant, Cell], bool]
     result: Result
-    machine: SharedMachine
     retries: int = 2
     measure_bandwidth: Callable[[], None] = lambda: None
     on_progress: Callable[[str], None] = lambda _: None
@@ -87,19 +84,15 @@ class Runner:
         """All contestants stay loaded; in each round they take turns cell by cell."""
         with contextlib.ExitStack() as stack:
             players = {}
-            with self.machine.shared() as hold:
-                for contestant in contestants:
-                    hold.breathe()
-                    if (player := self._load(contestant, stack)) is not None:
-                        players[contestant] = player
-            with self.machine.exclusive() as hold:
-                for repeat, (index, cell) in itertools.product(range(repeats), enumerate(cells)):
-                    self.measure_bandwidth()
-                    for contestant in rotated(list(players), repeat + index):
-                        hold.breathe()
-                        if not self._play(contestant, players[contestant], [cell], repeat):
-                            del players[contestant]
-                    self.on_round()
+            for contestant in contestants:
+                if (player := self._load(contestant, stack)) is not None:
+                    players[contestant] = player
+            for repeat, (index, cell) in itertools.product(range(repeats), enumerate(cells)):
+                self.measure_bandwidth()
+                for contestant in rotated(list(players), repeat + index):
+                    if not self._play(contestant, players[contestant], [cell], repeat):
+                        del players[contestant]
+                self.on_round()
 
     def run_apart(
         self, contestants: Sequence[Contestant], cells: Sequence[Cell], repeats: int
@@ -110,15 +103,13 @@ class Runner:
             for contestant in rotated(remaining, repeat):
                 self._warm.clear()
                 with contextlib.ExitStack() as stack:
-                    with self.machine.shared():
-                        player = self._load(contestant, stack)
+                    player = self._load(contestant, stack)
                     if player is None:
                         remaining.remove(contestant)
                         continue
-                    with self.machine.exclusive():
-                        self.measure_bandwidth()
-                        if not self._play(contestant, player, cells, repeat):
-                            remaining.remove(contestant)
+                    self.measure_bandwidth()
+                    if not self._play(contestant, player, cells, repeat):
+                        remaining.remove(contestant)
                 self.on_round()
 
     def _load(self, contestant: Contestant, stack: contextlib.ExitStack) -> Player | None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from compare.protocol import Generation, PeerError
 from compare.results import Contestant, Result
 from compare.runner import Runner
-from compare.shared_machine import SharedMachine
 from compare.workloads import Cell
 
 OURS = Contestant("specdec", "plain", "bf16")
@@ -81,7 +80,6 @@ def play(
         load=load,
         can_run=lambda contestant, cell: contestant != PEER or cell.batch == 1,
         result=result,
-        machine=SharedMachine(),
     )
     (runner.run_apart if apart else runner.run_together)(contestants, cells, repeats)
     return result, log

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
-import http.client
-import json
-import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from ..programs import last_line_of, run_program
+from ..http_server import HttpServer
+from ..programs import run_program
 from ..protocol import STORED, Backend, Generation, Setup, artifact_name
 from .base import DRAFT_TOKENS, Peer
 
@@ -79,10 +77,9 @@ class _LlamaCpp:
         self._max_model_len = 0
         self._remembers = False  # whether earlier answers are drafted from
         self._speculates = False
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: HttpServer | None = None
         self._log = Path()
         self._num_slots = 0
-        self._port = 0
 
     def load(self, setup: Setup) -> str:
         home = Path(setup.home)
@@ -98,13 +95,8 @@ class _LlamaCpp:
         if setup.speculation.startswith("draft"):
             is_int4 = setup.speculation == "draft-int4" and setup.precision != STORED
             draft = _gguf(setup, setup.draft_model, "int4" if is_int4 else setup.precision)
-            self._command += ["--spec-draft-model", str(draft)]
-            self._command += [
-                "--spec-type",
-                "draft-simple",
-                "--spec-draft-n-max",
-                str(DRAFT_TOKENS),
-            ]
+            self._command += ["--spec-draft-model", str(draft), "--spec-type", "draft-simple"]
+            self._command += ["--spec-draft-n-max", str(DRAFT_TOKENS)]
         elif self._speculates:
             self._command += ["--spec-type", setup.speculation]
         self._start(setup.max_batch)
@@ -131,64 +123,29 @@ class _LlamaCpp:
         )
 
     def _complete(self, prompt: list[int], max_tokens: int) -> Any:
-        return self._post(
-            {
-                "prompt": prompt,
-                "n_predict": max_tokens,
-                "ignore_eos": True,
-                "temperature": 0,
-                "samplers": ["top_k"],
-                "top_k": 1,
-                "cache_prompt": False,
-                "return_tokens": True,
-            }
-        )
-
-    def _post(self, body: dict[str, Any]) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_SECONDS)
-        try:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/completion", json.dumps(body), headers)
-            response = connection.getresponse()
-            answer = json.loads(response.read())
-        finally:
-            connection.close()
-        if response.status != http.HTTPStatus.OK:
-            raise RuntimeError(f"llama-server: {answer}")
-        return answer
+        assert self._server is not None
+        body = {
+            "prompt": prompt,
+            "n_predict": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "samplers": ["top_k"],
+            "top_k": 1,
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        return self._server.post("/completion", body, _ANSWER_SECONDS)
 
     def _start(self, num_slots: int) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
         sizes = ["-np", str(num_slots), "-c", str(num_slots * self._max_model_len)]
-        with self._log.open("ab") as log:
-            self._server = subprocess.Popen(
-                [*self._command, *sizes, "--port", str(self._port)], stdout=log, stderr=log
-            )
+        self._server = HttpServer(
+            "llama-server", [*self._command, *sizes], self._log, start_seconds=_START_SECONDS
+        )
         self._num_slots = num_slots
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._is_ready():
-            if self._server.poll() is not None or time.monotonic() > deadline:
-                self.close()
-                line = last_line_of(self._log)
-                raise RuntimeError(f"llama-server did not start: {line} (see {self._log})")
-            time.sleep(0.05)
-
-    def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except OSError:
-            return False
-        finally:
-            connection.close()
 
     def close(self) -> None:
         if self._server is not None:
-            self._server.terminate()
-            self._server.wait()
+            self._server.close()
             self._server = None
 
 

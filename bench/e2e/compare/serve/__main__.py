@@ -19,7 +19,7 @@ from typing import Any
 from specdec_native import Engine, SamplingParams
 
 from ..machine import describe_machine
-from .servers import MODEL, SERVERS, Server
+from .servers import MODEL, SERVERS, start
 from .streams import flood, together
 from .tiny_checkpoint import make
 
@@ -70,8 +70,8 @@ def beside_servers(options: argparse.Namespace) -> list[dict[str, Any]]:
     try:
         for name in names:
             log = options.work / f"{name}.log"
-            servers.append(Server(name, model, slots, options.threads, log))
-            answer = servers[-1].post(body)
+            servers.append(start(name, model, slots, options.threads, log))
+            answer = servers[-1].post("/v1/completions", body)
             if answer["usage"]["completion_tokens"] != options.tokens:
                 raise RuntimeError(f"{name}: {answer['usage']}")
         rows = []
@@ -94,7 +94,7 @@ def beside_engine(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second through HTTP and by Engine.generate in this process."""
     slots = max(options.connections)
     log = options.work / "specdec_native.common.log"
-    server = Server("specdec_native", options.model, slots, options.threads, log)
+    server = start("specdec_native", options.model, slots, options.threads, log)
     try:
         engine = Engine(
             options.model,

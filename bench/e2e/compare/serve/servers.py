@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import http.client
-import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
+from ..http_server import HttpServer
 from ..peers import vllm as vllm_peer
 
 START_SECONDS = 600.0
@@ -23,17 +19,17 @@ _MAX_MODEL_LEN = 2048
 
 @dataclasses.dataclass
 class Command:
-    """How a server is started on a port."""
+    """How a server is started, the port aside."""
 
     arguments: list[str]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def specdec(model: Path, port: int, slots: int, num_threads: int) -> Command:
+def specdec(model: Path, slots: int, num_threads: int) -> Command:
     return Command(
         [
             *(sys.executable, "-m", "specdec_native", "serve", str(model)),
-            *("--served-model-name", MODEL, "--port", str(port)),
+            *("--served-model-name", MODEL),
             *("--max-model-len", str(_MAX_MODEL_LEN), "--max-num-seqs", str(slots)),
             *("--num-threads", str(num_threads), "--no-enable-prefix-caching"),
             *("--disable-log-stats", "--disable-uvicorn-access-log"),
@@ -41,12 +37,12 @@ def specdec(model: Path, port: int, slots: int, num_threads: int) -> Command:
     )
 
 
-def vllm(model: Path, port: int, slots: int, num_threads: int) -> Command:
+def vllm(model: Path, slots: int, num_threads: int) -> Command:
     home = _home("vllm")
     return Command(
         [
             *(str(home / "bin/vllm"), "serve", str(model), "--served-model-name", MODEL),
-            *("--port", str(port), "--max-model-len", str(_MAX_MODEL_LEN)),
+            *("--max-model-len", str(_MAX_MODEL_LEN)),
             *("--max-num-seqs", str(slots), "--dtype", "bfloat16", "--no-enable-prefix-caching"),
             *("--disable-log-stats", "--disable-uvicorn-access-log"),
         ],
@@ -54,7 +50,7 @@ def vllm(model: Path, port: int, slots: int, num_threads: int) -> Command:
     )
 
 
-def llama_cpp(model: Path, port: int, slots: int, num_threads: int) -> Command:
+def llama_cpp(model: Path, slots: int, num_threads: int) -> Command:
     home = _home("llama.cpp")
     file = model.with_suffix(".gguf")
     if not file.is_file():
@@ -69,14 +65,14 @@ def llama_cpp(model: Path, port: int, slots: int, num_threads: int) -> Command:
     threads = str(num_threads)
     return Command(
         [
-            *(str(home / "build-auto/bin/llama-server"), "-m", str(file), "--port", str(port)),
+            *(str(home / "build-auto/bin/llama-server"), "-m", str(file)),
             *("-t", threads, "-tb", threads, "-np", str(slots)),
             *("-c", str(slots * _MAX_MODEL_LEN), "--no-webui", "--cache-ram", "0"),
         ]
     )
 
 
-SERVERS: dict[str, Callable[[Path, int, int, int], Command]] = {
+SERVERS: dict[str, Callable[[Path, int, int], Command]] = {
     "specdec_native": specdec,
     "vllm": vllm,
     "llama.cpp": llama_cpp,
@@ -88,58 +84,13 @@ def _home(name: str) -> Path:
     return base / "peers" / name
 
 
-class Server:
+def start(name: str, model: Path, slots: int, num_threads: int, log: Path) -> HttpServer:
     """A running server. Raises RuntimeError where it does not start."""
-
-    def __init__(self, name: str, model: Path, slots: int, num_threads: int, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self.name = name
-        command = SERVERS[name](model, self.port, slots, num_threads)
-        self.process = subprocess.Popen(
-            command.arguments,
-            env={**os.environ, **command.environment},
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        deadline = time.monotonic() + START_SECONDS
-        while not self._is_ready():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.close()
-                raise RuntimeError(f"{name} did not start: {log}")
-            time.sleep(0.2)
-
-    def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except OSError:
-            return False
-        finally:
-            connection.close()
-
-    def post(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request for a completion."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        try:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            response = connection.getresponse()
-            answer: dict[str, Any] = json.loads(response.read())
-        finally:
-            connection.close()
-        if response.status != http.HTTPStatus.OK:
-            raise RuntimeError(f"{self.name}: {answer}")
-        return answer
-
-    def close(self) -> None:
-        """Ends the process."""
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+    command = SERVERS[name](model, slots, num_threads)
+    return HttpServer(
+        name,
+        command.arguments,
+        log,
+        start_seconds=START_SECONDS,
+        environment=command.environment,
+    )
