@@ -3,8 +3,6 @@
 `bench/gpu/prebuild` fills a folder with it, beside the programs: wheels of pybind11 for the Python
 module, of nlohmann-json and CUTLASS for programs that are built there all the same, of pytest for
 the tests of the engine, and googletest's sources (of Debian's libgtest-dev).
-vLLM is two archives of 51 MiB in folders of their own, vllm_c.tar.xz and vllm_rest.tar.xz with the
-wheels it needs beside them.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -32,7 +29,6 @@ WHEELS = [
 CUTLASS_INCLUDE = "cutlass_library/source/include"  # in its wheel
 GOOGLETEST = Path("/usr/src/googletest/googletest")
 INSTALLED_GOOGLETEST = Path("/usr/include/gtest/gtest.h")
-VLLM_ARCHIVES = ("vllm_c.tar.xz", "vllm_rest.tar.xz")
 
 
 def pack(directory: Path) -> None:
@@ -86,33 +82,6 @@ def build_googletest(context: Context) -> Path | None:
         archive = prefix / "lib" / f"lib{name}.a"
         subprocess.run(["ar", "rcs", str(archive), str(compiled)], check=True)
     return prefix
-
-
-def find_vllm(context: Context) -> tuple[Path, Path]:
-    """The two archives of vLLM."""
-    found = []
-    for name in VLLM_ARCHIVES:
-        folders = [folder for folder in context.beside if (folder / name).is_file()]
-        if not folders:
-            raise NotRunError(f"{name} is not beside it")
-        found.append(folders[0] / name)
-    return found[0], found[1]
-
-
-def unpack_vllm(context: Context) -> Path:
-    """vLLM and the packages carried for it, in one folder to import from."""
-    archives = find_vllm(context)
-    site = context.scratch / "vllm"
-    stamp = site / "complete"
-    if not stamp.is_file():
-        for archive in archives:
-            with tarfile.open(archive) as file:
-                file.extractall(site, filter="data")
-            for wheel in sorted(archive.parent.glob("*.whl")):
-                with zipfile.ZipFile(wheel) as packed:
-                    packed.extractall(site / "wheels")
-        stamp.touch()
-    return site
 
 
 def extend_path(context: Context, *folders: Path) -> None:

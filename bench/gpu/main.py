@@ -32,7 +32,7 @@ from .steps import (
 
 ROOT = Path(__file__).resolve().parents[2]
 _SMOKE_SECONDS = 1800.0
-_SCRATCH_BYTES = 8 << 30  # of what is unpacked, vLLM mostly
+_SCRATCH_BYTES = 8 << 30  # of what is unpacked
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import build, carried, checkpoints, machine, profiles, suites
+from . import build, checkpoints, machine, profiles, suites
 from .steps import Context, Data, NotRunError, Step, measured
 
 ACCEPTANCE = 0.8  # of each synthetic draft
@@ -190,10 +189,8 @@ def vllm(shape: str, draft: str = "", head: bool = False) -> Run:
 
     def run(context: Context) -> Data:
         context.need_gpu()
-        site = carried.unpack_vllm(context)
-        path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), str(site / "wheels")])
+        need_package("vllm")
         environment = {
-            "PYTHONPATH": path,
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

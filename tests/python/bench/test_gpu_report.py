@@ -263,11 +263,6 @@ def test_headers_of_cutlass_are_found_carried_or_in_its_wheel(
     assert carried.find_cutlass(context) == site / carried.CUTLASS_INCLUDE
 
 
-def test_what_is_missing_beside_it_is_named(context: Context) -> None:
-    with pytest.raises(NotRunError, match=r"vllm_c\.tar\.xz is not beside it"):
-        carried.find_vllm(context)
-
-
 def test_steps_follow_what_they_wait_for() -> None:
     background = {step.name for steps in plan.CALLS.values() for step in steps if step.background}
     for steps in (*plan.CALLS.values(), plan.OTHERS):
