@@ -20,7 +20,7 @@ from specdec_serve.http.messages import plain_messages
 from specdec_serve.http.protocol.chat import ChatCompletionRequest
 from specdec_serve.http.protocol.common import check_max_tokens, check_n
 from specdec_serve.http.service import Call, Service
-from specdec_serve.http.sse import EventStream, unless_disconnected
+from specdec_serve.http.sse import unless_disconnected
 from specdec_serve.http.streaming import answer_of, events_of
 from specdec_serve.http.templates import template_options
 from specdec_serve.http.tools.request import ToolUse
@@ -55,11 +55,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
                 service.options,
                 first_members=f',"prompt_token_ids":{dumps(ids)}' if body.return_token_ids else "",
             )
-            return EventStream(
-                events,
-                close=generation.close,
-                keep_alive_seconds=service.options.sse_keep_alive_seconds,
-            )
+            return service.event_stream(generation, events)
 
         def members(outputs: Sequence[RequestOutput]) -> str:
             ids = outputs[0].prompt_token_ids if body.return_token_ids else None
@@ -85,10 +81,10 @@ def call_of(
     truncate_to = body.truncated_to(service.max_model_len)
     options = service.options
     check_n(body.n, 1, options.max_n_sequences)
-    is_unused = options.exclude_unused_tools and tools is not None and tools.choice == "none"
     template = template_options(
         service,
-        tools=None if is_unused else body.tools,
+        tools=body.tools,
+        tool_use=tools,
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
     )

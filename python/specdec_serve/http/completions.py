@@ -22,7 +22,7 @@ from specdec_serve.http.logprobs import (
 from specdec_serve.http.protocol.common import check_max_tokens, check_n
 from specdec_serve.http.protocol.completions import CompletionRequest
 from specdec_serve.http.service import Call, Service
-from specdec_serve.http.sse import EventStream, unless_disconnected
+from specdec_serve.http.sse import unless_disconnected
 from specdec_serve.http.streaming import answer_of, events_of
 
 _RUNNING = 'null,"stop_reason":null'  # the finish_reason of a choice that has not ended
@@ -56,11 +56,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
                 service.options,
                 counts_output=counts_output,
             )
-            return EventStream(
-                events,
-                close=generation.close,
-                keep_alive_seconds=service.options.sse_keep_alive_seconds,
-            )
+            return service.event_stream(generation, events)
         work = answer_of(generation, head, choices, service.options, counts_output=counts_output)
         answer = await unless_disconnected(http.receive, work)
         return Response(answer, media_type="application/json")

@@ -21,7 +21,7 @@ from specdec_serve.http.protocol.common import check_max_tokens
 from specdec_serve.http.protocol.responses import ResponsesRequest
 from specdec_serve.http.response_items import OutputItems, Written
 from specdec_serve.http.service import Call, Generation, Service
-from specdec_serve.http.sse import EventStream, unless_disconnected
+from specdec_serve.http.sse import unless_disconnected
 from specdec_serve.http.templates import template_options
 from specdec_serve.http.tools.answer import AnswerReader
 from specdec_serve.http.tools.request import ToolUse
@@ -41,11 +41,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         generation = await service.start(call)
         answer = _Answer(body, tools, generation, service)
         if body.stream:
-            return EventStream(
-                _events(answer, generation),
-                close=generation.close,
-                keep_alive_seconds=service.options.sse_keep_alive_seconds,
-            )
+            return service.event_stream(generation, _events(answer, generation))
         whole = await unless_disconnected(http.receive, _whole(answer, generation))
         return Response(dumps(whole), media_type="application/json")
 
@@ -66,18 +62,17 @@ def call_of(
     truncate_to = body.truncated_to(service.max_model_len)
     if truncate_to is None and body.truncation == "auto":
         truncate_to = service.max_model_len - 1
-    options = service.options
-    is_unused = options.exclude_unused_tools and tools is not None and tools.choice == "none"
     template = template_options(
         service,
-        tools=None if is_unused else body.chat_tools(),
+        tools=body.chat_tools(),
+        tool_use=tools,
         chat_template=None,
         chat_template_kwargs=body.chat_template_kwargs,
     )
 
     params = body.response_params(service.defaults)
     if tools is not None:
-        params.shown_special_tokens = tools.tags(options.tool_call_parser)
+        params.shown_special_tokens = tools.tags(service.options.tool_call_parser)
 
     def make_prompts() -> list[Prompt]:
         messages = body.messages()

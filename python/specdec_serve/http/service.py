@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
@@ -25,6 +25,7 @@ from specdec_serve.http.admission import RETRY_SECONDS, QueueFull, check_queue
 from specdec_serve.http.errors import ApiError, bad_request
 from specdec_serve.http.served_engine import EngineStatistics, OutputGroup, ServedEngine
 from specdec_serve.http.server_options import ServerOptions
+from specdec_serve.http.sse import EventStream
 from specdec_serve.http.structured import Grammar
 
 Result = TypeVar("Result")
@@ -269,6 +270,13 @@ class Service:
         """Is called by Generation.close()."""
         self._open.discard(generation)
         self.observer.ended(generation)
+
+    def event_stream(
+        self, generation: Generation, events: AsyncGenerator[bytes, None]
+    ) -> EventStream:
+        """The response that sends these events of a generation, and closes it."""
+        keep_alive_seconds = self.options.sse_keep_alive_seconds
+        return EventStream(events, close=generation.close, keep_alive_seconds=keep_alive_seconds)
 
     def abort_all(self) -> None:
         """Ends all calls; their answers say "abort"."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from specdec_serve.http.errors import bad_request
 from specdec_serve.http.service import Service
+from specdec_serve.http.tools.request import ToolUse
 
 # What templates see of fields, so that variables of these names would not arrive.
 _FIELDS = ("chat_template", "messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -16,10 +17,13 @@ def template_options(
     service: Service,
     *,
     tools: Sequence[Mapping[str, Any]] | None,
+    tool_use: ToolUse | None = None,
     chat_template: str | None,
     chat_template_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Arguments of Engine.chat_prompt. Raises the ApiError for what this server does not allow."""
+    if service.options.exclude_unused_tools and tool_use is not None and tool_use.choice == "none":
+        tools = None
     if chat_template is not None and not service.options.request_chat_template:
         raise bad_request(
             "chat_template: this server runs no templates of requests; leave the field out, or "

@@ -9,7 +9,7 @@ import pydantic
 from specdec_native.requests.request_builder import GenerationDefaults
 from specdec_native.requests.sampling_params import SamplingParams
 from specdec_serve.http.errors import bad_request
-from specdec_serve.http.protocol.common import GenerationFields, Integer
+from specdec_serve.http.protocol.common import GenerationFields, Integer, check_continued
 from specdec_serve.http.structured import Grammar
 from specdec_serve.http.tools.request import ToolUse, read_tools
 
@@ -38,12 +38,7 @@ class ChatCompletionRequest(GenerationFields):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs=true", "top_logprobs")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise bad_request(
-                "continue_final_message and add_generation_prompt exclude each other: set "
-                "add_generation_prompt=false",
-                "continue_final_message",
-            )
+        check_continued(self.continue_final_message, self.add_generation_prompt)
 
     def tool_use(self) -> ToolUse | None:
         """What it says of tools; None without any. Raises ApiError for bad fields."""

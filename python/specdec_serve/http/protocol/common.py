@@ -152,6 +152,16 @@ class GenerationFields(Body):
         return params
 
 
+def check_continued(continue_final_message: bool, add_generation_prompt: bool) -> None:
+    """Raises the ApiError where a conversation is to go on in two ways."""
+    if continue_final_message and add_generation_prompt:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt exclude each other: set "
+            "add_generation_prompt=false",
+            "continue_final_message",
+        )
+
+
 def check_max_tokens(name: str, max_tokens: int | None, max_model_len: int) -> None:
     """Raises the ApiError where more is asked for than the model could ever generate."""
     if max_tokens is not None and max_tokens > max_model_len:

@@ -6,7 +6,7 @@ from typing import Any
 
 from specdec_serve.http.errors import bad_request
 from specdec_serve.http.protocol.body import Body
-from specdec_serve.http.protocol.common import Integer
+from specdec_serve.http.protocol.common import Integer, check_continued
 
 
 class TokenizeRequest(Body):
@@ -26,12 +26,7 @@ class TokenizeRequest(Body):
         """Raises the ApiError for what cannot be tokenized whatever the tokenizer is."""
         if (self.prompt is None) is (self.messages is None):
             raise bad_request("prompt or messages must be there, and not both", "prompt")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise bad_request(
-                "continue_final_message and add_generation_prompt exclude each other: set "
-                "add_generation_prompt=false",
-                "continue_final_message",
-            )
+        check_continued(self.continue_final_message, self.add_generation_prompt)
 
 
 class DetokenizeRequest(Body):
