@@ -1,11 +1,14 @@
 """Shared fixtures: tiny random checkpoints of every family, real weights, prompts."""
 
+from __future__ import annotations
+
 import fcntl
 import fnmatch
 import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -16,6 +19,15 @@ import tiny_text_model
 import train_heads
 from specdec_native import LLM, Engine
 from specdec_native.checkpoints import hub
+
+if TYPE_CHECKING:
+    import openai
+    from playwright.sync_api import Browser, Page
+
+    from chat_page import ChatPage
+    from paced_engine import Pace
+    from scripted_model import Says
+    from server_world import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -180,3 +192,62 @@ def prompts() -> list[str]:
         step = max(1, len(entries) // 12)
         lines += [json.loads(line)["turns"][0] for line in entries[::step]]
     return lines
+
+
+# -- Servers, whose packages only their tests import
+
+
+@pytest.fixture(scope="module")
+def world(engine: Engine) -> Iterator[World]:
+    """A server over `engine`, which is a file's own where it defines one."""
+    from server_world import serving
+
+    with serving(engine) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def client(world: World) -> Iterator[openai.OpenAI]:
+    import openai
+
+    with openai.OpenAI(base_url=f"{world.url}/v1", api_key="EMPTY", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> Says:
+    import scripted_model
+
+    return scripted_model.says(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def pace() -> Pace:
+    from paced_engine import Pace
+
+    return Pace()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from chat_page import chromium
+
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def module_page(browser: Browser, world: World) -> Iterator[Page]:
+    """A page whose modules tests call."""
+    from chat_page import opened
+
+    with opened(browser, world.url) as chat:
+        yield chat.page
+
+
+@pytest.fixture
+def chat(browser: Browser, world: World) -> Iterator[ChatPage]:
+    from chat_page import opened
+
+    with opened(browser, world.url) as chat:
+        yield chat

@@ -1,7 +1,6 @@
 """What every server does: models, health, whole and streamed answers of both kinds."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,6 @@ import pytest
 from server_world import MODEL, World, serving
 from specdec_native import Engine, __version__
 from tiny_text_model import OPTIONS, TEXT_TOKEN_IDS, text_params
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine) as world:
-        yield world
 
 
 def test_the_model_is_listed_under_its_name(world: World) -> None:

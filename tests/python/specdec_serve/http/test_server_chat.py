@@ -1,7 +1,6 @@
 """/v1/chat/completions: every field against the offline engine, whole and streamed."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,12 +21,6 @@ from specdec_native import Engine
 from tiny_text_model import END, TEXT_TOKEN_IDS, only, text_params
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine) as world:
-        yield world
 
 
 def test_an_answer_has_the_members_of_vllms(world: World, engine: Engine) -> None:
@@ -251,12 +244,6 @@ def test_kwargs_of_a_request_go_over_the_servers(engine: Engine) -> None:
             assert error["param"] == "chat_template" and error["message"].startswith(
                 "chat_template "
             )
-
-
-def test_templates_of_requests_run_only_where_they_are_trusted(world: World) -> None:
-    error = refusal(world, chat_template="{{ messages }}")
-    assert error["param"] == "chat_template"
-    assert "--trust-request-chat-template" in error["message"]
 
 
 def test_a_final_message_can_be_continued(world: World, engine: Engine) -> None:

@@ -1,7 +1,6 @@
 """Logprobs and token ids of /v1/chat/completions against the offline engine, whole and streamed."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from chat_requests import (
 from server_world import World, serving
 from specdec_native import Engine
 from tiny_text_model import only, text_params
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine) as world:
-        yield world
 
 
 def reference(engine: Engine, **params: Any) -> Any:

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from starlette.requests import HTTPConnection
 
 from completion_requests import PATH, PROMPT, SAMPLING, ids_of, offline, whole_and_streamed
-from server_world import MODEL, World, serving
+from server_world import World, serving
 from specdec_native import Engine, SamplingParams
 from specdec_serve.http import completions
 from specdec_serve.http.protocol import body as body_module
@@ -394,27 +393,6 @@ def test_the_answers_id_is_the_clients(world: World) -> None:
     assert answer["id"] == "cmpl-header"
     first, second = (world.ask(PATH, **body)["id"] for _ in range(2))
     assert first != second and first.startswith("cmpl-")
-
-
-def test_the_openai_client_reads_it(world: World, engine: Engine) -> None:
-    expected = offline(engine, PROMPT).outputs[0].text
-    extra = {name: SAMPLING[name] for name in ("ignore_eos", "allowed_token_ids")}
-    with openai.OpenAI(base_url=f"{world.url}/v1", api_key="EMPTY", max_retries=0) as client:
-        make = client.completions.create
-        completion = make(
-            model=MODEL, prompt=PROMPT, seed=5, max_tokens=12, logprobs=2, extra_body=extra
-        )
-        choice = completion.choices[0]
-        assert (completion.object, choice.text) == ("text_completion", expected)
-        assert choice.logprobs is not None and choice.logprobs.tokens == list(expected)
-        stream = make(
-            model=MODEL, prompt=PROMPT, seed=5, max_tokens=12, stream=True, extra_body=extra
-        )
-        assert "".join(chunk.choices[0].text for chunk in stream) == expected
-        with pytest.raises(openai.BadRequestError):
-            make(model=MODEL, prompt=PROMPT, suffix="end")
-        with pytest.raises(openai.NotFoundError):
-            make(model="other", prompt=PROMPT)
 
 
 @pytest.mark.parametrize(

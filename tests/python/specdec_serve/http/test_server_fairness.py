@@ -13,11 +13,6 @@ from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def pace() -> Pace:
-    return Pace()
-
-
-@pytest.fixture(scope="module")
 def world(model: Path, pace: Pace) -> Iterator[World]:
     with paced_engine(model, pace, max_num_seqs=16) as engine, serving(engine) as world:
         yield world

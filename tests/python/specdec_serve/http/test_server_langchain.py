@@ -10,7 +10,6 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-import scripted_model
 from scripted_model import Says
 from server_world import MODEL, World, serving
 from specdec_native import Engine
@@ -58,11 +57,6 @@ def world(model: Path) -> Iterator[World]:
         serving(engine, tool_call_parser="hermes") as world,
     ):
         yield world
-
-
-@pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> Says:
-    return scripted_model.says(monkeypatch)
 
 
 def chat_model(world: World, **options: Any) -> ChatOpenAI:

@@ -3,7 +3,6 @@
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,12 @@ import pytest
 
 from conftest import ROOT
 from logprobs import Array, random_tokens, reference_logprobs
-from server_world import MODEL, World, serving
+from server_world import MODEL, World
 from specdec_native import Engine
 
 CLIENT = ROOT / "tests" / "clients" / "lm_eval_local_completions.py"
 # (tokens before, tokens whose likelihood is asked for)
 LENGTHS = [(3, 1), (20, 12), (1, 40), (60, 30)]
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine) as world:
-        yield world
 
 
 def loglikelihoods(answer: dict[str, Any], context_lengths: list[int]) -> list[tuple[float, bool]]:

@@ -2,33 +2,19 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
 from server_world import MODEL, World, serving
-from specdec_native import Engine, SamplingParams
+from specdec_native import Engine
 from specdec_native.requests.request import Request
 from tiny_text_model import TEXT_TOKEN_IDS, only, text_params
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
 EXTRA: dict[str, Any] = {"ignore_eos": True, "allowed_token_ids": TEXT_TOKEN_IDS}
 BODY: dict[str, Any] = {"model": MODEL, "seed": 5, "max_tokens": 24, "extra_body": EXTRA}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine) as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
-def client(world: World) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{world.url}/v1", api_key="EMPTY", max_retries=0) as client:
-        yield client
 
 
 def chat_texts(engine: Engine, **params: Any) -> list[str]:
@@ -229,58 +215,3 @@ def test_a_chat_samples_as_the_checkpoint_says(model: Any, engine: Engine) -> No
             )
             expected = chat_texts(engine, **defaults | given)
             assert [choice["message"]["content"] for choice in answer["choices"]] == expected
-
-
-# -- vLLM's pages on speculative decoding, with names changed
-
-
-@pytest.fixture(scope="module")
-def speculating(model: Any) -> Iterator[Engine]:
-    with Engine(model, dtype="float32", max_model_len=96, speculative_config=NGRAM) as engine:
-        yield engine
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_completion_of_vllms_page(speculating: Engine, stream: bool) -> None:
-    with serving(speculating) as world:
-        openai_api_base = f"{world.url}/v1"
-
-        client = openai.OpenAI(api_key="EMPTY", base_url=openai_api_base)
-        models = client.models.list()
-        model = models.data[0].id
-        completion: Any = client.completions.create(
-            model=model,
-            prompt="The future of AI is",
-            echo=False,
-            n=1,
-            stream=stream,
-            temperature=0,
-        )
-        answers = list(completion) if stream else [completion]
-        text = "".join(answer.choices[0].text for answer in answers)
-    params = SamplingParams(temperature=0, max_tokens=16)
-    expected = only(speculating.generate("The future of AI is", params, use_tqdm=False))
-    assert text == expected.text
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_chat_of_vllms_page(speculating: Engine, stream: bool) -> None:
-    messages: Any = [
-        {"role": "system", "content": "You are a helpful assistant."},
-        {"role": "user", "content": "Who won?"},
-        {"role": "assistant", "content": "They won."},
-        {"role": "user", "content": "Where?"},
-    ]
-    short: Any = [{**message, "content": message["content"][:9]} for message in messages]
-    with serving(speculating) as world:
-        client = openai.OpenAI(api_key="EMPTY", base_url=f"{world.url}/v1")
-        model = client.models.list().data[0].id
-        answer: Any = client.chat.completions.create(
-            messages=short, model=model, stream=stream, temperature=0
-        )
-        if stream:
-            text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
-        else:
-            text = answer.choices[0].message.content
-    params = SamplingParams(temperature=0, max_tokens=None)
-    assert text == only(speculating.chat(short, params, use_tqdm=False)).text

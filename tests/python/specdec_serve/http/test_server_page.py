@@ -2,7 +2,6 @@
 
 import html.parser
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ FOLDER = Path(page.__file__).parent / "page"
 FILES = sorted(path.name for path in FOLDER.iterdir())
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
 NAMESPACE = "http://www.w3.org/2000/svg"  # an SVG's name, which nothing loads
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine) as world:
-        yield world
 
 
 def source(name: str) -> str:

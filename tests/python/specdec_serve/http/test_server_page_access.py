@@ -14,7 +14,6 @@ from chat_page import (
     SCREEN,
     ChatPage,
     answer_with,
-    chromium,
     chunk,
     drafting_engine,
     fulfill,
@@ -24,12 +23,6 @@ from server_world import World, serving
 from specdec_native import Engine
 
 LONG = [chunk([f"Line {i}.\n\n"]) for i in range(100)]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

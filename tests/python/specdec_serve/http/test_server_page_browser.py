@@ -18,7 +18,6 @@ from chat_page import (
     SCREEN,
     ChatPage,
     answer_with,
-    chromium,
     chunk,
     drafting_engine,
     opened,
@@ -31,12 +30,6 @@ from tiny_text_model import add_byte_text, is_idle
 from waiting import wait_until
 
 QUESTION = "abcabcabc"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -3,41 +3,12 @@
 import html.parser
 import random
 import re
-from collections.abc import Iterator
 
 import pytest
 from markdown_it import MarkdownIt
-from playwright.sync_api import Browser, Dialog, Page
+from playwright.sync_api import Dialog, Page
 
-from chat_page import ChatPage, answer_with, chromium, chunk, opened
-from server_world import World, serving
-from specdec_native import Engine
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine) as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def module_page(browser: Browser, world: World) -> Iterator[Page]:
-    """A page whose modules tests call."""
-    with opened(browser, world.url) as chat:
-        yield chat.page
-
-
-@pytest.fixture
-def chat(browser: Browser, world: World) -> Iterator[ChatPage]:
-    with opened(browser, world.url) as chat:
-        yield chat
-
+from chat_page import ChatPage, answer_with, chunk
 
 MARKDOWN = """async (source) => {
     const { markdown } = await import("/page/markdown.js");

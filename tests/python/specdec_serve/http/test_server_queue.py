@@ -18,11 +18,6 @@ from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def pace() -> Pace:
-    return Pace()
-
-
-@pytest.fixture(scope="module")
 def slow_engine(model: Path, pace: Pace) -> Engine:
     return paced_engine(model, pace, max_num_seqs=1)
 

@@ -1,7 +1,6 @@
 """/v1/responses, read by the openai client: whole, streamed, and what is refused."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -25,18 +24,6 @@ EVENTS = [
     "response.content_part.done",
     "response.output_item.done",
 ]
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine) as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
-def client(world: World) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{world.url}/v1", api_key="EMPTY", max_retries=0) as client:
-        yield client
 
 
 def chat_text(engine: Engine, messages: list[dict[str, Any]], **params: Any) -> str:

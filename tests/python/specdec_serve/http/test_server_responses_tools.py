@@ -7,7 +7,6 @@ from typing import Any
 import openai
 import pytest
 
-import scripted_model
 from scripted_model import Says
 from server_world import MODEL, World, serving
 from specdec_native import Engine
@@ -30,17 +29,6 @@ def world(model: Path) -> Iterator[World]:
         serving(engine, tool_call_parser="hermes", request_chat_template=True) as world,
     ):
         yield world
-
-
-@pytest.fixture(scope="module")
-def client(world: World) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{world.url}/v1", api_key="EMPTY", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> Says:
-    return scripted_model.says(monkeypatch)
 
 
 def test_calls_are_items_after_the_message(client: openai.OpenAI, says: Says) -> None:

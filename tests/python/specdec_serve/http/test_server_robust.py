@@ -39,19 +39,8 @@ SHORT = {**ENDLESS, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
-def pace() -> Pace:
-    return Pace()
-
-
-@pytest.fixture(scope="module")
 def engine(model: Path, pace: Pace) -> Engine:
     return paced_engine(model, pace)
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine) as world:
-        yield world
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -43,12 +43,6 @@ ATTACKS = (
 
 
 @pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine) as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
 def trusting(engine: Engine) -> Iterator[World]:
     with serving(engine, request_chat_template=True) as world:
         yield world
@@ -62,7 +56,9 @@ def test_templates_of_requests_are_refused(world: World, path: str) -> None:
         {**CHAT, "chat_template": ""},
         {**CHAT, "chat_template_kwargs": {"chat_template": template}},
     ):
-        assert world.error(path, **body)["param"].startswith("chat_template")
+        error = world.error(path, **body)
+        assert error["param"].startswith("chat_template")
+    assert "--trust-request-chat-template" in world.error(path, **CHAT, chat_template="")["message"]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -32,11 +32,6 @@ BODY: dict[str, Any] = {
 ENDLESS = {**BODY, "max_tokens": LONG - 8}
 
 
-@pytest.fixture(scope="module")
-def pace() -> Pace:
-    return Pace()
-
-
 @pytest.fixture
 def slow(pace: Pace) -> Iterator[Pace]:
     pace.seconds = 0.02

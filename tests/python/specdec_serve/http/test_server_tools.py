@@ -12,7 +12,6 @@ from typing import Any
 import openai
 import pytest
 
-import scripted_model
 from scripted_model import Says
 from server_world import MODEL, World, serving
 from specdec_native import Engine
@@ -50,11 +49,6 @@ def roomy(model: Path) -> Iterator[Engine]:
 def world(roomy: Engine) -> Iterator[World]:
     with serving(roomy, tool_call_parser="hermes") as world:
         yield world
-
-
-@pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> Says:
-    return scripted_model.says(monkeypatch)
 
 
 def ask(world: World, **body: Any) -> list[dict[str, Any]]:
