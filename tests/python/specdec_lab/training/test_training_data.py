@@ -30,6 +30,7 @@ from specdec_lab.training.recomputed import RecomputedExamples, states_of
 from specdec_lab.training.store import ExampleStore
 from specdec_native import Engine, SamplingParams
 from specdec_native.checkpoints.safetensors_writer import write_shard
+from training_world import assert_equal
 
 TAPS: list[int | str] = [1, 2, "final"]
 OPTIONS = AnswerOptions(max_answer_tokens=12, max_length=90, seed=4)
@@ -103,13 +104,6 @@ def only_example(engine: Engine, conversation: Sequence[Any], options: AnswerOpt
     (example,) = answers_of(engine, [conversation], options)
     assert example is not None
     return example
-
-
-def assert_equal(first: Example, second: Example) -> None:
-    assert torch.equal(first.token_ids, second.token_ids)
-    assert torch.equal(first.is_answer, second.is_answer)
-    assert torch.equal(first.states, second.states)
-    assert first.is_greedy == second.is_greedy
 
 
 # -- answers

@@ -7,7 +7,6 @@ import torch
 
 import training_runs
 from specdec_lab.training.distributed import Ranks, local_device
-from specdec_lab.training.training_run import train_head
 
 
 def test_parts_are_all_there_is() -> None:
@@ -45,19 +44,7 @@ def test_nothing_keeps_the_group_of_processes() -> None:
 
 @pytest.fixture(scope="module")
 def alone(toy_target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A training by this process."""
-    folder = tmp_path_factory.mktemp("distributed")
-    target = training_runs.make_target(toy_target, folder / "target")
-    report = train_head(
-        target,
-        folder / "out",
-        training_runs.options(),
-        training_runs.data(training_runs.write_prompts(folder / "prompts.jsonl")),
-        measure=False,
-        engine_options=training_runs.ENGINE,
-    )
-    assert report is not None
-    return {"target": target, "out": folder / "out"}
+    return training_runs.train_alone(toy_target, tmp_path_factory.mktemp("distributed"))
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [0, 128])
@@ -68,7 +55,7 @@ def test_two_processes_have_the_losses_of_one(
     command = training_runs.arguments(
         alone["target"],
         tmp_path / "out",
-        alone["out"] / "data",
+        alone["store"],
         micro_batch_tokens=micro_batch_tokens,
     )
     training_runs.finish(training_runs.start([*launcher, "-m", "specdec_native", *command]))

@@ -93,19 +93,7 @@ def test_a_log_is_cut_back_to_its_checkpoint(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def world(toy_target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A target, its data, and a training that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("resume")
-    target = training_runs.make_target(toy_target, folder / "target")
-    report = train_head(
-        target,
-        folder / "out",
-        training_runs.options(),
-        training_runs.data(training_runs.write_prompts(folder / "prompts.jsonl")),
-        measure=False,
-        engine_options=training_runs.ENGINE,
-    )
-    assert report is not None and report.training["steps"] > 5
-    return {"target": target, "out": folder / "out", "store": folder / "out/data"}
+    return training_runs.train_alone(toy_target, tmp_path_factory.mktemp("resume"))
 
 
 def wait_for_steps(process: Any, log: Path, count: int) -> None:

@@ -16,6 +16,7 @@ from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.generate_data import check_target, target_identity
 from specdec_lab.training.store import ExampleStore, SourcePlace
 from specdec_lab.training.vocabulary import count_answers, coverage, draft_vocabulary
+from training_world import assert_equal
 
 
 def user(text: str) -> dict[str, str]:
@@ -46,13 +47,6 @@ def make_store(directory: Path, lengths: Sequence[int], **header: Any) -> list[E
     made.append(examples[:4], SourcePlace(9, b"a" * 32))
     made.append(examples[4:], SourcePlace(12, b"b" * 32))
     return examples
-
-
-def assert_equal(first: Example, second: Example) -> None:
-    assert torch.equal(first.token_ids, second.token_ids)
-    assert torch.equal(first.is_answer, second.is_answer)
-    assert torch.equal(first.states, second.states)
-    assert first.is_greedy == second.is_greedy
 
 
 # -- conversations

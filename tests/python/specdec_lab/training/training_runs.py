@@ -13,6 +13,7 @@ from typing import Any
 
 import tiny_text_model
 from specdec_lab.training.training_options import DataOptions, TrainingOptions
+from specdec_lab.training.training_run import train_head
 
 ENGINE: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 32, "num_threads": 1}
 TRAINING: dict[str, Any] = {
@@ -52,6 +53,15 @@ def options(**changes: Any) -> TrainingOptions:
 def data(prompts: Path | None, store: Path | None = None, **changes: Any) -> DataOptions:
     given = {**DATA, **changes}
     return DataOptions(data=str(prompts or ""), data_dir=str(store or ""), **given)
+
+
+def train_alone(toy_target: Path, folder: Path) -> dict[str, Path]:
+    """A training by this process that nobody disturbs: its target, its directory and its store."""
+    target, out = make_target(toy_target, folder / "target"), folder / "out"
+    given = data(write_prompts(folder / "prompts.jsonl"))
+    report = train_head(target, out, options(), given, measure=False, engine_options=ENGINE)
+    assert report is not None and report.training["steps"] > 5
+    return {"target": target, "out": out, "store": out / "data"}
 
 
 def arguments(target: Path, out: Path, store: Path, **changes: Any) -> list[str]:

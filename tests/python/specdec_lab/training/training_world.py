@@ -72,6 +72,13 @@ def examples(count: int, seed: int = 0) -> MemoryExamples:
     return MemoryExamples(made)
 
 
+def assert_equal(first: Example, second: Example) -> None:
+    assert torch.equal(first.token_ids, second.token_ids)
+    assert torch.equal(first.is_answer, second.is_answer)
+    assert torch.equal(first.states, second.states)
+    assert first.is_greedy == second.is_greedy
+
+
 class LinearHead(TrainableHead):
     """A matrix a depth, from the state at j - 1 to what is said of the token at j + 1 + d."""
 

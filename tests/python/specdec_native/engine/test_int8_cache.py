@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from logprobs import engine_logprobs, random_tokens
-from specdec_native import LLM, Engine, RequestOutput, SamplingParams
+from specdec_native import Engine, SamplingParams
 from test_quantization import FAMILIES, TEXTS, relative_error, text_logprobs, with_all_experts
+from test_speculation_law import answer
 
 Checkpoint = Callable[[str], Path]
 
@@ -88,23 +89,6 @@ def test_a_draft_model_has_the_same_cache(checkpoint: Checkpoint) -> None:
 def test_other_values_are_refused(checkpoint: Checkpoint, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Engine(checkpoint("llama"), kv_cache_dtype=value)  # type: ignore[arg-type]
-
-
-def test_llm_passes_it_on(checkpoint: Checkpoint) -> None:
-    llm = LLM(checkpoint("llama"), kv_cache_dtype="int8", skip_tokenizer_init=True)
-    assert llm.llm_engine.model_info().kv_cache_dtype == "int8"
-
-
-Answer = tuple[list[int], list[dict[int, float]]]
-
-
-def answer(output: RequestOutput) -> Answer:
-    completion = output.outputs[0]
-    assert completion.logprobs is not None
-    return list(completion.token_ids), [
-        {token: entry.logprob for token, entry in position.items()}
-        for position in completion.logprobs
-    ]
 
 
 @pytest.mark.models

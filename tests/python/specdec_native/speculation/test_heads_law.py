@@ -1,6 +1,5 @@
 """Law 1 with draft heads: they never change an answer, however good their drafts are."""
 
-import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,19 @@ import tiny_text_model
 import train_heads
 from specdec_native import Engine, SamplingParams
 from test_cuda import DEVICES
-from test_speculation_law import NUM_REQUESTS, SAMPLING, Answer, Setting, answer, check, metrics_of
+from test_speculation_law import (
+    NUM_REQUESTS,
+    SAMPLING,
+    Answer,
+    Setting,
+    answer,
+    check,
+    check_batch_size_table,
+    check_cached,
+    check_coming_and_going,
+    check_preempted,
+    metrics_of,
+)
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -128,50 +139,18 @@ def test_batches(
 def test_preemption_and_small_chunks(
     toy: Setting, config_of: Config, method: str, policy: str
 ) -> None:
-    config = config_of(method, 4, 2, policy)
-    with check(toy, "t1", config, num_kv_blocks=16, max_num_batched_tokens=20) as engine:
-        assert engine.stats().num_preemptions > 0
+    check_preempted(toy, config_of(method, 4, 2, policy))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("method", METHODS)
 def test_prefix_cache_hits(toy: Setting, config_of: Config, method: str, policy: str) -> None:
-    with check(toy, "t1", config_of(method, 4, 2, policy)) as engine:
-        outputs = engine.generate(toy.prompts, toy.params("t1"))
-        assert any(output.num_cached_tokens for output in outputs)
-        assert [answer(output) for output in outputs] == toy.plain("t1")
+    check_cached(toy, config_of(method, 4, 2, policy))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_requests_that_come_and_go(toy: Setting, config_of: Config, method: str) -> None:
-    """Prompts arrive while others decode; some are aborted."""
-    engine = toy.engine(speculative_config=config_of(method, 4, 2), max_num_seqs=6)
-    params = toy.params("everything")
-    pending, aborted = list(range(NUM_REQUESTS)), []
-    answers: dict[int, Answer] = {}
-
-    def step_once() -> None:
-        for output in engine.step():
-            if output.finished:
-                answers[int(output.request_id)] = answer(output)
-
-    for step in itertools.count():
-        if pending and step % 3 == 0:
-            index = pending.pop(0)
-            engine.add_request(toy.prompts[index], params[index], request_id=str(index))
-            if index % 7 == 3:
-                step_once()
-                step_once()
-                engine.abort(str(index))
-                aborted.append(index)
-        step_once()
-        if not pending and not engine.has_unfinished_requests():
-            break
-    expected = toy.plain("everything")
-    assert set(answers) >= set(range(NUM_REQUESTS)) - set(aborted)
-    assert all(got == expected[i] for i, got in answers.items() if i not in aborted)
-    stats = engine.stats()
-    assert stats.num_free_kv_blocks == stats.num_kv_blocks
+    check_coming_and_going(toy, config_of(method, 4, 2))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -204,10 +183,7 @@ def test_a_request_may_draft_less_or_nothing(
 def test_batch_size_table_turns_heads_off_and_on(
     toy: Setting, config_of: Config, method: str
 ) -> None:
-    config = config_of(method, 4, 1)
-    config["num_speculative_tokens_per_batch_size"] = [[1, 4, 4], [5, 12, 1], [13, 64, 0]]
-    with check(toy, "t1", config) as engine:
-        assert metrics_of(engine).num_draft_tokens > 0
+    check_batch_size_table(toy, config_of(method, 4, 1))
 
 
 @pytest.mark.parametrize("verification", ["standard", "block"])

@@ -163,6 +163,58 @@ def check(setting: Setting, sampling: str, config: dict[str, Any], **options: An
     return engine
 
 
+def check_preempted(setting: Setting, config: dict[str, Any]) -> None:
+    """In a small cache, with prompts in small chunks."""
+    with check(setting, "t1", config, num_kv_blocks=16, max_num_batched_tokens=20) as engine:
+        assert engine.stats().num_preemptions > 0
+
+
+def check_cached(setting: Setting, config: dict[str, Any]) -> None:
+    """Once more, with prefixes from the cache."""
+    with check(setting, "t1", config) as engine:
+        outputs = engine.generate(setting.prompts, setting.params("t1"))
+        assert any(output.num_cached_tokens for output in outputs)
+        assert [answer(output) for output in outputs] == setting.plain("t1")
+
+
+def check_coming_and_going(setting: Setting, config: dict[str, Any]) -> None:
+    """Prompts arrive while others decode; some are aborted."""
+    engine = setting.engine(speculative_config=config, max_num_seqs=6)
+    params = setting.params("everything")
+    pending, aborted = list(range(NUM_REQUESTS)), []
+    answers: dict[int, Answer] = {}
+
+    def step_once() -> None:
+        for output in engine.step():
+            if output.finished:
+                answers[int(output.request_id)] = answer(output)
+
+    for step in itertools.count():
+        if pending and step % 3 == 0:
+            index = pending.pop(0)
+            engine.add_request(setting.prompts[index], params[index], request_id=str(index))
+            if index % 7 == 3:
+                for _ in range(1 + index % 2):
+                    step_once()
+                engine.abort(str(index))
+                aborted.append(index)
+        step_once()
+        if not pending and not engine.has_unfinished_requests():
+            break
+    expected = setting.plain("everything")
+    assert set(answers) >= set(range(NUM_REQUESTS)) - set(aborted)
+    assert all(got == expected[index] for index, got in answers.items())
+    stats = engine.stats()
+    assert stats.num_free_kv_blocks == stats.num_kv_blocks
+
+
+def check_batch_size_table(setting: Setting, config: dict[str, Any]) -> None:
+    """Drafting goes off and on with the number of requests."""
+    config["num_speculative_tokens_per_batch_size"] = [[1, 4, 4], [5, 12, 1], [13, 64, 0]]
+    with check(setting, "t1", config) as engine:
+        assert metrics_of(engine).num_draft_tokens > 0
+
+
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
 @pytest.mark.parametrize("method", METHODS)
@@ -201,50 +253,19 @@ def test_batch_sizes(tiny: Setting, method: str, batch: int, policy: str) -> Non
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("method", METHODS)
 def test_preemption_and_small_chunks(tiny: Setting, method: str, policy: str) -> None:
-    config = speculative(method, tiny.model, 5, 2, policy)
-    with check(tiny, "t1", config, num_kv_blocks=16, max_num_batched_tokens=20) as engine:
-        assert engine.stats().num_preemptions > 0
+    check_preempted(tiny, speculative(method, tiny.model, 5, 2, policy))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("method", METHODS)
 def test_prefix_cache_hits(tiny: Setting, method: str, policy: str) -> None:
-    config = speculative(method, tiny.model, 4, 2, policy)
-    with check(tiny, "t1", config) as engine:
-        outputs = engine.generate(tiny.prompts, tiny.params("t1"))
-        assert any(output.num_cached_tokens for output in outputs)
-        assert [answer(output) for output in outputs] == tiny.plain("t1")
+    check_cached(tiny, speculative(method, tiny.model, 4, 2, policy))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("method", METHODS)
 def test_requests_that_come_and_go(tiny: Setting, method: str, policy: str) -> None:
-    """Prompts arrive while others decode; some are aborted."""
-    config = speculative(method, tiny.model, 5, 2, policy)
-    engine = tiny.engine(speculative_config=config, max_num_seqs=6)
-    params = tiny.params("everything")
-    pending = list(range(NUM_REQUESTS))
-    answers: dict[int, Answer] = {}
-
-    def step_once() -> None:
-        for output in engine.step():
-            if output.finished:
-                answers[int(output.request_id)] = answer(output)
-
-    for step in itertools.count():
-        if pending and step % 3 == 0:
-            index = pending.pop(0)
-            engine.add_request(tiny.prompts[index], params[index], request_id=str(index))
-            if index % 7 == 3:
-                step_once()
-                engine.abort(str(index))
-        step_once()
-        if not pending and not engine.has_unfinished_requests():
-            break
-    expected = tiny.plain("everything")
-    assert len(answers) >= NUM_REQUESTS - 5
-    for index, got in answers.items():
-        assert got == expected[index]
+    check_coming_and_going(tiny, speculative(method, tiny.model, 5, 2, policy))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -265,10 +286,7 @@ def test_a_request_may_draft_less_or_nothing(tiny: Setting, policy: str) -> None
 
 
 def test_batch_size_table_turns_drafting_off_and_on(tiny: Setting) -> None:
-    config = speculative("draft_model", tiny.model, 4, 1)
-    config["num_speculative_tokens_per_batch_size"] = [[1, 4, 4], [5, 12, 1], [13, 64, 0]]
-    with check(tiny, "t1", config) as engine:
-        assert metrics_of(engine).num_draft_tokens > 0
+    check_batch_size_table(tiny, speculative("draft_model", tiny.model, 4, 1))
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "t1"])
