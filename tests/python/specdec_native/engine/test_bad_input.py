@@ -190,18 +190,6 @@ def test_positions_beyond_what_the_cache_holds_cost_nothing(model: Path, tmp_pat
     assert answers[0] == answers[1]
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "notes.txt"
-    file.write_text("not a model")
-    with pytest.raises(ValueError, match="notes.txt"):
-        Engine(file)
-
-
-def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises((ValueError, OSError), match="nowhere"):
-        Engine(tmp_path / "nowhere")
-
-
 def test_a_missing_tokenizer_still_serves_token_ids(engine: Engine) -> None:
     with pytest.raises(ValueError, match="tokenizer"):
         engine.chat([{"role": "user", "content": "hello"}])

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from gguf_of_transformers import gguf_metadata, gguf_tensors
 from logprobs import Array, engine_logprobs, random_tokens, reference_logprobs
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
-from specdec_native import LLM, Engine, SamplingParams
+from specdec_native import Engine, SamplingParams
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.gguf_convert import convert_gguf
 
@@ -195,13 +195,6 @@ def test_a_draft_model_is_eight_bits_unless_told_otherwise(checkpoint: Checkpoin
         info = Engine(model, dtype="bfloat16", speculative_config=config).model_info()
         assert info.weight_format == "bfloat16"
         assert info.weight_bytes == plain + sizes[used]
-
-
-def test_llm_takes_the_argument(checkpoint: Checkpoint) -> None:
-    options: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 64}
-    for quantization, expected in (("int8", "int8"), (None, "float32")):
-        llm = LLM(checkpoint("llama"), quantization=quantization, **options)
-        assert llm.llm_engine.model_info().weight_format == expected
 
 
 def test_foreign_quantised_checkpoints_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -474,23 +474,3 @@ def test_llm_takes_a_config_or_older_arguments(model: Path) -> None:
     assert output.outputs == expected.outputs
     assert metrics_of(output).num_spec_tokens == metrics_of(expected).num_spec_tokens == 3
     assert [drafter.name for drafter in older.llm_engine.stats().drafters] == ["ngram"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"speculative_config": {"method": "ngram", "draft_length_policy": "fixed"}},
-            "num_speculative_tokens is missing",
-        ),
-        ({"speculative_config": {**NGRAM, "draft_length_policy": "long"}}, "one of auto, fixed"),
-        ({"speculative_config": {"method": "mtp", "model": "x"}}, "not available yet"),
-        ({"speculative_config": {**NGRAM, "num_speculative_tokens": 10**6}}, "num_speculative"),
-        ({"spec_method": "ngrm"}, "did you mean 'ngram'"),
-        ({"spec_model": "./nowhere", "spec_tokens": 3}, "nowhere"),
-        ({"num_speculative_tokens": 3}, "speculative_config="),
-    ],
-)
-def test_a_wrong_config_is_refused(model: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LLM(str(model), **options)

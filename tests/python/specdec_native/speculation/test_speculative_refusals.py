@@ -73,6 +73,8 @@ def test_a_missing_or_wrong_drafter(config: Any, message: str) -> None:
             for value in (0, -1, 1.5, True, "5")
         ),
         ({"num_speculative_tokens": 0}, "leave speculative_config out"),
+        ({"num_speculative_tokens": 10**6}, "num_speculative_tokens"),
+        ({"draft_length_policy": "long"}, "one of auto, fixed"),
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "at least prompt_lookup_min = 4, got 3"),
         ({"prompt_lookup_min": 0}, "prompt_lookup_min"),
         ({"prompt_lookup_max": -2}, "prompt_lookup_max"),
