@@ -36,10 +36,6 @@ class Machine:
         """Of a pass."""
         return self.overhead + max(num_bytes / self.bandwidth, num_flops / self.flops)
 
-    def reachable_flops(self, intensity: float) -> float:
-        """Operations a second at so many operations a byte."""
-        return min(self.flops, intensity * self.bandwidth)
-
 
 @dataclasses.dataclass(frozen=True)
 class Point:

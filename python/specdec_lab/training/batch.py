@@ -65,10 +65,6 @@ class Batch:
         """What the target's head reads: [examples, tokens, hidden size]."""
         return self.states[:, :, -1]
 
-    def tapped(self, num_taps: int) -> Tensor:
-        """The first taps side by side: [examples, tokens, num_taps * hidden size]."""
-        return self.states[:, :, :num_taps].flatten(2)
-
     @property
     def is_scored(self) -> Tensor:
         """Places p whose next token is an answer's: bool [examples, tokens]."""
