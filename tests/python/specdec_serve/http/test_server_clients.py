@@ -22,7 +22,6 @@ COMMANDS = {
     "flood_client": ["wrk", "hey", "autocannon"],
 }
 PACKAGES = {
-    "openai_client": "openai",
     "litellm_client": "litellm",
     "langchain_client": "langchain_openai",
 }
@@ -50,17 +49,9 @@ def run(script: str, url: str, tokenizer: Path) -> None:
     assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
 
 
-def test_the_openai_client(url: str, model: Path) -> None:
-    run("openai_client", url, model)
-
-
 @pytest.mark.fuzz
-@pytest.mark.parametrize(
-    "script", [*COMMANDS, *(name for name in PACKAGES if "openai_c" not in name)]
-)
+@pytest.mark.parametrize("script", [*COMMANDS, *PACKAGES])
 def test_a_tool_that_is_installed(url: str, model: Path, script: str) -> None:
-    if not (SCRIPTS / f"{script}.py").exists():
-        pytest.skip("there is no such script yet")
     commands = COMMANDS.get(script)
     if commands is not None and not any(map(shutil.which, commands)):
         pytest.skip(f"{' or '.join(commands)} is not installed")

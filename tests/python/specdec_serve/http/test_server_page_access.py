@@ -19,21 +19,15 @@ from chat_page import (
     fulfill,
     opened,
 )
-from server_world import World, serving
+from server_world import World
 from specdec_native import Engine
 
 LONG = [chunk([f"Line {i}.\n\n"]) for i in range(100)]
 
 
 @pytest.fixture(scope="module")
-def drafting(model: Path) -> Engine:
+def engine(model: Path) -> Engine:
     return drafting_engine(model)
-
-
-@pytest.fixture
-def world(drafting: Engine) -> Iterator[World]:
-    with serving(drafting) as world:
-        yield world
 
 
 @pytest.fixture

@@ -33,14 +33,8 @@ QUESTION = "abcabcabc"
 
 
 @pytest.fixture(scope="module")
-def drafting(model: Path) -> Engine:
+def engine(model: Path) -> Engine:
     return drafting_engine(model)
-
-
-@pytest.fixture
-def world(drafting: Engine) -> Iterator[World]:
-    with serving(drafting) as world:
-        yield world
 
 
 @pytest.fixture
@@ -258,9 +252,9 @@ def test_the_page_survives_a_restart(browser: Browser, paced: Engine, pace: Pace
 
 
 @pytest.mark.parametrize("size", [SCREEN, PHONE], ids=["screen", "phone"])
-def test_keys(browser: Browser, drafting: Engine, size: ViewportSize) -> None:
+def test_keys(browser: Browser, engine: Engine, size: ViewportSize) -> None:
     with (
-        serving(drafting, api_keys=("secret",)) as world,
+        serving(engine, api_keys=("secret",)) as world,
         opened(browser, world.url, **READABLE, max_tokens=4) as chat,
     ):
         chat.page.set_viewport_size(size)
