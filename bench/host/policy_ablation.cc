@@ -42,7 +42,6 @@ const std::vector<Constant> kConstants = {
     {"longest_probe_interval", &DraftTuning::longest_probe_interval},
     {"probe_depth", &DraftTuning::probe_depth},
     {"shortest_interval", &DraftTuning::shortest_interval},
-    {"longest_interval", &DraftTuning::longest_interval},
     {"interval_by_gain", &DraftTuning::interval_by_gain},
     {"catch_up_rows", &DraftTuning::catch_up_rows},
     {"tokens_per_step", &DraftTuning::tokens_per_step},

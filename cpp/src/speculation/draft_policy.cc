@@ -406,9 +406,8 @@ int DraftPolicy::most_held() const { return tuning_.first_slots + 2 * recent_ver
 DraftPlan DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
   DraftPlan step = {.num_decoding = num_decoding, .num_prompt_rows = num_prompt_rows};
   const int64_t by_gain =
-      std::clamp(tuning_.shortest_interval +
-                     static_cast<int64_t>(tuning_.interval_by_gain * std::max(last_gain_, 0.0)),
-                 tuning_.shortest_interval, tuning_.longest_interval);
+      tuning_.shortest_interval +
+      static_cast<int64_t>(tuning_.interval_by_gain * std::max(last_gain_, 0.0));
   const int64_t interval = std::min(by_gain, 4 * (1 + stats_.num_measuring_steps));
   if (num_prompt_rows > 0 || steps_since_measured_ < interval) return step;
   constexpr std::array kTurns = {Measuring::kPlain, Measuring::kHalf, Measuring::kPlain,

@@ -22,7 +22,6 @@ struct DraftTuning {
   // Steps with drafts until one with fewer or none is run to measure it: the more drafts gain, the
   // more that costs.
   int64_t shortest_interval = 8;
-  int64_t longest_interval = 256;
   double interval_by_gain = 100;
 
   int first_slots = 4;           // of a request, or a step, nothing is known of
