@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specdec_cli.serve_flags import GROUPS, Flag, engine_flags
+from specdec_cli.command_options import Flag
+from specdec_cli.serve_flags import GROUPS
 from specdec_cli.serve_vllm_flags import REFUSED, WITHOUT_EFFECT
 from specdec_vllm.arguments import REASONS
 
 
 def write_serve_flags(_: str) -> str:
     """docs/serve-flags.md, of the tables in cli."""
-    groups = ((title, engine_flags() if title == "Engine" else GROUPS[title]) for title in GROUPS)
     return "\n".join(
         [
             "# Flags of the server",
@@ -22,7 +22,7 @@ def write_serve_flags(_: str) -> str:
             "`specdec-native serve MODEL [flags]`, or `--config FILE`: YAML with these flags as "
             "its keys.",
             "",
-            *(line for title, flags in groups for line in _group(title, flags)),
+            *(line for title, flags in GROUPS.items() for line in _group(title, flags)),
             "## Flags with one possible value",
             "",
             "Flags of vLLM's that are refused unless they ask for nothing. Those of an engine are "
@@ -54,7 +54,7 @@ def _listed() -> set[str]:
 
 
 def _spellings(flag: Flag) -> str:
-    return ", ".join([_flag(flag.name), *(f"`{short}`" for short in flag.short)])
+    return ", ".join(f"`{spelling}`" for spelling in flag.spellings)
 
 
 def _cell(flag: Flag) -> str:

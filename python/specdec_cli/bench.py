@@ -20,5 +20,5 @@ def add_to(app: typer.Typer) -> None:
         ("latency", bench_engine.latency_command),
         ("throughput", bench_engine.throughput_command),
     ):
-        groups = {"engine": engine_options(), "speculation": SPECULATION_OPTIONS}
-        command(bench, name, **groups)(function)
+        add = command(bench, name, engine=engine_options(), speculation=SPECULATION_OPTIONS)
+        add(function)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from specdec_native import _core
 from specdec_native.common.option_text import help_line
 from specdec_native.requests.sampling_params import MAXIMA
 from specdec_native.speculation.methods import METHODS
+from specdec_vllm.engine_args import SHORT_FLAGS
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A directory, a .gguf file or a model name.")
@@ -27,12 +29,75 @@ System = Annotated[str | None, typer.Option(help="The system message of the conv
 Group = dict[str, Any]
 """The options of a group that are not at their defaults."""
 
-_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
-_SPELLINGS = {"num_threads": ("--num-threads", "--threads"), "n": ("-n",)}
+_TYPES: Mapping[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": bool, "str": str}
+_SHORT = {
+    **{name: (short,) for name, short in SHORT_FLAGS.items()},
+    "gpu_memory_utilization": ("--device-memory-utilization",),
+    "num_kv_blocks": ("--num-gpu-blocks-override",),
+    "num_threads": ("--threads",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """An option of a command.
+
+    Attributes:
+        kind: what turns its text into a value, or raises ValueError; bool for --x and --no-x.
+        choices: the only values, if there are any here.
+        many: the flag may be repeated; several values may follow it where a FlagCommand reads it.
+        short: other spellings.
+    """
+
+    name: str
+    help: str
+    kind: Callable[[str], Any] = str
+    choices: Sequence[str] = ()
+    many: bool = False
+    short: tuple[str, ...] = ()
+
+    @property
+    def spellings(self) -> list[str]:
+        """What a user may write; the first is its name."""
+        name = "-n" if self.name == "n" else f"--{self.name.replace('_', '-')}"
+        return [name, *_SHORT.get(self.name, ()), *self.short]
+
+    def parameter(self, panel: str | None, default: Any = None, **limits: int) -> inspect.Parameter:
+        """The option as a parameter of a command, in a panel of its help; hidden without one."""
+        name, *short = self.spellings
+        is_plain = self.kind in _TYPES.values() and not self.choices
+        value: Any = self.kind if is_plain else str
+        kind = list[value] if self.many else value
+        shown = "|".join(self.choices) or self.kind.__name__.replace("_", "-")
+        option = typer.Option(
+            f"{name}/--no-{name[2:]}" if kind is bool else name,
+            *short,
+            help=self.help,
+            rich_help_panel=panel,
+            hidden=panel is None,
+            parser=None if is_plain else self._read,
+            metavar=None if is_plain else f"<{shown}>",
+            **limits,  # type: ignore[arg-type]
+        )
+        return keyword(self.name, kind if default is not None else kind | None, option, default)
+
+    def _read(self, text: str) -> Any:
+        if self.choices and text not in self.choices:
+            choices = ", ".join(map(repr, self.choices))
+            raise typer.BadParameter(f"invalid choice: {text!r} (choose from {choices})")
+        try:
+            return self.kind(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
 
 
 def command(
-    app: typer.Typer, name: str, **groups: Sequence[inspect.Parameter]
+    app: typer.Typer,
+    name: str,
+    *,
+    kind: type[HelpfulCommand] = HelpfulCommand,
+    epilog: str | None = None,
+    **groups: Sequence[inspect.Parameter],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds a command whose parameters named in `groups` are given a Group of those options."""
 
@@ -54,7 +119,7 @@ def command(
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name, cls=HelpfulCommand)(run)
+        app.command(name, cls=kind, epilog=epilog)(run)
         return function
 
     return add
@@ -79,24 +144,20 @@ def sampling_options(*, without: Sequence[str] = ()) -> list[inspect.Parameter]:
     ]
 
 
-def _parameter(option: _core.Option, panel: str, default: Any) -> inspect.Parameter:
-    kind: Any = _TYPES[option.type.removesuffix(" | None")]
+def flag_of(option: _core.Option, kind: Callable[[str], Any] | None = None) -> Flag:
+    """The flag of an option of the core, whose type turns text into values if `kind` does not."""
     text = help_line(option, MAXIMA.get(option.name), absent="if left out,")
-    limits: dict[str, Any] = {}
-    if kind is int and option.zero is None:
+    kind = kind or _TYPES[option.type.removesuffix(" | None")]
+    return Flag(option.name, f"{text[0].upper()}{text[1:]}.", kind)
+
+
+def _parameter(option: _core.Option, panel: str, default: Any) -> inspect.Parameter:
+    flag = flag_of(option)
+    limits = {}
+    if flag.kind is int and option.zero is None:
         ends = {"min": option.lowest, "max": option.highest}
         limits = {key: int(end) for key, end in ends.items() if end is not None}
-    return keyword(
-        option.name,
-        kind if default is not None else kind | None,
-        typer.Option(
-            *_SPELLINGS.get(option.name, ()),
-            help=f"{text[0].upper()}{text[1:]}.",
-            rich_help_panel=panel,
-            **limits,
-        ),
-        default,
-    )
+    return flag.parameter(panel, default, **limits)
 
 
 def keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
@@ -114,18 +175,14 @@ _HELP_ALL = keyword(
     False,
 )
 
-SPECULATION_OPTIONS = [
-    keyword(name, kind | None, typer.Option(*flags, help=text, rich_help_panel="Speculation"))
-    for name, kind, flags, text in (
-        (
-            "speculative_config",
-            str,
-            ("--speculative-config", "-sc"),
-            'JSON such as {"method": "ngram"}. Drafts are as long as pays; "draft_length_policy": '
-            '"fixed" always drafts num_speculative_tokens.',
-        ),
-        ("spec_method", str, (), f"What drafts tokens ahead: {', '.join(METHODS)}."),
-        ("spec_model", str, (), "The draft model or head."),
-        ("spec_tokens", int, (), "Tokens drafted ahead at most."),
-    )
+SPECULATION_FLAGS = [
+    Flag(
+        "speculative_config",
+        'JSON such as {"method": "ngram"}. Drafts are as long as pays; "draft_length_policy": '
+        '"fixed" always drafts num_speculative_tokens.',
+    ),
+    Flag("spec_method", f"What drafts tokens ahead: {', '.join(METHODS)}."),
+    Flag("spec_model", "The draft model or head."),
+    Flag("spec_tokens", "Tokens drafted ahead at most.", int),
 ]
+SPECULATION_OPTIONS = [flag.parameter("Speculation") for flag in SPECULATION_FLAGS]

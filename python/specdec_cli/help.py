@@ -6,7 +6,6 @@ own.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -32,24 +31,10 @@ def wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-class WholeNames(argparse.HelpFormatter):
-    """Of argparse: breaks no name of an option, and shows what it takes once."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings:
-            return super()._format_action_invocation(action)
-        value = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return "\n  ".join(wrapped(f"{', '.join(action.option_strings)} {value}", self._width - 2))
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return wrapped(" ".join(text.split()), width)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n".join(indent + line for line in wrapped(text, width - len(indent)))
-
-
 class HelpfulCommand(typer.core.TyperCommand):
-    """A command whose `--help` leaves out what is in a panel and not COMMON."""
+    """A command whose `--help` leaves out what is in a panel and not `common`."""
+
+    common = COMMON
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes what `--help` shows."""
@@ -62,8 +47,8 @@ class HelpfulCommand(typer.core.TyperCommand):
         for paragraph in (self.help or "").split("\n\n"):
             lines += ["", *wrapped(" ".join(paragraph.split()), width)]
         sections: dict[str, list[str]] = {}
-        parameters = self.get_params(ctx)
-        shown = [p for p in parameters if everything or not is_rare(p)]
+        parameters = [p for p in self.get_params(ctx) if not getattr(p, "hidden", False)]
+        shown = [p for p in parameters if everything or self._is_common(p)]
         for parameter in shown:
             is_argument = parameter.param_type_name == "argument"
             panel = getattr(parameter, "rich_help_panel", None)
@@ -74,12 +59,13 @@ class HelpfulCommand(typer.core.TyperCommand):
             lines += ["", f"{title}:", *rows]
         if len(shown) < len(parameters):
             lines += ["", f"--help-all shows {len(parameters) - len(shown)} more options."]
+        elif self.epilog:
+            lines += ["", *wrapped(self.epilog, width)]
         return "\n".join(lines) + "\n"
 
-
-def is_rare(parameter: Any) -> bool:
-    """Whether `--help` leaves a parameter of a command out."""
-    return getattr(parameter, "rich_help_panel", None) is not None and parameter.name not in COMMON
+    def _is_common(self, parameter: Any) -> bool:
+        panel = getattr(parameter, "rich_help_panel", None)
+        return panel is None or parameter.name in self.common
 
 
 def print_all(context: typer.Context, wanted: bool) -> None:

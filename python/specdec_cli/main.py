@@ -32,6 +32,7 @@ from specdec_cli.info import checkpoint_facts, collect_facts, facts_table
 from specdec_cli.inputs import conversation, read_prompts, user_lines
 from specdec_cli.models import DEFAULT_MODEL, load, resolve, target_of
 from specdec_cli.printed_outputs import output_json, print_report_head, shortened, speed_table
+from specdec_cli.serve_parser import UsageError
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.head_registry import find_head, known_heads
 from specdec_native.checkpoints.model_registry import find_model, known_names
@@ -52,7 +53,7 @@ app = typer.Typer(
 
 
 def run() -> None:
-    """Runs the program; an error becomes one line on standard error and exit code 1."""
+    """Runs the program; an error is one line on standard error and exit code 1, of flags 2."""
     log_progress()
     try:
         app()
@@ -61,7 +62,7 @@ def run() -> None:
             sys.exit(1)
         message = " ".join(str(error).split()) or type(error).__name__
         print(f"error: {message}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
 
 
 @command(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import rich.console
 import typer
 
-from specdec_cli.command_options import SPECULATION_OPTIONS, Group, command, engine_options, keyword
+from specdec_cli.command_options import SPECULATION_FLAGS, Group, command, engine_options
 from specdec_cli.models import resolve, target_of
 from specdec_lab.evaluation.decoding_methods import FREE_DRAFT_TOKENS, NGRAM
 from specdec_lab.evaluation.prompts import PROMPTS, Prompt, read_prompts
@@ -47,31 +48,17 @@ _CHOSEN_HERE = (  # the engine's sizes follow from batch sizes and contexts
     "enable_prefix_caching",
 )
 _DEVICES = "Several devices"  # the panel of options that --help-all shows
-_SHORT_FORMS = {"spec_model": "--draft", "spec_method": "--method"}
-
-
-def _speculation_options() -> list[Any]:
-    """Those of all commands; --draft and --method are short forms of two."""
-    members = []
-    for member in SPECULATION_OPTIONS:
-        kind, option = member.annotation.__args__[0], member.annotation.__metadata__[0]
-        short = _SHORT_FORMS.get(member.name)
-        if short is not None:
-            flag = f"--{member.name.replace('_', '-')}"
-            option = typer.Option(
-                flag, short, help=option.help, rich_help_panel=option.rich_help_panel
-            )
-        members.append(keyword(member.name, kind, option))
-    return members
+_SHORT_FORMS = {"spec_model": ("--draft",), "spec_method": ("--method",)}
 
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command."""
+    flags = [replace(flag, short=_SHORT_FORMS.get(flag.name, ())) for flag in SPECULATION_FLAGS]
     add = command(
         app,
         "plan",
         engine=engine_options(without=_CHOSEN_HERE),
-        speculation=_speculation_options(),
+        speculation=[flag.parameter("Speculation") for flag in flags],
     )
     add(plan_command)
 

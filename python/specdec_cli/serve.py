@@ -3,62 +3,61 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 import typer
 
-from specdec_cli.serve_parser import UsageError, help_text, parse
+from specdec_cli.command_options import Group, command, keyword
+from specdec_cli.serve_flags import GROUPS
+from specdec_cli.serve_parser import FlagCommand
 from specdec_cli.serve_settings import Settings, settings_of
+from specdec_cli.serve_vllm_flags import WITHOUT_EFFECT, other_flags
 from specdec_native.checkpoints.errors import MissingDependencyError
 from specdec_native.engine import Engine
+from specdec_vllm.arguments import REASONS
 
-_PACKAGES = ("fastapi", "httptools", "pydantic", "starlette", "uvicorn", "uvloop", "yaml")
-_METRICS = ("prometheus_client",)
+_PACKAGES = (
+    *("fastapi", "httptools", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop"),
+)
+_OTHERS = other_flags()
+_WITHOUT_EFFECT = [f.spellings[0] for f in _OTHERS if f.name in {*WITHOUT_EFFECT, *REASONS}]
+_FLAGS = [
+    keyword("MODEL", str | None, typer.Argument(help="A directory, a .gguf file or a model name.")),
+    keyword("config", str | None, typer.Option(help="YAML with these flags as its keys.")),
+    *(flag.parameter(title) for title, flags in GROUPS.items() for flag in flags),
+    *(flag.parameter(None) for flag in _OTHERS),
+]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Adds the command. Its flags are read by a parser that knows vLLM's ways of writing them."""
-
-    @app.command(
-        "serve",
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )
-    def serve_command(context: typer.Context) -> None:
-        """Serve a model over HTTP by OpenAI's API; takes the flags of `vllm serve`."""
-        arguments = list(context.args)
-        if not {"-h", "--help", "--help-all"}.isdisjoint(arguments):
-            print(help_text(everything="--help-all" in arguments), end="")
-            raise typer.Exit
-        try:
-            code = serve(arguments)
-        except UsageError as error:
-            print(f"error: {error}", file=sys.stderr)
-            code = 2
-        raise typer.Exit(code)
+    """Adds the command."""
+    epilog = f"Accepted, and without effect here: {', '.join(_WITHOUT_EFFECT)}."
+    command(app, "serve", kind=FlagCommand, epilog=epilog, flags=_FLAGS)(serve_command)
 
 
-def serve(arguments: Sequence[str]) -> int:
-    """Serves what the arguments say until the server is told to end; returns the exit code."""
+def serve_command(*, flags: Group) -> None:
+    """Serve a model over HTTP, by OpenAI's API.
+
+    A command of vLLM's `serve` works with the program's name changed.
+    """
     try:
         from specdec_serve.http import run_server  # noqa: PLC0415 - needs the optional packages
         from specdec_serve.http.service import Service  # noqa: PLC0415
 
-        settings = settings_of(parse(arguments))
+        settings = settings_of(flags)
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        if package not in (*_PACKAGES, *_METRICS):
+        if package not in _PACKAGES:
             raise
         raise MissingDependencyError(package, "specdec-native serve", "serve") from error
     _warn(settings)
     listener = run_server.Listener(settings.listen)
-    engine = Engine(settings.model, **settings.engine)
-    with engine:
+    with Engine(settings.model, **settings.engine) as engine:
         service = Service(engine, settings.server)
         try:
-            return run_server.run(service, listener)
+            code = run_server.run(service, listener)
         finally:
             service.close()
+    raise typer.Exit(code)
 
 
 def _warn(settings: Settings) -> None:

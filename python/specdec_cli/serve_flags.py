@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from specdec_cli.command_options import SPECULATION_FLAGS, Flag, flag_of
 from specdec_native import _core
-from specdec_native.common.option_text import help_line
-from specdec_native.speculation.methods import METHODS
 from specdec_serve.http.tools.parsers import NAMES as PARSER_NAMES
 
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_UNITS = {unit: 1000**i for i, unit in enumerate("kmgt", 1)}
+_UNITS |= {unit: 1024**i for i, unit in enumerate("KMGT", 1)}
 
 
 def size(text: str) -> int:
     """A number such as 4096, 8k (8,000) or 8K (8,192)."""
-    factor = (_UNITS | _BINARY_UNITS).get(text[-1:], 1)
-    number = text[:-1] if factor > 1 else text
+    factor = _UNITS.get(text[-1:], 1)
     try:
-        value = float(number) * factor
-        if value != int(value) or value < 0:
-            raise ValueError
+        value = float(text if factor == 1 else text[:-1]) * factor
+        if value == int(value) >= 0:
+            return int(value)
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number such as 4096, 8k (8,000) or 8K (8,192)"
-        ) from None
-    return int(value)
+        pass
+    raise ValueError(f"{text!r} is not a number such as 4096, 8k (8,000) or 8K (8,192)")
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """A number of at least 0."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+        raise ValueError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
@@ -49,14 +44,14 @@ def json_value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from None
+        raise ValueError(f"{text!r} is not valid JSON: {error}") from None
 
 
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object."""
     value = json_value(text)
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+        raise ValueError(f"{text!r} is not a JSON object")
     return value
 
 
@@ -64,92 +59,31 @@ def json_strings(text: str) -> tuple[str, ...]:
     """A JSON list of strings."""
     value = json_value(text)
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON list such as ["*"]')
+        raise ValueError(f'{text!r} is not a JSON list such as ["*"]')
     return tuple(value)
 
 
-@dataclasses.dataclass(frozen=True)
-class Flag:
-    """One flag.
-
-    Attributes:
-        kind: what turns its text into a value; bool for --x and --no-x.
-        many: several values may follow, and the flag may be repeated.
-        short: other spellings.
-    """
-
-    name: str
-    help: str
-    kind: Callable[[str], Any] = str
-    choices: tuple[str, ...] | None = None
-    many: bool = False
-    short: tuple[str, ...] = ()
-
-    def add_to(self, group: Any) -> None:
-        """Adds the flag to a group of a parser."""
-        names = (f"--{self.name.replace('_', '-')}", *self.short)
-        common = {"dest": self.name, "help": self.help.replace("%", "%%")}
-        if self.kind is bool:
-            group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
-        else:
-            many = {"nargs": "+", "action": "extend"} if self.many else {}
-            group.add_argument(*names, type=self.kind, choices=self.choices, **many, **common)
-
-
-_ENGINE_TYPES: Mapping[str, Callable[[str], Any]] = {
-    "int": size,
-    "float": float,
-    "bool": bool,
-    "str": str,
-}
-_OWN_TYPES: Mapping[str, Callable[[str], Any]] = {
-    "max_model_len": size_or_auto,
-    "seed": int,
-    "max_logprobs": int,
-    "num_threads": int,
-}
-_SHORT = {
-    "quantization": ("-q",),
-    "gpu_memory_utilization": ("--device-memory-utilization",),
-    "num_kv_blocks": ("--num-gpu-blocks-override",),
-    "num_threads": ("--threads",),
-    "tensor_parallel_size": ("-tp",),
-    "pipeline_parallel_size": ("-pp",),
-}
-
-
-def engine_flags() -> list[Flag]:
-    """One for every option in the core's table."""
-    flags = []
-    for option in _core.EngineConfig.options:
-        text = help_line(option, None, absent="if left out,")
-        kind = _OWN_TYPES.get(option.name) or _ENGINE_TYPES[option.type]
-        flags.append(
-            Flag(
-                option.name,
-                f"{text[0].upper()}{text[1:]}.",
-                kind,
-                short=_SHORT.get(option.name, ()),
-            )
-        )
-    return flags
-
+_ENGINE_KINDS: Mapping[str, Callable[[str], Any]] = {"max_model_len": size_or_auto, "seed": int}
 
 GROUPS: dict[str, list[Flag]] = {
     "Listening": [
         Flag("host", "Address to listen at; all if left out."),
-        Flag("port", "Port, by default 8000; 0 for any that is free.", int),
+        Flag("port", "Port, by default 8000; 0 for any that is free.", whole_number),
         Flag("uds", "Path of a unix socket to listen at, instead of host and port."),
         Flag("root_path", "Where a proxy has put the server, such as /llm."),
         Flag("ssl_keyfile", "File of the private key, for TLS."),
         Flag("ssl_certfile", "File of the certificate, for TLS."),
         Flag("ssl_ca_certs", "File of the authorities that sign certificates of clients."),
-        Flag("ssl_cert_reqs", "0: clients need no certificate; 1: optional; 2: required.", int),
+        Flag(
+            "ssl_cert_reqs",
+            "0: clients need no certificate; 1: optional; 2: required.",
+            whole_number,
+        ),
         Flag("ssl_ciphers", "Ciphers of TLS 1.2 and below, as OpenSSL writes them."),
         Flag("shutdown_timeout", "Seconds that requests may go on after SIGTERM (0).", float),
-        Flag("api_server_count", "1: one process serves.", int),
+        Flag("api_server_count", "1: one process serves.", whole_number),
         Flag("h11_max_incomplete_event_size", "Bytes of a request's headers at most.", size),
-        Flag("h11_max_header_count", "Headers of a request at most (256).", int),
+        Flag("h11_max_header_count", "Headers of a request at most (256).", whole_number),
     ],
     "Access": [
         Flag(
@@ -204,23 +138,23 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("trust_request_chat_template", "Let requests bring templates (in a sandbox).", bool),
     ],
     "Speculation": [
-        Flag(
-            "speculative_config",
-            'JSON such as {"method": "ngram"}; or one key at a time, '
+        dataclasses.replace(
+            SPECULATION_FLAGS[0],
+            help='JSON such as {"method": "ngram"}; or one key at a time, '
             "--speculative-config.method ngram.",
-            json_object,
-            short=("-sc",),
+            kind=json_object,
         ),
-        Flag("spec_method", f"What drafts tokens ahead: {', '.join(METHODS)}."),
-        Flag("spec_model", "The draft model or head."),
-        Flag("spec_tokens", "Tokens drafted ahead at most.", int),
+        *SPECULATION_FLAGS[1:],
         Flag(
             "per_request_spec_decode_metrics",
             "What answers say about drafts.",
             choices=("none", "summary", "detailed"),
         ),
     ],
-    "Engine": [],  # engine_flags()
+    "Engine": [
+        flag_of(option, _ENGINE_KINDS.get(option.name) or (size if option.type == "int" else None))
+        for option in _core.EngineConfig.options
+    ],
     "Limits": [
         Flag("max_num_queued_reqs", "Requests that wait, beyond which answers are 503.", size),
         Flag("max_num_queued_tokens", "The same for the tokens of their prompts.", size),
@@ -264,8 +198,14 @@ GROUPS: dict[str, list[Flag]] = {
             "Classes of vLLM's form that change logits, as module:Class. Repeatable.",
             many=True,
         ),
-        Flag("sse_keep_alive_interval", "Seconds of silence before a comment; 0: none.", whole),
-        Flag("stream_interval", "Tokens of a stream's chunk, but the first and last (1).", int),
+        Flag(
+            "sse_keep_alive_interval", "Seconds of silence before a comment; 0: none.", whole_number
+        ),
+        Flag(
+            "stream_interval",
+            "Tokens of a stream's chunk, but the first and last (1).",
+            whole_number,
+        ),
         Flag("enable_per_request_metrics", "Say how long a request took.", bool),
         Flag("enable_server_load_tracking", "Answer /load.", bool),
         Flag("enable_tokenizer_info_endpoint", "Answer /tokenizer_info.", bool),

@@ -1,146 +1,128 @@
-"""Reads the flags of `specdec-native serve`, and those in a file given by --config."""
+"""Reads the flags of `specdec-native serve` as vLLM's users write them, and those of a file."""
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import difflib
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from specdec_cli.help import COMMON, WholeNames
-from specdec_cli.serve_flags import GROUPS, engine_flags
-from specdec_cli.serve_vllm_flags import WITHOUT_EFFECT, other_flags, text_or_json
-from specdec_vllm.arguments import REASONS
-from specdec_vllm.engine_args import FlexibleArgumentParser
+import typer
 
-# Beside the COMMON ones, the flags that --help shows.
-_COMMON = frozenset(
-    [
-        *("host", "port", "api_key", "served_model_name", "chat_template"),
-        *("enable_auto_tool_choice", "tool_call_parser"),
-        *("max_model_len", "max_num_seqs", "tensor_parallel_size"),
-    ]
-)
+from specdec_cli.help import COMMON, HelpfulCommand
+from specdec_cli.serve_vllm_flags import text_or_json
+from specdec_native.checkpoints.optional import import_optional
+
+_FLAG = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^\s=]*)?(?:=(.*))?", re.DOTALL)
 
 
 class UsageError(ValueError):
     """A flag is unknown, or its value is of another kind."""
 
 
-class _Parser(FlexibleArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raises what argparse found wrong."""
-        raise UsageError(message)
+class FlagCommand(HelpfulCommand):
+    """A command with a flag `config`, whose parameters are what the line or that file gives.
 
-
-def make_parser() -> argparse.ArgumentParser:
-    """All flags, in groups; those that are left out have no attribute."""
-    return _make_parser(everything=True)
-
-
-def help_text(*, everything: bool) -> str:
-    """What `--help-all` shows, or `--help`, which leaves out what is not COMMON."""
-    return _make_parser(everything).format_help()
-
-
-def _make_parser(everything: bool) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="specdec-native serve",
-        description="Serve a model over HTTP, by OpenAI's API. A command of vLLM's `serve` works "
-        "with the program's name changed.",
-        usage="specdec-native serve MODEL [options]",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-        formatter_class=WholeNames,
-        epilog=f"Accepted, and without effect here: {_names_without_effect()}."
-        if everything
-        else "--help-all shows all options.",
-    )
-    parser.add_argument("--help-all", action="store_true", help="Show all options.")
-    parser.add_argument("MODEL", nargs="?", help="A directory, a .gguf file or a model name.")
-    parser.add_argument("--config", metavar="FILE", help="YAML with these flags as its keys.")
-    for title, flags in GROUPS.items():
-        group = parser.add_argument_group(title)
-        listed = engine_flags() if title == "Engine" else flags
-        for flag in listed:
-            is_shown = everything or flag.name in {*COMMON, *_COMMON}
-            (flag if is_shown else dataclasses.replace(flag, help=argparse.SUPPRESS)).add_to(group)
-    for flag in other_flags():
-        flag.add_to(parser)
-    return parser
-
-
-def parse(arguments: Sequence[str]) -> dict[str, Any]:
-    """The flags that were given, by name, and the model as "MODEL".
-
-    Those of the line go over those of --config. Raises UsageError for the line, ValueError for
-    the file.
+    Names have - or _. Several values may follow a flag that can be repeated, and a key of a JSON
+    object is a flag, too: `--speculative-config.method ngram`.
     """
-    parser = make_parser()
-    given = _parse(parser, arguments)
-    path = given.pop("config", None)
-    if path is None:
-        return given
-    from specdec_serve.http.config_file import read_config  # noqa: PLC0415 - needs PyYAML
 
-    entries = read_config(Path(path))
-    try:
-        stated = _parse(parser, [token for item in entries.items() for token in _tokens(*item)])
-    except UsageError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if "config" in stated:
-        raise ValueError(f"{path}: a file cannot name another by config")
-    if "MODEL" in given or "model" in given:
-        stated.pop("model", None)
-    return {**stated, **given}
+    common = COMMON | {
+        *("host", "port", "api_key", "served_model_name", "chat_template"),
+        *("enable_auto_tool_choice", "tool_call_parser"),
+        *("max_model_len", "max_num_seqs", "tensor_parallel_size"),
+    }
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Sets the context's parameters to what is given, the line over the file, else to None.
+
+        Raises UsageError for the line, ValueError for the file.
+        """
+        try:
+            rest = super().parse_args(ctx, _plain(args, self.get_params(ctx)))
+        except typer.BadParameter as error:
+            names = "/".join(error.param.opts) if error.param else "a flag"
+            raise UsageError(f"{names}: {error.message}") from None
+        sources = {name: ctx.get_parameter_source(name).name for name in ctx.params}
+        given = {n: value for n, value in ctx.params.items() if sources[n] == "COMMANDLINE"}
+        stated = dict.fromkeys(ctx.params)
+        if "config" in given:
+            stated = self._read_file(Path(given.pop("config")))
+            if "MODEL" in given:
+                stated["model"] = None
+        ctx.params = {**stated, **given}
+        return rest
+
+    def _read_file(self, path: Path) -> dict[str, Any]:
+        import_optional("yaml", purpose="specdec-native serve --config", extra="serve")
+        from specdec_serve.http.config_file import read_config  # noqa: PLC0415 - needs PyYAML
+
+        entries = read_config(path)
+        if "config" in entries:
+            raise ValueError(f"{path}: a file cannot name another by config")
+        tokens = [token for item in entries.items() for token in _tokens(*item)]
+        try:
+            return dict(self.make_context(self.name, tokens).params)
+        except UsageError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
-def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, Any]:
-    tokens, dotted = _take_dotted(parser, arguments)
-    model = [tokens.pop(0)] if tokens and not tokens[0].startswith("-") else []
-    namespace, rest = parser.parse_known_args(tokens)
-    given = vars(namespace)
-    if model and "MODEL" not in given:
-        given["MODEL"] = model[0]
-    elif model:
-        rest.append(given["MODEL"])
-    if rest:
-        raise UsageError(_unknown(parser, rest[0]))
-    for name, keys in dotted.items():
-        given[name] = _merged(given.get(name) or {}, keys)
-    return given
+def _plain(arguments: Iterable[str], parameters: Iterable[Any]) -> list[str]:
+    """The arguments as click takes them: each value in a `--flag=value`, and the model last."""
+    options = {name: p for p in parameters for name in (*p.opts, *p.secondary_opts)}
+    given: dict[str, list[str]] = {}
+    keys: dict[str, dict[str, Any]] = {}
+    for flag, path, values in _flags(arguments, options):
+        if path:
+            entry = text_or_json(values[-1])
+            for key in reversed(path[1:].replace("-", "_").split(".")):
+                entry = {key: entry}
+            keys[flag] = _merged(keys.get(flag, {}), entry)
+        else:
+            given[flag] = [*given.pop(flag, []), *values]
+    models = given.pop("", [])
+    if models[1:]:
+        raise UsageError(f"unexpected argument {models[1]!r}; give one model, then flags")
+    for flag, entry in keys.items():
+        below = text_or_json(given.get(flag, ["{}"])[-1])
+        if not isinstance(below, Mapping):
+            raise UsageError(f"{flag}: {given[flag][-1]!r} is not a JSON object")
+        given[flag] = [json.dumps(_merged(below, entry))]
+    tokens = [[f"{flag}={value}" for value in values] or [flag] for flag, values in given.items()]
+    return [*itertools.chain(*tokens), "--", *models]
 
 
-def _take_dotted(
-    parser: argparse.ArgumentParser, arguments: Sequence[str]
-) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """The arguments without those like `--speculative-config.method ngram`, and these as dicts."""
-    rest: list[str] = []
-    dotted: dict[str, dict[str, Any]] = {}
-    tokens = iter(arguments)
-    for token in tokens:
-        name, equals, value = token.partition("=")
-        flag, dot, path = name.partition(".")
-        if not token.startswith("-") or not dot or not flag.lstrip("-")[:1].isalpha():
-            rest.append(token)
+def _flags(
+    arguments: Iterable[str], options: Mapping[str, Any]
+) -> Iterator[tuple[str, str, list[str]]]:
+    """Each flag with the path of its key and its values; what is behind no flag, as flag ""."""
+    tokens = deque(arguments)
+    while tokens:
+        token = tokens.popleft()
+        match = _FLAG.fullmatch(token)
+        if match is None:
+            yield "", "", [token]
             continue
-        if not equals:
-            value = next(tokens, "")
-            if not value:
-                raise UsageError(f"{token} needs a value")
-        action = parser._option_string_actions.get(flag.replace("_", "-"))
-        if action is None:
-            raise UsageError(_unknown(parser, flag))
-        top = action.dest
-        keys = [key.replace("-", "_") for key in path.split(".")]
-        entry: Any = text_or_json(value)
-        for key in reversed(keys[1:]):
-            entry = {key: entry}
-        dotted[top] = _merged(dotted.get(top, {}), {keys[0]: entry})
-    return rest, dotted
+        name, path, value = match.groups()
+        flag = name.replace("_", "-")
+        if flag not in options:
+            close = difflib.get_close_matches(flag, options, n=2)
+            hint = f"did you mean {' or '.join(close)}?" if close else "--help lists the flags"
+            raise UsageError(f"there is no flag {name}; {hint}")
+        option = options[flag]
+        values = [] if value is None else [value]
+        most = 0 if option.is_flag else len(tokens) + 1 if option.multiple else 1
+        while tokens and len(values) < most and not _FLAG.fullmatch(tokens[0]):
+            values.append(tokens.popleft())
+        if option.is_flag and (path or values):
+            raise UsageError(f"{name} takes no value")
+        if not option.is_flag and not values:
+            raise UsageError(f"{token} needs a value")
+        yield flag if option.is_flag else option.opts[0], path, values
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,23 +142,9 @@ def _tokens(key: str, value: Any) -> list[str]:
     if value is None:
         return []
     if isinstance(value, bool):
-        return [flag if value else f"--no-{key.replace('_', '-')}"]
+        return [flag if value else f"--no-{flag[2:]}"]
     if isinstance(value, dict) or (isinstance(value, list) and key.startswith("allowed")):
         return [flag, json.dumps(value)]
     if isinstance(value, list):
         return [flag, *map(str, value)]
     return [f"{flag}={value}"]
-
-
-def _unknown(parser: argparse.ArgumentParser, token: str) -> str:
-    if not token.startswith("-"):
-        return f"unexpected argument {token!r}; give one model, then flags"
-    name = token.partition("=")[0].replace("_", "-")
-    close = difflib.get_close_matches(name, parser._option_string_actions, n=2)
-    hint = f"; did you mean {' or '.join(close)}?" if close else "; --help lists the flags"
-    return f"there is no flag {token.partition('=')[0]}{hint}"
-
-
-def _names_without_effect() -> str:
-    hidden = {flag.name for flag in other_flags()} & {*WITHOUT_EFFECT, *REASONS}
-    return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(hidden))

@@ -10,64 +10,38 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.models import DEFAULT_MODEL
+from specdec_cli.serve_flags import GROUPS
 from specdec_cli.serve_parser import UsageError
 from specdec_cli.serve_vllm_flags import REFUSED, WITHOUT_EFFECT
 from specdec_native import _core
-from specdec_vllm.arguments import REASONS, engine_options
+from specdec_vllm.arguments import ENGINE_ARGUMENTS, REASONS, engine_options
+from specdec_vllm.speculative_arguments import ARGUMENTS as SPECULATIVE_ARGUMENTS
 
 if TYPE_CHECKING:
     from specdec_serve.http.server_options import ListenOptions, ServerOptions
 
-# The options that flags set, where their names differ or several flags would.
-_SERVER_OPTIONS = {
-    "allowed_origins": "allowed_origins",
-    "allowed_methods": "allowed_methods",
-    "allowed_headers": "allowed_headers",
-    "allow_credentials": "allow_credentials",
-    "middleware": "middleware",
-    "max_body_bytes": "max_body_bytes",
-    "max_n_sequences": "max_n_sequences",
+# Options that flags of other names set.
+_RENAMED = {
     "max_num_queued_reqs": "max_queued_requests",
     "max_num_queued_tokens": "max_queued_tokens",
-    "response_role": "response_role",
     "trust_request_chat_template": "request_chat_template",
-    "default_chat_template_kwargs": "default_chat_template_kwargs",
     "exclude_tools_when_tool_choice_none": "exclude_unused_tools",
     "per_request_spec_decode_metrics": "acceptance_metrics",
     "enable_per_request_metrics": "request_metrics",
     "enable_prompt_tokens_details": "prompt_tokens_details",
     "enable_force_include_usage": "force_include_usage",
     "sse_keep_alive_interval": "sse_keep_alive_seconds",
-    "stream_interval": "stream_interval",
     "enable_server_load_tracking": "track_load",
     "enable_tokenizer_info_endpoint": "tokenizer_info",
     "enable_request_id_headers": "request_id_headers",
     "enable_log_requests": "log_requests",
-    "max_log_len": "max_log_len",
-    "slo_ttft": "slo_ttft",
-    "slo_tpot": "slo_tpot",
-}
-_LISTEN_OPTIONS = {
-    "host": "host",
-    "port": "port",
-    "uds": "uds",
-    "ssl_keyfile": "ssl_keyfile",
-    "ssl_certfile": "ssl_certfile",
-    "ssl_ca_certs": "ssl_ca_certs",
-    "ssl_cert_reqs": "ssl_cert_reqs",
-    "ssl_ciphers": "ssl_ciphers",
-    "shutdown_timeout": "shutdown_timeout",
     "uvicorn_log_level": "log_level",
     "h11_max_incomplete_event_size": "max_header_bytes",
     "h11_max_header_count": "max_headers",
 }
-_READ_HERE = {
-    *("MODEL", "model", "api_key", "served_model_name", "root_path", "disable_uvicorn_access_log"),
-    *("fingerprint_mode", "fingerprint_value", "disable_fastapi_docs"),
-    "disable_page",
-    *("disable_access_log_for_endpoints", "disable_log_stats"),
-    *("enable_auto_tool_choice", "tool_call_parser"),
-}
+# Flags that are no arguments of an engine.
+_SERVER_FLAGS = {"MODEL", *(flag.name for flags in GROUPS.values() for flag in flags)}
+_SERVER_FLAGS -= {*ENGINE_ARGUMENTS, *SPECULATIVE_ARGUMENTS}
 _KEY_VARIABLES = ("SPECDEC_API_KEY", "VLLM_API_KEY")
 
 
@@ -88,19 +62,13 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
 
     _check(given)
     model = _model(given)
-    rest = {
-        name: value
-        for name, value in given.items()
-        if name not in {*_SERVER_OPTIONS, *_LISTEN_OPTIONS, *_READ_HERE, *REFUSED}
-    }
+    server = {name: value for name, value in given.items() if name in _SERVER_FLAGS}
+    rest = {name: value for name, value in given.items() if name not in {*server, *REFUSED}}
     ignored = [name for name in rest if name in REASONS or name in WITHOUT_EFFECT]
     try:
         engine = engine_options({k: v for k, v in rest.items() if k not in ignored})
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
-    server = _options(given, _SERVER_OPTIONS)
-    server["middleware"] = tuple(server.get("middleware", ()))
-    listen = _options(given, _LISTEN_OPTIONS)
     names = tuple(given.get("served_model_name") or (model,))
     return Settings(
         model,
@@ -114,13 +82,13 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
             log_stats=not given.get("disable_log_stats", False),
             fingerprint=_fingerprint(given, engine),
             tool_call_parser=_tool_call_parser(given),
-            **server,
+            **_options(server, ServerOptions),
         ),
         ListenOptions(
             access_log=not given.get("disable_uvicorn_access_log", False),
             unlogged_paths=_paths(given.get("disable_access_log_for_endpoints", "")),
             about=_about(engine),
-            **listen,
+            **_options(server, ListenOptions),
         ),
         ignored,
     )
@@ -146,8 +114,11 @@ def _model(given: Mapping[str, Any]) -> str:
     return str(named.pop())
 
 
-def _options(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {option: given[flag] for flag, option in names.items() if flag in given}
+def _options(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The options of `kind` that flags set as they are."""
+    names = {field.name for field in dataclasses.fields(kind)} - {"root_path", "tool_call_parser"}
+    options = {_RENAMED.get(flag, flag): value for flag, value in given.items()}
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in options.items() if n in names}
 
 
 def _api_keys(given: Mapping[str, Any]) -> tuple[str, ...]:

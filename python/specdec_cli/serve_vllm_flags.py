@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
-from specdec_cli.serve_flags import GROUPS, Flag
-from specdec_native import _core
-from specdec_vllm import speculative_arguments
+from specdec_cli.command_options import Flag
+from specdec_cli.serve_flags import GROUPS
 from specdec_vllm.arguments import FIXED_ARGUMENTS, REASONS
-from specdec_vllm.engine_args import SHORT_FLAGS
+from specdec_vllm.speculative_arguments import ARGUMENTS as SPECULATIVE_ARGUMENTS
 
 
 def _names(text: str) -> frozenset[str]:
@@ -77,28 +75,11 @@ def text_or_json(text: str) -> Any:
 
 def other_flags() -> list[Flag]:
     """Flags of vLLM's that are refused but for some values, or change nothing."""
-    listed = {flag.name for flags in GROUPS.values() for flag in flags}
-    listed |= {option.name for option in _core.EngineConfig.options}
-    names = {
-        *REFUSED,
-        *WITHOUT_EFFECT,
-        *REASONS,
-        *FIXED_ARGUMENTS,
-        *speculative_arguments.ARGUMENTS,
-    }
-    names -= listed
+    names = {*REFUSED, *WITHOUT_EFFECT, *REASONS, *FIXED_ARGUMENTS, *SPECULATIVE_ARGUMENTS}
+    names -= {flag.name for flags in GROUPS.values() for flag in flags}
+    switches = {name for name in names if name.startswith(_SWITCH_PREFIXES) or name in _SWITCHES}
     return [
-        Flag(
-            name,
-            argparse.SUPPRESS,
-            bool if _is_switch(name) else text_or_json,
-            many=name in _LISTS,
-            short=(SHORT_FLAGS[name],) if name in SHORT_FLAGS else (),
-        )
+        Flag(name, "", bool if name in switches else text_or_json, many=name in _LISTS)
         for name in sorted(names)
         if not name.startswith("_")
     ]
-
-
-def _is_switch(name: str) -> bool:
-    return name.startswith(_SWITCH_PREFIXES) or name in _SWITCHES

@@ -16,7 +16,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from specdec_cli.serve_parser import UsageError, parse
+from command_line import serve_flags
+from specdec_cli.serve_parser import UsageError
 from specdec_cli.serve_settings import Settings, settings_of
 from specdec_native import _core
 
@@ -47,7 +48,7 @@ def seconds(text: str) -> float:
 
 
 def of_config() -> Settings:
-    return settings_of(parse(["--config", str(SERVING / "serve.yaml")]))
+    return settings_of(serve_flags(["--config", str(SERVING / "serve.yaml")]))
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_an_image_runs_the_server_without_root_or_compiler(dockerfile: Path) -> 
     builder, final = stages
     said = dict(final)
     assert said["USER"] not in ("0", "root")
-    assert said["EXPOSE"] == str(settings_of(parse(["model"])).listen.port) == "8000"
+    assert said["EXPOSE"] == str(settings_of(serve_flags(["model"])).listen.port) == "8000"
     assert "'/health'" in said["HEALTHCHECK"] and f"{said['EXPOSE']}," in said["HEALTHCHECK"]
     *_, program, command = ast.literal_eval(said["ENTRYPOINT"])
     assert program in PROJECT["project"]["scripts"] and command == "serve"
@@ -111,13 +112,13 @@ def test_an_image_runs_the_server_without_root_or_compiler(dockerfile: Path) -> 
 
 
 def test_compose_gives_flags_that_the_server_has(compose: dict[str, Any]) -> None:
-    listen = settings_of(parse(compose["command"])).listen
+    listen = settings_of(serve_flags(compose["command"])).listen
     assert listen.port == 8000 and compose["ports"] == ["127.0.0.1:8000:8000"]
     assert seconds(compose["stop_grace_period"]) > listen.shutdown_timeout > 0
     context = (SERVING / compose["build"]["context"]).resolve()
     assert context == ROOT and (context / compose["build"]["dockerfile"]).is_file()
     with pytest.raises(UsageError):  # so that the first line can fail
-        parse([*compose["command"], "--max-num-queued-request=1"])
+        serve_flags([*compose["command"], "--max-num-queued-request=1"])
 
 
 def test_the_key_of_compose_is_taken(
@@ -125,7 +126,7 @@ def test_the_key_of_compose_is_taken(
 ) -> None:
     for name in compose["environment"]:
         monkeypatch.setenv(name, "secret")
-    assert settings_of(parse(compose["command"])).server.api_keys == ("secret",)
+    assert settings_of(serve_flags(compose["command"])).server.api_keys == ("secret",)
 
 
 # The unit.

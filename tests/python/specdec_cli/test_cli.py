@@ -1,6 +1,5 @@
 """The command line, run as a program in a pipe."""
 
-import argparse
 import json
 import re
 import subprocess
@@ -18,7 +17,6 @@ from command_line import run
 from specdec_cli.help import COMMON
 from specdec_cli.info import device_text
 from specdec_cli.main import app
-from specdec_cli.serve_parser import make_parser
 from specdec_native import Engine, SamplingParams
 
 
@@ -215,10 +213,10 @@ def _commands() -> dict[str, list[list[str]]]:
             if hasattr(command, "commands"):
                 groups[f"{path}{name} "] = command
             else:
-                options = [p for p in command.params if p.param_type_name == "option"]
-                found[path + name] = [[*p.opts, *p.secondary_opts] for p in options]
-    actions = make_parser()._actions
-    found["serve"] = [list(a.option_strings) for a in actions if a.help != argparse.SUPPRESS]
+                options = [p for p in command.params if not getattr(p, "hidden", False)]
+                found[path + name] = [
+                    [*p.opts, *p.secondary_opts] for p in options if p.param_type_name == "option"
+                ]
     return found
 
 

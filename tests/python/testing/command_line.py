@@ -1,9 +1,17 @@
-"""Runs the command line as a user does, in a process of its own."""
+"""Runs the command line as a user does, in a process of its own; or reads one of the server's."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer.main
+
+from specdec_cli.main import app
+
+_COMMANDS: Any = typer.main.get_command(app)
 
 
 def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -15,3 +23,9 @@ def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]
         timeout=300,
         check=False,
     )
+
+
+def serve_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    """The flags that a command line of the server gives, by name."""
+    context = _COMMANDS.commands["serve"].make_context("serve", list(arguments))
+    return {name: value for name, value in context.params.items() if value is not None}

@@ -12,13 +12,13 @@ import httpx
 import openai
 import pytest
 
-from command_line import run
+from command_line import run, serve_flags
 from conftest import HeadMaker
 from server_life import living
 from server_process import serve
 from server_world import MODEL
 from specdec_cli.serve_flags import GROUPS
-from specdec_cli.serve_parser import UsageError, parse
+from specdec_cli.serve_parser import UsageError
 from specdec_cli.serve_settings import Settings, settings_of
 from specdec_native import Engine, __version__
 from specdec_native.options.engine_options import OPTIONS
@@ -35,7 +35,7 @@ BODY: dict[str, Any] = {
 
 
 def settings(line: str) -> Settings:
-    return settings_of(parse(shlex.split(line)))
+    return settings_of(serve_flags(shlex.split(line)))
 
 
 def refused(line: str) -> str:
@@ -194,7 +194,7 @@ def test_every_option_of_the_engine_and_every_argument_of_vllms_is_a_flag() -> N
         if name.startswith("_"):
             continue
         with pytest.raises(UsageError) as caught:
-            parse([f"--{name.replace('_', '-')}=1", "--nothing-like-it"])
+            serve_flags([f"--{name.replace('_', '-')}=1", "--nothing-like-it"])
         assert "there is no flag --" + name.replace("_", "-") not in str(caught.value), name
 
 
@@ -242,7 +242,7 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
         ("", "MODEL is missing"),
         ("--port 80", "specdec-native serve SmolLM2-135M-Instruct"),
         ("m --model n", "give one model, not m and n"),
-        ("m --port abc", "--port: invalid int value: 'abc'"),
+        ("m --port abc", "--port: 'abc' is not a whole number"),
         ("m --max-model-len 8q", "--max-model-len: '8q' is not a number such as"),
         ("m --max-body-bytes=-1", "is not a number such as"),
         ("m --root-path llm", "must begin with /"),
@@ -347,7 +347,7 @@ def test_a_file_holds_flags_and_the_line_goes_over_it(tmp_path: Path) -> None:
         ("port: [", "not valid YAML"),
         ("- a", "must hold names of flags"),
         ("prot: 5", "there is no flag --prot; did you mean --port"),
-        ("port: abc", "--port: invalid int value"),
+        ("port: abc", "--port: 'abc' is not a whole number"),
         ("max-model-len: 1\nmax_model_len: 2", "is there twice"),
         ("config: other.yaml", "config"),
     ],
@@ -436,7 +436,7 @@ def test_a_head_from_a_file_over_a_unix_socket(
 def test_drafters_without_a_model_as_on_vllms_page(
     model: Path, expected: str, config: dict[str, Any]
 ) -> None:
-    made = settings_of(parse([str(model), "--speculative-config", json.dumps(config)]))
+    made = settings_of(serve_flags([str(model), "--speculative-config", json.dumps(config)]))
     assert config["method"] in made.listen.about
     with (
         Engine(made.model, **made.engine) as engine,
