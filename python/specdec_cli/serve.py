@@ -20,8 +20,9 @@ _PACKAGES = (
 )
 _OTHERS = other_flags()
 _WITHOUT_EFFECT = [f.spellings[0] for f in _OTHERS if f.name in {*WITHOUT_EFFECT, *REASONS}]
+_MODEL = typer.Argument(metavar="MODEL", help="A directory, a .gguf file or a model name.")
 _FLAGS = [
-    keyword("MODEL", str | None, typer.Argument(help="A directory, a .gguf file or a model name.")),
+    keyword("first_argument", str | None, _MODEL),
     keyword("config", str | None, typer.Option(help="YAML with these flags as its keys.")),
     *(flag.parameter(title) for title, flags in GROUPS.items() for flag in flags),
     *(flag.parameter(None) for flag in _OTHERS),

@@ -38,7 +38,7 @@ class FlagCommand(HelpfulCommand):
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Sets the context's parameters to what is given, the line over the file, else to None.
+        """Sets the context's parameters to what the line gives, and under it the file.
 
         Raises UsageError for the line, ValueError for the file.
         """
@@ -47,14 +47,13 @@ class FlagCommand(HelpfulCommand):
         except typer.BadParameter as error:
             names = "/".join(error.param.opts) if error.param else "a flag"
             raise UsageError(f"{names}: {error.message}") from None
-        sources = {name: ctx.get_parameter_source(name).name for name in ctx.params}
-        given = {n: value for n, value in ctx.params.items() if sources[n] == "COMMANDLINE"}
-        stated = dict.fromkeys(ctx.params)
-        if "config" in given:
-            stated = self._read_file(Path(given.pop("config")))
-            if "MODEL" in given:
+        if ctx.params["config"] is not None:
+            stated = self._read_file(Path(ctx.params["config"]))
+            if ctx.params["first_argument"] is not None:
                 stated["model"] = None
-        ctx.params = {**stated, **given}
+            sources = {name: ctx.get_parameter_source(name).name for name in stated}
+            given = {n: value for n, value in ctx.params.items() if sources[n] == "COMMANDLINE"}
+            ctx.params = {**stated, **given, "config": None}
         return rest
 
     def _read_file(self, path: Path) -> dict[str, Any]:

@@ -40,7 +40,7 @@ _RENAMED = {
     "h11_max_header_count": "max_headers",
 }
 # Flags that are no arguments of an engine.
-_SERVER_FLAGS = {"MODEL", *(flag.name for flags in GROUPS.values() for flag in flags)}
+_SERVER_FLAGS = {"first_argument", *(flag.name for flags in GROUPS.values() for flag in flags)}
 _SERVER_FLAGS -= {*ENGINE_ARGUMENTS, *SPECULATIVE_ARGUMENTS}
 _KEY_VARIABLES = ("SPECDEC_API_KEY", "VLLM_API_KEY")
 
@@ -80,7 +80,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
             openapi=not given.get("disable_fastapi_docs", False),
             page=not given.get("disable_page", False),
             log_stats=not given.get("disable_log_stats", False),
-            fingerprint=_fingerprint(given, engine),
+            fingerprint=_fingerprint(given, model, engine),
             tool_call_parser=_tool_call_parser(given),
             **_options(server, ServerOptions),
         ),
@@ -103,7 +103,7 @@ def _check(given: Mapping[str, Any]) -> None:
 
 
 def _model(given: Mapping[str, Any]) -> str:
-    named = {given[name] for name in ("MODEL", "model") if name in given}
+    named = {given[name] for name in ("first_argument", "model") if name in given}
     if not named:
         raise UsageError(
             "MODEL is missing: a directory, a .gguf file or a model name, before the flags, as in "
@@ -139,7 +139,7 @@ def _tool_call_parser(given: Mapping[str, Any]) -> str | None:
     return str(given["tool_call_parser"])
 
 
-def _fingerprint(given: Mapping[str, Any], engine: Mapping[str, Any]) -> str | None:
+def _fingerprint(given: Mapping[str, Any], model: str, engine: Mapping[str, Any]) -> str | None:
     mode = given.get("fingerprint_mode", "full")
     if mode == "none":
         return None
@@ -147,7 +147,7 @@ def _fingerprint(given: Mapping[str, Any], engine: Mapping[str, Any]) -> str | N
         if not given.get("fingerprint_value"):
             raise UsageError("--fingerprint-mode custom needs --fingerprint-value")
         return str(given["fingerprint_value"])
-    config = json.dumps([given.get("MODEL"), engine], sort_keys=True, default=str)
+    config = json.dumps([model, engine], sort_keys=True, default=str)
     version = _core.__version__
     return f"specdec-native-{version}-{hashlib.sha256(config.encode()).hexdigest()[:8]}"
 

@@ -28,4 +28,4 @@ def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]
 def serve_flags(arguments: Sequence[str]) -> dict[str, Any]:
     """The flags that a command line of the server gives, by name."""
     context = _COMMANDS.commands["serve"].make_context("serve", list(arguments))
-    return {name: value for name, value in context.params.items() if value is not None}
+    return {name: value for name, value in context.params.items() if value not in (None, ())}

@@ -486,7 +486,7 @@ def test_a_server_logs_while_there_is_work(
 
 
 def test_the_flag_turns_the_summary_off() -> None:
-    assert settings_of({"MODEL": "m"}).server.log_stats
-    settings = settings_of({"MODEL": "m", "disable_log_stats": True, "slo_ttft": 0.5})
+    assert settings_of({"model": "m"}).server.log_stats
+    settings = settings_of({"model": "m", "disable_log_stats": True, "slo_ttft": 0.5})
     assert not settings.server.log_stats and settings.without_effect == []
     assert settings.server.slo_ttft == 0.5
