@@ -8,21 +8,17 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from specdec_native import _core
-from specdec_native.checkpoints.hf_config import HfOverrides, check_hf_overrides
+from specdec_native.checkpoints.hf_config import check_hf_overrides
+from specdec_native.common.checks import check_integer
 from specdec_native.common.log import route_core_log
 from specdec_native.common.progress import BAR_SECONDS, make_progress_bar
 from specdec_native.engine_checkpoint import load_checkpoint
 from specdec_native.errors import RequestError
-from specdec_native.options.engine_options import (
-    OPTIONS,
-    check_quantization,
-    dtype_name,
-    make_config,
-    parse_taps,
-)
+from specdec_native.options.engine_arguments import EngineArguments, EngineSignature
+from specdec_native.options.engine_options import check_quantization, make_config, parse_taps
 from specdec_native.options.vllm_config import make_vllm_config
 from specdec_native.ranks import join_ranks
 from specdec_native.requests.batch_logits_processors import BatchOfOne, processor_classes
@@ -48,7 +44,7 @@ from specdec_native.text.chat_template import Message
 route_core_log()
 
 
-class Engine(BuilderMethods):
+class Engine(BuilderMethods, EngineSignature):
     """Generates text with one model, on one device or on several that share it.
 
     The tokens and logprobs of a request depend on its prompt, parameters and seed alone, whatever
@@ -59,164 +55,20 @@ class Engine(BuilderMethods):
         vllm_config: what was resolved from options and checkpoint, by vLLM's names.
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        tokenizer: Any = None,
-        dtype: str = "auto",
-        load_format: str = "auto",
-        quantization: str = "auto",
-        hf_overrides: HfOverrides | None = None,
-        device: str = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        scheduling_policy: str = "fcfs",
-        kv_cache_dtype: str = "auto",
-        kv_cache_memory_bytes: int | None = None,
-        num_kv_blocks: int | None = None,
-        gpu_memory_utilization: float = 0.9,
-        block_size: int = 16,
-        enable_prefix_caching: bool = True,
-        enforce_eager: bool = False,
-        deterministic: bool = True,
-        num_threads: int | None = None,
-        seed: int = 0,
-        logprobs_mode: str = "raw_logprobs",
-        tensor_parallel_size: int = 1,
-        pipeline_parallel_size: int = 1,
-        distributed_executor_backend: str = "threads",
-        distributed_timeout_seconds: float = 60.0,
-        max_logprobs: int = 20,
-        cpu_isa: str = "auto",
-        skip_tokenizer_init: bool = False,
-        trust_remote_code: bool = False,
-        revision: str | None = None,
-        chat_template: str | os.PathLike[str] | None = None,
-        generation_config: str | os.PathLike[str] = "auto",
-        override_generation_config: Mapping[str, Any] | None = None,
-        speculative_config: Mapping[str, Any] | None = None,
-        structured_outputs_config: Mapping[str, bool] | None = None,
-        logits_processors: Sequence[type[Any] | str] | None = None,
-        taps: Sequence[int | Literal["final"]] | None = None,
-    ) -> None:
-        """Loads a checkpoint.
-
-        Args:
-            model: a directory, a .gguf file or a model name. A draft head that names its target
-                (speculators' format) stands for that, and drafts for it.
-            tokenizer: another checkpoint's directory or name, or a tokenizer object.
-            dtype: "auto" (the checkpoint's), "bfloat16", "float32" (on a CPU) or "float16" (on a
-                CPU bfloat16, with a warning). "half" is float16. "auto" is bfloat16 where the
-                device does not have the checkpoint's.
-            load_format: "auto", or "dummy": random weights of the right shapes, always the same.
-                Only config.json and the tokenizer are read, of a draft model, too. For measuring.
-            quantization: how weights are held: "auto" (as stored), "none" (at dtype), "int8",
-                "int4", or "fp8" on a GPU. "auto" uses a GGUF file's integers as they are. "int8": a
-                scale for each output. "int4": a scale for every 32 inputs of an output; embedding
-                and head in 8 bits, grouped likewise. "fp8": 8-bit floats, a scale for each output;
-                embedding and head stay at dtype. Integers stored in as few bits stay as they are.
-                On a CPU products with integers round their inputs to 8 bits, a scale for every 32
-                of a row.
-            hf_overrides: put over config.json: a dict, whose keys replace those there, or a
-                function that is given the configuration and returns it changed.
-            device: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": the first GPU this build has
-                kernels for, else the CPU. model_info().device is what was chosen.
-            max_model_len: tokens of prompt and output together; None for the checkpoint's.
-            max_num_seqs: sequences that run in one step; None for 64, on a GPU 256. A step reads
-                the same weights for one row and for hundreds, so more of them share it on a GPU.
-            max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks;
-                None for 512, on a GPU 8192.
-            scheduling_policy: which requests run first: "fcfs", those that came first, or
-                "priority", those of the lowest priority value, then those that came first. The same
-                order in reverse says who is preempted where memory is short. With "fcfs" a request
-                has no priority but 0.
-            kv_cache_dtype: keys and values: "auto" (dtype), or "int8" with a scale for each token
-                and head. "int8" takes about half the memory of bfloat16.
-            kv_cache_memory_bytes: size of the KV cache; None for what num_kv_blocks or the device
-                gives.
-            num_kv_blocks: the same in blocks; exclusive with kv_cache_memory_bytes; None for what
-                kv_cache_memory_bytes or the device gives.
-            gpu_memory_utilization: share of a GPU's memory to use; in (0, 1]. What weights,
-                workspaces and other processes leave of it is the KV cache, a draft model's part
-                included; num_kv_blocks or kv_cache_memory_bytes set its size themselves.
-            block_size: tokens of one KV block, a multiple of 16; in [16, 256].
-            enable_prefix_caching: whether equal beginnings of prompts are computed once.
-            enforce_eager: on a GPU, launch kernels one by one, without captured graphs.
-            deterministic: on a GPU, False allows faster kernels that round differently beside other
-                requests and drafts. Answers may then depend on both. Products of many rows run on
-                the fastest of this build's kernels, CUTLASS and cuBLASLt, each timed at the first
-                product of its shape.
-            num_threads: threads on the CPU, of each rank; None for one per physical core that this
-                process may run on, shared by its ranks.
-            seed: seeds requests that bring no seed.
-            logprobs_mode: what logprobs and prompt_logprobs hold: "raw_logprobs",
-                "processed_logprobs" (after all processors), "raw_logits" or "processed_logits".
-                Logits come instead of their log-softmax.
-            tensor_parallel_size: devices that share every layer; in [1, 8]. Each holds a part of
-                the attention heads, of the MLPs and of the vocabulary. Answers do not depend on
-                their number. The CPU counts as several devices, of num_threads threads each; GPUs
-                are those from device on.
-            pipeline_parallel_size: groups of tensor_parallel_size devices that hold some of the
-                layers each; in [1, 64].
-            distributed_executor_backend: where the ranks of several devices run: "threads" of this
-                process, "mp" (processes that it starts), "ray" (actors of Ray) or
-                "external_launcher" (of torchrun).
-            distributed_timeout_seconds: how long a rank waits for the others before the engine
-                fails with RankFailure; in [0.1, 86400].
-            max_logprobs: the most a request may ask for; -1 for no limit.
-            cpu_isa: "auto", or a narrower instruction set of `specdec-native info`.
-            skip_tokenizer_init: work with token ids only.
-            trust_remote_code: run tokenizer code of the checkpoint (other formats only).
-            revision: branch, tag or commit of a model name.
-            chat_template: file, Jinja source or name of one to use in place of the default.
-            generation_config: where sampling parameters come from if a request brings none. "auto":
-                the checkpoint's generation_config.json; a folder: the one in it, whose
-                end-of-sequence tokens count, too; "vllm": none, SamplingParams() as it is.
-            override_generation_config: replaces keys of it, such as {"temperature": 0.5}.
-            speculative_config: drafts tokens ahead and verifies several at once, such as
-                {"method": "ngram"}. The keys are described in
-                specdec_native.speculation.speculative_config.
-            structured_outputs_config: what holds for all requests as if each said it:
-                {"disable_any_whitespace": True, "disable_additional_properties": True} or one of
-                them; see StructuredOutputsParams.
-            logits_processors: classes of vLLM's form, or "module:Class", that change the logits of
-                every request; see specdec_native.requests.batch_logits_processors. Needs torch.
-            taps: states of the model that finished completions return (tapped_states): the residual
-                stream as each of these layers reads it, counted from 0, then "final": what the
-                output head reads. Draft heads are trained on them.
-
-        Raises ValueError for a bad option or checkpoint, MemoryError where it does not fit,
-        RuntimeError where the device is not available.
-        """
-        core_options = {name: value for name, value in locals().items() if name in OPTIONS}
-        dtype = dtype_name(dtype)
-        if isinstance(max_logprobs, bool) or not isinstance(max_logprobs, int) or max_logprobs < -1:
-            raise ValueError(f"max_logprobs must be -1 or at least 0, got {max_logprobs!r}")
-        check_quantization(quantization)
-        check_hf_overrides(hf_overrides)
-        structured_outputs = check_structured_outputs_config(structured_outputs_config)
-        processors = processor_classes(logits_processors)
-        generation = GenerationConfig(generation_config, override_generation_config)
-        config = make_config({**core_options, "dtype": dtype, "seed": seed or 0})
-        checkpoint = load_checkpoint(
-            config,
-            model,
-            dtype=dtype,
-            load_format=load_format,
-            quantization=quantization,
-            hf_overrides=hf_overrides,
-            revision=revision,
-            speculative_config=speculative_config,
-            tokenizer=tokenizer,
-            skip_tokenizer_init=skip_tokenizer_init,
-            chat_template=chat_template,
-            trust_remote_code=trust_remote_code,
+    def _load(self, model: str | os.PathLike[str], arguments: EngineArguments) -> None:
+        max_logprobs = check_integer("max_logprobs", arguments.max_logprobs, minimum=-1)
+        check_quantization(arguments.quantization)
+        check_hf_overrides(arguments.hf_overrides)
+        structured_outputs = check_structured_outputs_config(arguments.structured_outputs_config)
+        processors = processor_classes(arguments.logits_processors)
+        generation = GenerationConfig(
+            arguments.generation_config, arguments.override_generation_config
         )
+        config = make_config(vars(arguments))
+        checkpoint = load_checkpoint(config, model, arguments)
         self._directory = checkpoint.directory
-        if taps is not None:
-            config.tapped_layers, config.tap_final_hidden = parse_taps(taps)
+        if arguments.taps is not None:
+            config.tapped_layers, config.tap_final_hidden = parse_taps(arguments.taps)
         ranks = join_ranks(config)
         try:
             core = _core.EngineLoop(config)

@@ -11,8 +11,9 @@ from typing import Any
 
 from specdec_native import _core
 from specdec_native.checkpoints import hub
-from specdec_native.checkpoints.hf_config import HfOverrides, overrides_json
+from specdec_native.checkpoints.hf_config import overrides_json
 from specdec_native.common.progress import show_bytes
+from specdec_native.options.engine_arguments import EngineArguments
 from specdec_native.requests.request_builder import CheckpointText, load_text
 from specdec_native.speculation.draft_vocabulary import check_vocabularies
 from specdec_native.speculation.speculative_config import parse_speculative_config
@@ -37,23 +38,13 @@ class EngineCheckpoint:
 def load_checkpoint(
     config: _core.EngineConfig,
     model: str | os.PathLike[str],
-    *,
-    dtype: str,
-    load_format: str,
-    quantization: str,
-    hf_overrides: HfOverrides | None,
-    revision: str | None,
-    speculative_config: Mapping[str, Any] | None,
-    tokenizer: Any,
-    skip_tokenizer_init: bool,
-    chat_template: str | os.PathLike[str] | None,
-    trust_remote_code: bool,
+    arguments: EngineArguments,
 ) -> EngineCheckpoint:
     """Finds the checkpoints of a model and its drafters and names them in `config`.
 
-    The options are Engine's. Weights are loaded later, by the core.
+    Weights are loaded later, by the core.
     """
-    target = find_target(model, revision, speculative_config, hub.find_config)
+    target = find_target(model, arguments.revision, arguments.speculative_config, hub.find_config)
     speculative_config = target.speculative_config
     speculative = (
         None
@@ -63,14 +54,19 @@ def load_checkpoint(
     with show_bytes() as progress:
         resolve = functools.partial(
             hub.resolve_model,
-            dtype=dtype,
-            weights=load_format != "dummy",
+            dtype=config.dtype,
+            weights=config.load_format != "dummy",
             progress=progress,
         )
-        directory = target.resolve(functools.partial(resolve, quantization=quantization))
+        directory = target.resolve(functools.partial(resolve, quantization=config.quantization))
         text = CheckpointText(None, "skip_tokenizer_init is set")
-        if not skip_tokenizer_init:
-            text = load_text(directory, tokenizer, chat_template, trust_remote_code)
+        if not arguments.skip_tokenizer_init:
+            text = load_text(
+                directory,
+                arguments.tokenizer,
+                arguments.chat_template,
+                arguments.trust_remote_code,
+            )
         if speculative is not None:
             config.speculative = speculative.to_core(
                 lambda name, draft_revision, draft_quantization: resolve(
@@ -83,6 +79,6 @@ def load_checkpoint(
             drafts = speculative.drafts(config.speculative)
             check_vocabularies(drafts, directory, text.tokenizer)
     config.model = str(directory)
-    if hf_overrides is not None:
-        config.hf_overrides = overrides_json(directory, hf_overrides)
+    if arguments.hf_overrides is not None:
+        config.hf_overrides = overrides_json(directory, arguments.hf_overrides)
     return EngineCheckpoint(directory, text, speculative_config)

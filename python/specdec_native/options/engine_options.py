@@ -1,7 +1,7 @@
 """Options of Engine that are the core's, checked and brought into its form.
 
-The core has the table of them (cpp/include/specdec/config.h); what Engine's signature and docstring
-say of them, scripts/write_options.py writes.
+The core has the table of them (cpp/include/specdec/config.h), from which scripts/write_options.py
+writes engine_arguments.py.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ _NOT_ZERO = ("max_num_seqs", "max_num_batched_tokens")  # for which vLLM refuses
 
 
 def make_config(options: Mapping[str, Any]) -> _core.EngineConfig:
-    """An EngineConfig from the options that are not None. Raises ValueError naming a wrong one."""
+    """An EngineConfig from those of the core's options that are not None.
+
+    Raises ValueError naming a wrong one.
+    """
     config = _core.EngineConfig()
-    for name, value in options.items():
+    for name, option in OPTIONS.items():
+        value = options.get(name)
+        if name == "dtype" and value is not None:  # of vLLM's spellings, or a torch.dtype
+            value = str(value).removeprefix("torch.")
+            value = _DTYPES.get(value, value)
         if value is not None:
-            setattr(config, name, _checked(OPTIONS[name], value))
+            setattr(config, name, _checked(option, value))
     return config
-
-
-def dtype_name(dtype: Any) -> str:
-    """The core's name for a dtype of any of vLLM's spellings, or a torch.dtype."""
-    if dtype is None:
-        return "auto"
-    name = str(dtype).removeprefix("torch.")
-    return _DTYPES.get(name, name)
 
 
 def check_quantization(value: Any) -> None:

@@ -12,8 +12,11 @@ import pytest
 import write_options as script
 
 from specdec_cli.command_options import engine_options, sampling_options
-from specdec_native import Engine, SamplingParams, _core
+from specdec_native import Engine, SamplingParams, _core, engine, engine_checkpoint
+from specdec_native.common.option_text import help_line
+from specdec_native.options.engine_arguments import EngineArguments
 from specdec_native.options.engine_options import OPTIONS, make_config
+from specdec_native.requests.sampling_params import MAXIMA
 from specdec_native.speculation import speculative_config
 from specdec_vllm.arguments import ENGINE_ARGUMENTS
 
@@ -37,11 +40,23 @@ def test_the_signature_of_engine_has_the_tables_defaults() -> None:
         assert parameters[name].default == (None if option.zero else option.default), name
 
 
-def test_engine_uses_all_its_parameters() -> None:
+def test_engine_uses_all_its_arguments() -> None:
     """Options of the core are taken by name; what is left over from one must not linger."""
-    source = ast.parse(inspect.getsource(Engine.__init__).replace("\n    ", "\n").strip())
-    used = {node.id for node in ast.walk(source) if isinstance(node, ast.Name)}
-    assert set(inspect.signature(Engine).parameters) <= used | set(OPTIONS)
+    source = inspect.getsource(engine) + inspect.getsource(engine_checkpoint)
+    own = {field.name for field in dataclasses.fields(EngineArguments)} - set(OPTIONS)
+    assert own <= {
+        node.attr
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "arguments"
+    }
+
+
+def test_the_docstring_of_sampling_params_says_what_the_table_says() -> None:
+    described = {row.name: row.text for row in script.sampling_rows()}
+    for option in _core.SamplingParams.options:
+        if "list" not in option.type:  # lists hold text in Python
+            line = help_line(option, MAXIMA.get(option.name))
+            assert described[option.name] == f"{line}. {option.details}".strip()
 
 
 def test_every_option_of_the_core_can_be_set() -> None:
