@@ -127,6 +127,9 @@ class EngineSignature:
 
     def _load(self, model: {model_type}, arguments: EngineArguments) -> None:
         raise NotImplementedError
+
+
+EngineSignature.__init__.__qualname__ = "Engine.__init__"  # as errors call it
 '''
 
 

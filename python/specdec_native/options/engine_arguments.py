@@ -200,3 +200,6 @@ class EngineSignature:
 
     def _load(self, model: str | os.PathLike[str], arguments: EngineArguments) -> None:
         raise NotImplementedError
+
+
+EngineSignature.__init__.__qualname__ = "Engine.__init__"  # as errors call it
