@@ -75,13 +75,13 @@ taps: Sequence[int | Literal["final"]] | None = None
     each of these layers reads it, counted from 0, then "final": what the output head reads. Draft
     heads are trained on them.
 """
-_MODEL, _TOKENIZER, _OVERRIDES, *_OTHERS = (
+_MODEL, _TOKENIZER, *_OTHERS = (
     Row(name, annotation, ast.literal_eval(default), " ".join(text.split()))
     for name, annotation, default, text in re.findall(
         r"^(\w+): (.*) = (.*)\n((?:    .*\n)+)", _OWN, re.MULTILINE
     )
 )
-ROWS = [_TOKENIZER, _OVERRIDES, *map(core_row, _core.EngineConfig.options), *_OTHERS]
+ROWS = [_TOKENIZER, *map(core_row, _core.EngineConfig.options), *_OTHERS]
 
 _FILE = '''\
 """The arguments of Engine. Written by scripts/write_options.py; do not edit."""
@@ -104,7 +104,7 @@ class EngineArguments:
 
 
 class EngineSignature:
-    """How an Engine is made."""
+    """The constructor of Engine."""
 
     def __init__(
         self,

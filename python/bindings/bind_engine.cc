@@ -131,20 +131,24 @@ py::object take_outputs(EngineLoop& loop) {
 }  // namespace
 
 void bind_engine(py::module_& module) {
+  py::class_<PreparedParams>(module, "PreparedParams")
+      .def(py::init<const ModelInfo&, SamplingParams>(), py::arg("engine"), py::arg("params"));
   py::class_<PreparedRequest>(module, "PreparedRequest")
-      .def(py::init([](const ModelInfo& engine, std::vector<int32_t> prompt_token_ids,
-                       SamplingParams params, std::string cache_salt, int64_t priority,
+      .def(py::init([](const PreparedParams& params, std::vector<int32_t> prompt_token_ids,
+                       std::string cache_salt, int64_t priority,
                        std::vector<int32_t> resumed_token_ids, const std::string& prompt_name) {
-             return PreparedRequest(engine, std::move(prompt_token_ids), std::move(params),
+             return PreparedRequest(params, std::move(prompt_token_ids),
                                     {.cache_salt = std::move(cache_salt),
                                      .priority = priority,
                                      .resumed_token_ids = std::move(resumed_token_ids)},
                                     prompt_name);
            }),
-           py::arg("engine"), py::arg("prompt_token_ids"), py::arg("params"), py::kw_only(),
+           py::arg("params"), py::arg("prompt_token_ids"), py::kw_only(),
            py::arg("cache_salt") = "", py::arg("priority") = 0,
            py::arg("resumed_token_ids") = std::vector<int32_t>{}, py::arg("prompt_name") = "prompt")
-      .def("part", &PreparedRequest::part, py::arg("first"), py::arg("count"));
+      .def("part", &PreparedRequest::part, py::arg("first"), py::arg("count"))
+      .def_static("refuse_length", &PreparedRequest::refuse_length, py::arg("prompt_name"),
+                  py::arg("amount"), py::arg("max_model_len"));
 
   // Loading and waiting are long: other Python threads run meanwhile.
   py::class_<EngineLoop, std::shared_ptr<EngineLoop>>(module, "EngineLoop")

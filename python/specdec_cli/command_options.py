@@ -38,13 +38,29 @@ _SHORT = {
 }
 
 
+def integer(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+
+
 @dataclasses.dataclass(frozen=True)
 class Flag:
     """An option of a command.
 
     Attributes:
         kind: what turns its text into a value, or raises ValueError; bool for --x and --no-x.
-        choices: the only values, if there are any here.
+        choices: the values that it may have; empty for any.
         many: the flag may be repeated; several values may follow it where a FlagCommand reads it.
         short: other spellings.
     """
@@ -68,7 +84,8 @@ class Flag:
         is_plain = self.kind in _TYPES.values() and not self.choices
         value: Any = self.kind if is_plain else str
         kind = list[value] if self.many else value
-        shown = "|".join(self.choices) or self.kind.__name__.replace("_", "-")
+        kind_name = "text" if self.kind is str else self.kind.__name__.replace("_", "-")
+        shown = "|".join(self.choices) or kind_name
         option = typer.Option(
             f"{name}/--no-{name[2:]}" if kind is bool else name,
             *short,
@@ -76,7 +93,7 @@ class Flag:
             rich_help_panel=panel,
             hidden=panel is None,
             parser=None if is_plain else self._read,
-            metavar=None if is_plain else f"<{shown}>",
+            metavar=f"<{shown}>..." if self.many else None if is_plain else f"<{shown}>",
             **limits,  # type: ignore[arg-type]
         )
         return keyword(self.name, kind if default is not None else kind | None, option, default)
@@ -183,6 +200,6 @@ SPECULATION_FLAGS = [
     ),
     Flag("spec_method", f"What drafts tokens ahead: {', '.join(METHODS)}."),
     Flag("spec_model", "The draft model or head."),
-    Flag("spec_tokens", "Tokens drafted ahead at most.", int),
+    Flag("spec_tokens", "Tokens drafted ahead at most.", integer),
 ]
 SPECULATION_OPTIONS = [flag.parameter("Speculation") for flag in SPECULATION_FLAGS]

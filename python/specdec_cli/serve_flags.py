@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specdec_cli.command_options import SPECULATION_FLAGS, Flag, flag_of
+from specdec_cli.command_options import SPECULATION_FLAGS, Flag, flag_of, integer, number
 from specdec_native import _core
 from specdec_serve.http.tools.parsers import NAMES as PARSER_NAMES
 
@@ -63,12 +63,16 @@ def json_strings(text: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-_ENGINE_KINDS: Mapping[str, Callable[[str], Any]] = {"max_model_len": size_or_auto, "seed": int}
+_ENGINE_KINDS: Mapping[str, Callable[[str], Any]] = {
+    "max_model_len": size_or_auto,
+    "seed": integer,
+    "num_threads": integer,
+}
 
 GROUPS: dict[str, list[Flag]] = {
     "Listening": [
         Flag("host", "Address to listen at; all if left out."),
-        Flag("port", "Port, by default 8000; 0 for any that is free.", whole_number),
+        Flag("port", "Port, by default 8000; 0 for any that is free.", integer),
         Flag("uds", "Path of a unix socket to listen at, instead of host and port."),
         Flag("root_path", "Where a proxy has put the server, such as /llm."),
         Flag("ssl_keyfile", "File of the private key, for TLS."),
@@ -77,13 +81,13 @@ GROUPS: dict[str, list[Flag]] = {
         Flag(
             "ssl_cert_reqs",
             "0: clients need no certificate; 1: optional; 2: required.",
-            whole_number,
+            integer,
         ),
         Flag("ssl_ciphers", "Ciphers of TLS 1.2 and below, as OpenSSL writes them."),
-        Flag("shutdown_timeout", "Seconds that requests may go on after SIGTERM (0).", float),
-        Flag("api_server_count", "1: one process serves.", whole_number),
+        Flag("shutdown_timeout", "Seconds that requests may go on after SIGTERM (0).", number),
+        Flag("api_server_count", "1: one process serves.", integer),
         Flag("h11_max_incomplete_event_size", "Bytes of a request's headers at most.", size),
-        Flag("h11_max_header_count", "Headers of a request at most (256).", whole_number),
+        Flag("h11_max_header_count", "Headers of a request at most (256).", integer),
     ],
     "Access": [
         Flag(
@@ -114,7 +118,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("hf_overrides", "JSON put over config.json.", json_object),
         Flag("skip_tokenizer_init", "Take and give token ids only.", bool),
         Flag("trust_remote_code", "Run tokenizer code of the checkpoint.", bool),
-        Flag("max_logprobs", "Logprobs a request may ask for (20); -1 for no limit.", int),
+        Flag("max_logprobs", "Logprobs a request may ask for (20); -1 for no limit.", integer),
     ],
     "Chat": [
         Flag("chat_template", "File, Jinja source or name of one to use in place of the default."),
@@ -152,7 +156,10 @@ GROUPS: dict[str, list[Flag]] = {
         ),
     ],
     "Engine": [
-        flag_of(option, _ENGINE_KINDS.get(option.name) or (size if option.type == "int" else None))
+        flag_of(
+            option,
+            _ENGINE_KINDS.get(option.name) or {"int": size, "float": number}.get(option.type),
+        )
         for option in _core.EngineConfig.options
     ],
     "Limits": [
@@ -162,8 +169,8 @@ GROUPS: dict[str, list[Flag]] = {
             "max_n_sequences", "Completions of a request at most, n of each prompt (16384).", size
         ),
         Flag("max_body_bytes", "Longer bodies are answered with 413 (64 MiB).", size),
-        Flag("slo_ttft", "Seconds to the first token of a request that counts as good.", float),
-        Flag("slo_tpot", "Seconds for each further token of such a request.", float),
+        Flag("slo_ttft", "Seconds to the first token of a request that counts as good.", number),
+        Flag("slo_tpot", "Seconds for each further token of such a request.", number),
     ],
     "Logs": [
         Flag("enable_log_requests", "Log parameters and prompts of requests.", bool),
@@ -204,7 +211,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag(
             "stream_interval",
             "Tokens of a stream's chunk, but the first and last (1).",
-            whole_number,
+            integer,
         ),
         Flag("enable_per_request_metrics", "Say how long a request took.", bool),
         Flag("enable_server_load_tracking", "Answer /load.", bool),

@@ -25,7 +25,7 @@ class UsageError(ValueError):
 
 
 class FlagCommand(HelpfulCommand):
-    """A command with a flag `config`, whose parameters are what the line or that file gives.
+    """A command with a flag `config`: its line goes over the flags in that file.
 
     Names have - or _. Several values may follow a flag that can be repeated, and a key of a JSON
     object is a flag, too: `--speculative-config.method ngram`.
@@ -42,8 +42,11 @@ class FlagCommand(HelpfulCommand):
 
         Raises UsageError for the line, ValueError for the file.
         """
+        before_end = itertools.takewhile(lambda arg: arg != "--", args)
+        asks_for_help = [arg for arg in before_end if arg in ("-h", "--help", "--help-all")]
         try:
-            rest = super().parse_args(ctx, _plain(args, self.get_params(ctx)))
+            plain = asks_for_help[:1] or _plain(args, self.get_params(ctx))
+            rest = super().parse_args(ctx, plain)
         except typer.BadParameter as error:
             names = "/".join(error.param.opts) if error.param else "a flag"
             raise UsageError(f"{names}: {error.message}") from None
@@ -72,7 +75,12 @@ class FlagCommand(HelpfulCommand):
 
 def _plain(arguments: Iterable[str], parameters: Iterable[Any]) -> list[str]:
     """The arguments as click takes them: each value in a `--flag=value`, and the model last."""
-    options = {name: p for p in parameters for name in (*p.opts, *p.secondary_opts)}
+    options = {
+        name: parameter
+        for parameter in parameters
+        if parameter.param_type_name == "option"
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
     given: dict[str, list[str]] = {}
     keys: dict[str, dict[str, Any]] = {}
     for flag, path, values in _flags(arguments, options):
@@ -98,30 +106,39 @@ def _plain(arguments: Iterable[str], parameters: Iterable[Any]) -> list[str]:
 def _flags(
     arguments: Iterable[str], options: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, list[str]]]:
-    """Each flag with the path of its key and its values; what is behind no flag, as flag ""."""
+    """Each flag with the path of its key and its values; an argument without one has flag ""."""
     tokens = deque(arguments)
     while tokens:
         token = tokens.popleft()
+        if token == "--":
+            continue
         match = _FLAG.fullmatch(token)
         if match is None:
             yield "", "", [token]
             continue
         name, path, value = match.groups()
         flag = name.replace("_", "-")
+        if flag not in options and flag[1] != "-" and flag[:2] in options:  # -qint8
+            name, flag, path, value = token[:2], token[:2], "", token[2:]
         if flag not in options:
             close = difflib.get_close_matches(flag, options, n=2)
             hint = f"did you mean {' or '.join(close)}?" if close else "--help lists the flags"
             raise UsageError(f"there is no flag {name}; {hint}")
         option = options[flag]
         values = [] if value is None else [value]
-        most = 0 if option.is_flag else len(tokens) + 1 if option.multiple else 1
-        while tokens and len(values) < most and not _FLAG.fullmatch(tokens[0]):
+        follow = not option.is_flag and value is None
+        while tokens and follow and tokens[0] != "--" and (path or not _is_flag(tokens[0])):
             values.append(tokens.popleft())
+            follow = option.multiple and not path
         if option.is_flag and (path or values):
             raise UsageError(f"{name} takes no value")
         if not option.is_flag and not values:
             raise UsageError(f"{token} needs a value")
         yield flag if option.is_flag else option.opts[0], path, values
+
+
+def _is_flag(token: str) -> bool:
+    return _FLAG.fullmatch(token) is not None and " " not in token.partition("=")[0]
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The compiled core. Token ids in, token ids out; text lives in the Python layer."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, overload, type_check_only
+from typing import Any, ClassVar, NoReturn, Protocol, overload, type_check_only
 
 import numpy as np
 import numpy.typing as npt
@@ -188,14 +188,18 @@ class RequestOutput:
     def raise_engine_failure(self) -> None:
         """Raises EngineFailed or RankFailure where the error has ended the engine."""
 
+class PreparedParams:
+    """Parameters that were checked for an engine."""
+
+    def __init__(self, engine: ModelInfo, params: SamplingParams) -> None: ...
+
 class PreparedRequest:
     """A request that was checked for an engine."""
 
     def __init__(
         self,
-        engine: ModelInfo,
+        params: PreparedParams,
         prompt_token_ids: Sequence[int],
-        params: SamplingParams,
         *,
         cache_salt: str = "",
         priority: int = 0,
@@ -203,6 +207,8 @@ class PreparedRequest:
         prompt_name: str = "prompt",
     ) -> None: ...
     def part(self, first: int, count: int) -> PreparedRequest: ...
+    @staticmethod
+    def refuse_length(prompt_name: str, amount: str, max_model_len: int) -> NoReturn: ...
 
 class EngineLoop:
     """An engine that a native thread steps without the GIL. For any number of threads."""

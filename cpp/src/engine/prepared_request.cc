@@ -25,21 +25,30 @@ void check_tokens(const std::string& field, const std::vector<int32_t>& tokens, 
 
 }  // namespace
 
-PreparedRequest::PreparedRequest(const ModelInfo& engine, std::vector<int32_t> prompt_token_ids,
-                                 SamplingParams params, RequestOptions options,
-                                 const std::string& prompt_name)
+PreparedParams::PreparedParams(const ModelInfo& engine, SamplingParams params)
     : limits_(Limits::of(engine)),
-      prompt_token_ids_(std::move(prompt_token_ids)),
-      params_(std::move(params)),
-      options_(std::move(options)) {
-  check_prompt(prompt_name);
-  params_.validate(limits_.vocab_size);
-  if (params_.grammar != nullptr && params_.grammar->vocab_size() != limits_.vocab_size) {
+      params_(std::make_shared<const SamplingParams>(std::move(params))) {
+  params_->validate(limits_.vocab_size);
+  if (params_->grammar != nullptr && params_->grammar->vocab_size() != limits_.vocab_size) {
     throw InvalidArgument("grammar",
-                          str_cat("is for a vocabulary of ", params_.grammar->vocab_size(),
+                          str_cat("is for a vocabulary of ", params_->grammar->vocab_size(),
                                   " tokens, but the model has ", limits_.vocab_size));
   }
-  if (options_.priority != 0 && !limits_.has_priorities) {
+  if (params_->num_speculative_tokens.value_or(0) > limits_.num_speculative_tokens) {
+    throw InvalidArgument(
+        "num_speculative_tokens",
+        str_cat(*params_->num_speculative_tokens, " is more than the engine's (",
+                limits_.num_speculative_tokens, "); raise that of speculative_config"));
+  }
+}
+
+PreparedRequest::PreparedRequest(PreparedParams params, std::vector<int32_t> prompt_token_ids,
+                                 RequestOptions options, const std::string& prompt_name)
+    : params_(std::move(params)),
+      prompt_token_ids_(std::move(prompt_token_ids)),
+      options_(std::move(options)) {
+  check_prompt(prompt_name);
+  if (options_.priority != 0 && !params_.limits_.has_priorities) {
     throw InvalidArgument("priority",
                           str_cat("is ", options_.priority,
                                   ", but the engine serves requests in the order they come; leave "
@@ -47,25 +56,22 @@ PreparedRequest::PreparedRequest(const ModelInfo& engine, std::vector<int32_t> p
                                   "scheduling_policy=\"priority\""));
   }
   if (!options_.resumed_token_ids.empty()) check_resumed();
-  if (params_.num_speculative_tokens.value_or(0) > limits_.num_speculative_tokens) {
-    throw InvalidArgument(
-        "num_speculative_tokens",
-        str_cat(*params_.num_speculative_tokens, " is more than the engine's (",
-                limits_.num_speculative_tokens, "); raise that of speculative_config"));
-  }
 }
 
 PreparedRequest PreparedRequest::part(int first, int count) const {
-  SPECDEC_CHECK(first >= 0 && count >= 1 && first + count <= params_.n);
+  SPECDEC_CHECK(first >= 0 && count >= 1 && first + count <= params().n);
   PreparedRequest part = *this;
-  part.params_.n = count;
-  if (part.params_.seed.has_value()) *part.params_.seed += static_cast<uint64_t>(first);
-  if (first > 0) part.params_.prompt_logprobs.reset();
+  if (count == params().n) return part;
+  SamplingParams own = params();
+  own.n = count;
+  if (own.seed.has_value()) *own.seed += static_cast<uint64_t>(first);
+  if (first > 0) own.prompt_logprobs.reset();
+  part.params_.params_ = std::make_shared<const SamplingParams>(std::move(own));
   return part;
 }
 
 void PreparedRequest::check_for(const ModelInfo& engine) const {
-  if (limits_ == Limits::of(engine)) return;
+  if (params_.limits_ == PreparedParams::Limits::of(engine)) return;
   throw InvalidArgument("request", "was prepared for another engine; prepare it for this one");
 }
 
@@ -73,26 +79,31 @@ void PreparedRequest::check_prompt(const std::string& name) const {
   if (prompt_token_ids_.empty()) {
     throw InvalidArgument(name, "the decoder prompt cannot be empty; give at least one token");
   }
-  const int longest = limits_.max_model_len;
+  const int longest = params_.limits_.max_model_len;
   if (prompt_token_ids_.size() >= static_cast<size_t>(longest)) {
-    throw InvalidArgument(
-        name, str_cat("has ", prompt_token_ids_.size(),
-                      " tokens. With one output token it is longer than the maximum model length "
-                      "of ",
-                      longest, ": this model's maximum context length is ", longest,
-                      " tokens (max_model_len). Please reduce the length of the prompt, or raise "
-                      "max_model_len"));
+    refuse_length(name, str_cat(prompt_token_ids_.size()), longest);
   }
-  check_tokens(name, prompt_token_ids_, limits_.vocab_size);
+  check_tokens(name, prompt_token_ids_, params_.limits_.vocab_size);
+}
+
+void PreparedRequest::refuse_length(const std::string& prompt_name, const std::string& amount,
+                                    int max_model_len) {
+  throw InvalidArgument(
+      prompt_name,
+      str_cat("has ", amount,
+              " tokens. With one output token it is longer than the maximum model length of ",
+              max_model_len, ": this model's maximum context length is ", max_model_len,
+              " tokens (max_model_len). Please reduce its length, or raise max_model_len"));
 }
 
 void PreparedRequest::check_resumed() const {
-  if (params_.n != 1) {
+  if (params().n != 1) {
     throw InvalidArgument("resumed_token_ids", "needs n = 1; ask for each completion on its own");
   }
-  check_tokens("resumed_token_ids", options_.resumed_token_ids, limits_.vocab_size);
-  const Request request(0, params_);  // knows all tokens that end it
-  Sequence sequence(0, prompt_token_ids_, request.params, /*block_size=*/16, limits_.max_model_len);
+  check_tokens("resumed_token_ids", options_.resumed_token_ids, params_.limits_.vocab_size);
+  const Request request(0, params());  // knows all tokens that end it
+  Sequence sequence(0, prompt_token_ids_, request.params, /*block_size=*/16,
+                    params_.limits_.max_model_len);
   for (const int32_t token : options_.resumed_token_ids) {
     if (sequence.append(token) == FinishReason::kNone) continue;
     throw InvalidArgument("resumed_token_ids",

@@ -15,7 +15,6 @@ class EngineArguments:
     """Engine's options, which EngineSignature describes."""
 
     tokenizer: Any
-    hf_overrides: HfOverrides | None
     dtype: str
     load_format: str
     quantization: str
@@ -40,6 +39,7 @@ class EngineArguments:
     pipeline_parallel_size: int
     distributed_executor_backend: str
     distributed_timeout_seconds: float
+    hf_overrides: HfOverrides | None
     max_logprobs: int
     skip_tokenizer_init: bool
     trust_remote_code: bool
@@ -54,14 +54,13 @@ class EngineArguments:
 
 
 class EngineSignature:
-    """How an Engine is made."""
+    """The constructor of Engine."""
 
     def __init__(
         self,
         model: str | os.PathLike[str],
         *,
         tokenizer: Any = None,
-        hf_overrides: HfOverrides | None = None,
         dtype: str = "auto",
         load_format: str = "auto",
         quantization: str = "auto",
@@ -86,6 +85,7 @@ class EngineSignature:
         pipeline_parallel_size: int = 1,
         distributed_executor_backend: str = "threads",
         distributed_timeout_seconds: float = 60.0,
+        hf_overrides: HfOverrides | None = None,
         max_logprobs: int = 20,
         skip_tokenizer_init: bool = False,
         trust_remote_code: bool = False,
@@ -104,8 +104,6 @@ class EngineSignature:
             model: a directory, a .gguf file or a model name. A draft head that names its target
                 (speculators' format) stands for that, and drafts for it.
             tokenizer: another checkpoint's directory or name, or a tokenizer object.
-            hf_overrides: put over config.json: a dict, whose keys replace those there, or a
-                function that is given the configuration and returns it changed.
             dtype: "auto" (the checkpoint's), "bfloat16", "float32" (on a CPU) or "float16" (on a
                 CPU bfloat16, with a warning). "half" is float16. "auto" is bfloat16 where the
                 device does not have the checkpoint's.
@@ -163,6 +161,8 @@ class EngineSignature:
                 "external_launcher" (of torchrun).
             distributed_timeout_seconds: how long a rank waits for the others before the engine
                 fails with RankFailure; in [0.1, 86400].
+            hf_overrides: put over config.json: a dict, whose keys replace those there, or a
+                function that is given the configuration and returns it changed.
             max_logprobs: the most a request may ask for; -1 for no limit.
             skip_tokenizer_init: work with token ids only.
             trust_remote_code: run tokenizer code of the checkpoint (other formats only).
@@ -187,14 +187,15 @@ class EngineSignature:
         RuntimeError where the device is not available.
         """
         arguments = EngineArguments(
-            tokenizer, hf_overrides, dtype, load_format, quantization, device, cpu_isa,
-            max_model_len, max_num_seqs, max_num_batched_tokens, scheduling_policy, kv_cache_dtype,
+            tokenizer, dtype, load_format, quantization, device, cpu_isa, max_model_len,
+            max_num_seqs, max_num_batched_tokens, scheduling_policy, kv_cache_dtype,
             kv_cache_memory_bytes, num_kv_blocks, gpu_memory_utilization, block_size,
             enable_prefix_caching, enforce_eager, deterministic, num_threads, seed, logprobs_mode,
             tensor_parallel_size, pipeline_parallel_size, distributed_executor_backend,
-            distributed_timeout_seconds, max_logprobs, skip_tokenizer_init, trust_remote_code,
-            revision, chat_template, generation_config, override_generation_config,
-            speculative_config, structured_outputs_config, logits_processors, taps,
+            distributed_timeout_seconds, hf_overrides, max_logprobs, skip_tokenizer_init,
+            trust_remote_code, revision, chat_template, generation_config,
+            override_generation_config, speculative_config, structured_outputs_config,
+            logits_processors, taps,
         )  # fmt: skip
         self._load(model, arguments)
 

@@ -190,7 +190,7 @@ def _token_ids(value: Any, name: str) -> list[int]:
     except TypeError:
         raise ValueError(_expected(name, value)) from None
     if wrong := [token for token in ids if not -INT32_MAX <= token <= INT32_MAX]:
-        raise ValueError(f"{name}: token id {shown(wrong[0])} is out of vocabulary")
+        raise ValueError(f"{name}: has the token id {shown(wrong[0])}, which is out of vocabulary")
     return ids
 
 

@@ -200,20 +200,19 @@ class RequestBuilder:
         priorities = pair_with_priority(priority, len(prompts))
         names = [f"prompts[{i}]" if len(prompts) > 1 else "prompt" for i in range(len(prompts))]
         self._tokenize(prompts, names)
-        checked: dict[int, tuple[SamplingParams, _core.SamplingParams, StopStrings]] = {}
+        checked: dict[int, tuple[SamplingParams, _core.PreparedParams, StopStrings]] = {}
         requests = []
         for i, (prompt, params) in enumerate(zip(prompts, paired, strict=True)):
             token_ids = prompt.token_ids or []
             if prompt.cache_salt is not None:
                 check_cache_salt("cache_salt", prompt.cache_salt)
             if id(params) not in checked:
-                good, core_params = self._check_params(params, kind)
-                checked[id(params)] = good, core_params, StopStrings(good.stop_strings)
-            good, core_params, stop = checked[id(params)]
+                good, prepared_params = self._check_params(params, kind)
+                checked[id(params)] = good, prepared_params, StopStrings(good.stop_strings)
+            good, prepared_params, stop = checked[id(params)]
             prepared = _core.PreparedRequest(
-                self._model_info,
+                prepared_params,
                 token_ids,
-                core_params,
                 cache_salt=prompt.cache_salt or "",
                 priority=priorities[i],
                 resumed_token_ids=prompt.resumed_token_ids,
@@ -269,7 +268,7 @@ class RequestBuilder:
 
     def _check_params(
         self, given: SamplingParams, kind: RequestOutputKind | None
-    ) -> tuple[SamplingParams, _core.SamplingParams]:
+    ) -> tuple[SamplingParams, _core.PreparedParams]:
         params = given.clone()
         if kind is not None:
             params.output_kind = kind
@@ -303,7 +302,7 @@ class RequestBuilder:
         if params.bad_words:
             words = self._bad_words.compile(params)
             core_params.grammar = _core.without(words, core_params.grammar)
-        return params, core_params
+        return params, _core.PreparedParams(self._model_info, core_params)
 
     def _find_eos_token_ids(self) -> list[int]:
         vocab_size = self._model_info.vocab_size
@@ -336,8 +335,5 @@ def check_length(name: str, text: str, tokenizer: Tokenizer, max_model_len: int)
         return
     fewest = tokenizer.fewest_tokens(text)
     if fewest >= max_model_len:
-        raise ValueError(
-            f"{name} has {len(text)} characters, which are at least {fewest} tokens: this model's "
-            f"maximum context length is {max_model_len} tokens (max_model_len); shorten {name}, or "
-            "raise max_model_len"
-        )
+        amount = f"{len(text)} characters, which are at least {fewest}"
+        _core.PreparedRequest.refuse_length(name, amount, max_model_len)

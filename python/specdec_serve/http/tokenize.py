@@ -104,7 +104,9 @@ def _decode(token_ids: list[int], tokenizer: Tokenizer, service: Service) -> str
     for token_id in token_ids:
         if not 0 <= token_id < size:
             raise bad_request(
-                f"tokens: token id {token_id} is out of vocabulary, which is [0, {size})", "tokens"
+                f"tokens: has the token id {token_id}, which is out of vocabulary: ids are in "
+                f"[0, {size})",
+                "tokens",
             )
     return tokenizer.decode(token_ids)
 

@@ -24,7 +24,7 @@ ModelInfo info() {
 
 TEST(PreparedRequestTest, MessagesCallThePromptByItsName) {
   try {
-    const PreparedRequest request(info(), {1, 50}, {}, {}, "prompts[3]");
+    const PreparedRequest request(PreparedParams(info(), {}), {1, 50}, {}, "prompts[3]");
     FAIL() << "50 is out of vocabulary";
   } catch (const InvalidArgument& error) {
     EXPECT_EQ(error.field(), "prompts[3]");
