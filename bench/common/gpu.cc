@@ -29,8 +29,9 @@ constexpr cuda::EmulatedSize kListedDevice = {.num_multiprocessors = 132,
                                               .memory_bytes = int64_t{1} << 42};
 
 std::unique_ptr<Backend> backend_for(const Options& options) {
-  const BackendConfig config = {
-      .device = options.device, .act_dtype = options.dtype, .deterministic = options.deterministic};
+  const BackendConfig config = {.device = options.device,
+                                .act_dtype = options.dtype,
+                                .deterministic = !options.nondeterministic};
   return options.list_launches ? cuda::make_emulated_backend(config, kListedDevice)
                                : make_backend(config);
 }

@@ -10,11 +10,18 @@
 
 #include "common/gpu.h"
 #include "common/models.h"
+#include "model/config.h"
 
 namespace specdec::bench {
 
 class GpuRequests {
  public:
+  GpuRequests(Gpu& gpu, const ModelConfig& model, int num_requests, int context, int max_rows_each)
+      : GpuRequests(gpu,
+                    {.num_kv_heads = model.num_kv_heads,
+                     .head_dim = model.head_dim,
+                     .vocab_size = model.vocab_size},
+                    model.num_layers, num_requests, context, max_rows_each) {}
   // Layers of the model's shape with random keys and values, and room for max_rows_each more.
   GpuRequests(Gpu& gpu, const ModelShape& model, int num_layers, int num_requests, int context,
               int max_rows_each)

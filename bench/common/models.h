@@ -6,14 +6,14 @@
 namespace specdec::bench {
 
 struct ModelShape {
-  const char* name;
-  int num_layers;
-  int hidden;
-  int num_heads;
-  int num_kv_heads;
-  int head_dim;
-  int intermediate;  // of the gated MLP
-  int vocab_size;
+  const char* name = "";
+  int num_layers = 0;
+  int hidden = 0;
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int intermediate = 0;  // of the gated MLP
+  int vocab_size = 0;
 };
 
 inline const std::vector<ModelShape>& models() {

@@ -1,11 +1,12 @@
 #include "common/options.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
-#include <string_view>
 
+#include "core/str_cat.h"
 #include "core/thread_pool.h"
 
 namespace specdec::bench {
@@ -23,82 +24,95 @@ constexpr const char* kUsage =
   std::exit(2);
 }
 
-int positive(const std::string& argument, const std::string& value) {
-  char* end = nullptr;
-  const long number = std::strtol(value.c_str(), &end, 10);
-  if (value.empty() || *end != '\0' || number < 1 || number > 4096) refuse(argument);
-  return static_cast<int>(number);
+// Each says whether the text is such a value.
+bool read(const std::string& text, int, bool* to) {
+  *to = true;
+  return text.empty();
 }
-
-std::vector<int> positive_numbers(const std::string& argument, const std::string& values) {
-  std::vector<int> numbers;
-  std::istringstream stream(values);
-  for (std::string value; std::getline(stream, value, ',');) {
-    numbers.push_back(positive(argument, value));
-  }
-  if (numbers.empty()) refuse(argument);
-  return numbers;
+bool read(const std::string& text, int least, int* to) {
+  const char* const end = text.data() + text.size();
+  const auto [read_to, error] = std::from_chars(text.data(), end, *to);
+  return error == std::errc() && read_to == end && *to >= least;
 }
-
-WeightFormat format_of(const std::string& argument, const std::string& value) {
-  for (int i = 0; i <= static_cast<int>(WeightFormat::kFp8Grouped); ++i) {
-    if (name_of(static_cast<WeightFormat>(i)) == value) return static_cast<WeightFormat>(i);
+bool read(const std::string& text, int least, std::vector<int>* to) {
+  to->clear();
+  std::istringstream stream(text);
+  for (std::string item; std::getline(stream, item, ',');) {
+    if (!read(item, least, &to->emplace_back())) return false;
   }
-  refuse(argument);
+  return !to->empty();
+}
+bool read(const std::string& text, int, std::string* to) {
+  *to = text;
+  return true;
+}
+bool read(const std::string& text, int, std::optional<std::string>* to) {
+  *to = text;
+  return true;
+}
+bool read(const std::string& text, int, DType* to) {
+  *to = text == "float32" ? DType::kF32 : DType::kBF16;
+  return name_of(*to) == text;
+}
+template <class Enum>
+  requires(!kEnumNames<Enum>.empty())
+bool read(const std::string& text, int, Enum* to) {
+  const std::optional<Enum> value = value_of<Enum>(text);
+  if (value.has_value()) *to = *value;
+  return value.has_value();
 }
 
 }  // namespace
 
-bool is_dummy(const std::string& load_format) {
-  if (load_format != "auto" && load_format != "dummy") refuse("--load_format=" + load_format);
-  return load_format == "dummy";
-}
-
-Options parse_options(int argc, char** argv, std::initializer_list<const char*> devices) {
+Options parse_options(int argc, char** argv, std::initializer_list<const char*> devices,
+                      const std::vector<Argument>& own) {
   Options options;
   options.device = *devices.begin();
   options.num_threads = ThreadPool::default_num_threads();
+  std::vector<Argument> known = own;
+  known.insert(known.end(), {{"--threads", &options.num_threads},
+                             {"--device", &options.device},
+                             {"--budget", &options.budget_seconds},
+                             {"--cpu_isa", &options.cpu_isa},
+                             {"--dtype", &options.dtype},
+                             {"--format", &options.format},
+                             {"--filter", &options.filter},
+                             {"--json", &options.json},
+                             {"--nondeterministic", &options.nondeterministic},
+                             {"--rows", &options.rows},
+                             {"--launch", &options.launch},
+                             {"--list-launches", &options.list_launches},
+                             {"--smoke", &options.smoke}});
+  std::vector<std::string> given;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
-    const size_t equals = std::min(argument.find('='), argument.size());
-    const std::string_view name = std::string_view(argument).substr(0, equals);
-    const std::string value = equals < argument.size() ? argument.substr(equals + 1) : "";
-    if (name == "--threads") {
-      options.num_threads = positive(argument, value);
-    } else if (name == "--device" &&
-               std::find(devices.begin(), devices.end(), value) != devices.end()) {
-      options.device = value;
-    } else if (name == "--budget") {
-      options.budget_seconds = positive(argument, value);
-    } else if (name == "--cpu_isa") {
-      options.cpu_isa = value;
-    } else if (name == "--dtype" && (value == "bfloat16" || value == "float32")) {
-      options.dtype = value == "float32" ? DType::kF32 : DType::kBF16;
-    } else if (name == "--format") {
-      options.format = format_of(argument, value);
-    } else if (name == "--filter") {
-      options.filter = value;
-    } else if (name == "--json" && !value.empty()) {
-      options.json = value;
-    } else if (argument == "--nondeterministic") {
-      options.deterministic = false;
-    } else if (name == "--rows") {
-      options.rows = positive_numbers(argument, value);
-    } else if (name == "--launch") {
-      options.launch = value;
-    } else if (argument == "--list-launches") {
-      options.list_launches = true;
-      options.device = "emulated";
-    } else if (argument == "--smoke") {
-      options.smoke = true;
-    } else if (argument == "--help") {
+    if (argument == "--help") {
       std::fputs(kUsage, stdout);
       std::exit(0);
-    } else {
-      refuse(argument);
     }
+    const size_t equals = std::min(argument.find('='), argument.size());
+    const std::string& name = given.emplace_back(argument.substr(0, equals));
+    const std::string value = equals < argument.size() ? argument.substr(equals + 1) : "";
+    const auto to = std::ranges::find(known, name, &Argument::name);
+    const auto takes = [&](auto* place) { return read(value, to->least, place); };
+    if (to == known.end() || !std::visit(takes, to->place)) refuse(argument);
+  }
+  for (const Argument& argument : own) {
+    if (!argument.is_needed || std::ranges::find(given, argument.name) != given.end()) continue;
+    refuse(str_cat("none; ", argument.name, "=... is needed"));
+  }
+  if (options.list_launches) options.device = "emulated";
+  if (std::ranges::find(devices, options.device) == devices.end()) {
+    refuse("--device=" + options.device);
   }
   return options;
+}
+
+std::unique_ptr<Backend> make_cpu_backend(const Options& options) {
+  return make_backend({.device = "cpu",
+                       .cpu_isa = options.cpu_isa,
+                       .num_threads = options.num_threads,
+                       .act_dtype = options.dtype});
 }
 
 }  // namespace specdec::bench

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
-#include "backend/op_args.h"
-#include "core/dtype.h"
+#include "backend/backend.h"
+#include "specdec/config.h"
+#include "specdec/quantization.h"
 
 namespace specdec::bench {
 
@@ -17,13 +20,13 @@ struct Options {
   int num_threads = 1;         // the default: what the library would take
   DType dtype = DType::kBF16;  // of activations
   WeightFormat format = WeightFormat::kAct;
-  bool deterministic = true;  // false: as EngineConfig has it
+  bool nondeterministic = false;  // as EngineConfig has it
   // On a GPU: words of cuda::parse_launch_settings in place of the environment's.
   std::optional<std::string> launch;
-  std::vector<int> rows;        // of products on a GPU; empty: what the benchmark has
-  std::string json;             // file to write the records to; empty: none
-  std::string filter;           // only cases whose name contains it
-  double budget_seconds = 1e9;  // cases that would begin later are left out
+  std::vector<int> rows;         // of products on a GPU; empty: what the benchmark has
+  std::string json;              // file to write the records to; empty: none
+  std::string filter;            // only cases whose name contains it
+  int budget_seconds = 1 << 30;  // cases that would begin later are left out
   // Nothing is measured: records have the launches that a GPU would get, for models of any size.
   bool list_launches = false;
   bool smoke = false;  // a few seconds: proves that it runs, measures nothing worth keeping
@@ -34,11 +37,22 @@ struct Options {
   bool selects(const std::string& name) const { return name.find(filter) != std::string::npos; }
 };
 
-// Of --load_format: whether weights are made up ("dummy"), or the checkpoint's ("auto"). Exits with
-// a message about anything else.
-bool is_dummy(const std::string& load_format);
+// An argument that one benchmark has beside those of all: where its value goes. That of a bool is
+// its name alone.
+struct Argument {
+  using Place =
+      std::variant<bool*, int*, std::vector<int>*, std::string*, std::optional<std::string>*,
+                   DType*, LoadFormat*, WeightFormat*, Quantization*>;
+  const char* name;  // "--model"
+  Place place;
+  int least = 1;  // of numbers
+  bool is_needed = false;
+};
 
 // Exits with a message about the arguments when they are wrong or ask for help.
-Options parse_options(int argc, char** argv, std::initializer_list<const char*> devices = {"cpu"});
+Options parse_options(int argc, char** argv, std::initializer_list<const char*> devices = {"cpu"},
+                      const std::vector<Argument>& own = {});
+
+std::unique_ptr<Backend> make_cpu_backend(const Options& options);
 
 }  // namespace specdec::bench

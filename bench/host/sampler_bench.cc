@@ -97,10 +97,7 @@ void bench_sampler(const Settings& settings, int vocab_size, int num_rows, Backe
 
 int run(const Options& options) {
   Report report("sampler_bench", options);
-  const auto backend = make_backend({.device = "cpu",
-                                     .cpu_isa = options.cpu_isa,
-                                     .num_threads = options.num_threads,
-                                     .act_dtype = options.dtype});
+  const auto backend = make_cpu_backend(options);
   for (const Settings& settings : all_settings()) {
     if (!options.selects(settings.name)) continue;
     for (int vocab_size : options.smoke ? std::vector{49152} : std::vector{49152, 151936}) {

@@ -25,10 +25,7 @@ class Attention {
  public:
   Attention(const ModelShape& model, const Options& options, int base_len, int max_rows)
       : model_(model),
-        backend_(make_backend({.device = "cpu",
-                               .cpu_isa = options.cpu_isa,
-                               .num_threads = options.num_threads,
-                               .act_dtype = options.dtype})),
+        backend_(make_cpu_backend(options)),
         request_(model, *backend_, base_len, max_rows) {
     const size_t q_bytes = size_of(options.dtype) * max_rows * model.num_heads * model.head_dim;
     q_ = Buffer::host(q_bytes, "a bench");

@@ -15,18 +15,11 @@
 // logits where the device does so and no more than one of each row is wanted: of committed tokens,
 // and of one draft of each request. The JSON file has the launches of the head's passes, too. With
 // --load_format=dummy both directories have a config.json only, and weights are made up.
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
-#include "common/gpu.h"
-#include "common/gpu_requests.h"
-#include "common/report.h"
-#include "common/timing.h"
+#include "common/pass_bench.h"
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
 #include "model/decoder.h"
@@ -40,54 +33,17 @@ constexpr int kBlockSize = 16;
 constexpr int kMostRowsEach = 16;
 constexpr int kMostRows = 256;
 
-struct HeadOptions {
-  Options shared;
-  std::string model;
+struct HeadOptions : PassOptions {
   std::string head;
   int context = 1024;
-  bool random_weights = false;
-  bool greedy = false;
 };
 
 HeadOptions parse(int argc, char** argv) {
   HeadOptions options;
-  std::vector<char*> rest = {argv[0]};
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const size_t equals = std::min(argument.find('='), argument.size() - 1);
-    const std::string name = argument.substr(0, equals);
-    const std::string value = argument.substr(equals + 1);
-    if (name == "--model") {
-      options.model = value;
-    } else if (name == "--head") {
-      options.head = value;
-    } else if (name == "--context") {
-      options.context = std::stoi(value);
-    } else if (name == "--load_format") {
-      options.random_weights = is_dummy(value);
-    } else if (argument == "--greedy") {
-      options.greedy = true;
-    } else {
-      rest.push_back(argv[i]);
-    }
-  }
-  options.shared = parse_options(static_cast<int>(rest.size()), rest.data(), {"cuda", "emulated"});
-  if (options.model.empty() || options.head.empty()) {
-    std::fprintf(stderr, "cuda_head_bench: --model=DIR and --head=DIR are needed\n");
-    std::exit(2);
-  }
+  options.parse(
+      argc, argv,
+      {{"--head", &options.head, 1, /*is_needed=*/true}, {"--context", &options.context}});
   return options;
-}
-
-ModelShape shape_of(const ModelConfig& config) {
-  return {.name = "",
-          .num_layers = config.num_layers,
-          .hidden = config.hidden_size,
-          .num_heads = config.num_heads,
-          .num_kv_heads = config.num_kv_heads,
-          .head_dim = config.head_dim,
-          .intermediate = config.layers.front().inner_size,
-          .vocab_size = config.vocab_size};
 }
 
 // Requests whose tokens both models have seen, up to the root.
@@ -102,22 +58,15 @@ struct Texts {
   std::vector<BlockTable> tables;
 };
 
-class HeadBench {
+class HeadBench : PassBench {
  public:
   explicit HeadBench(const HeadOptions& options)
-      : options_(options),
-        gpu_(options.shared),
-        report_("cuda_head_bench", options.shared),
-        config_(load_model_config(options.model)) {
-    config_.random_weights = options.random_weights;
+      : PassBench("cuda_head_bench", options, kMostRows), options_(options) {
     drafter_.method = DraftMethod::kEagle3;
     drafter_.model = options.head;
     head_config_ = load_head_config(drafter_, head_target());
     target_ = std::make_unique<Decoder>(config_, options.model, gpu_.backend(), max_len(),
                                         kMostRows, Quantization::kAuto);
-    const size_t num_logits = static_cast<size_t>(kMostRows) * config_.vocab_size;
-    logits_ = gpu_.device().allocate(sizeof(float) * num_logits, "a bench");
-    read_rate_ = gpu_.read_rate(options.shared.smoke ? 1 << 18 : int64_t{2} << 30, samples());
   }
 
   int run() {
@@ -132,10 +81,7 @@ class HeadBench {
       const std::vector<int> batches =
           options_.shared.smoke ? std::vector{1} : std::vector{1, 4, 16};
       for (const int batch : batches) {
-        if (watch_.seconds() > options_.shared.budget_seconds) {
-          std::printf("%s, batch %d: not run: no time left\n", quantization, batch);
-          continue;
-        }
+        if (!has_time(str_cat(quantization, ", batch ", batch))) continue;
         measure(*head, quantization, batch);
       }
     }
@@ -145,7 +91,6 @@ class HeadBench {
  private:
   HeadTarget head_target() const { return {config_, options_.model}; }
   int max_len() const { return options_.context + kMostRowsEach; }
-  int samples() const { return options_.shared.samples(15); }
 
   // `features`: of the head, random numbers.
   struct Requests {
@@ -157,14 +102,12 @@ class HeadBench {
   };
 
   void measure(Model& head, const char* quantization, int batch) {
-    const ModelShape head_shape = shape_of(head.config());
-    Requests requests = {.texts = Texts(batch, options_.context),
-                         .of_target = GpuRequests(gpu_, shape_of(config_), config_.num_layers,
-                                                  batch, options_.context, kMostRowsEach),
-                         .of_head = GpuRequests(gpu_, head_shape, head_shape.num_layers, batch,
-                                                options_.context, kMostRowsEach),
-                         .feature_rows = {},
-                         .features = {}};
+    Requests requests = {
+        .texts = Texts(batch, options_.context),
+        .of_target = GpuRequests(gpu_, config_, batch, options_.context, kMostRowsEach),
+        .of_head = GpuRequests(gpu_, head.config(), batch, options_.context, kMostRowsEach),
+        .feature_rows = {},
+        .features = {}};
     const int64_t num_slots = int64_t{requests.texts.pool.num_blocks() + 1} * kBlockSize;
     const int width = head_config_.taps.width(config_.hidden_size);
     const DType act = gpu_.backend().act_dtype();
@@ -191,8 +134,10 @@ class HeadBench {
       const double seconds = head_seconds(head, requests, 1, width_each);
       Record draft =
           head_record("draft_pass", head, requests, quantization, batch, width_each, seconds);
-      draft.counters.emplace_back("sampled_us",
-                                  1e6 * sample_seconds(head, batch * width_each, width_each));
+      const double sampled =
+          sample_seconds(batch * width_each, {.temperature = 0.0f, .num_candidates = width_each},
+                         head.config().vocab_size, head.draft_vocabulary());
+      draft.counters.emplace_back("sampled_us", 1e6 * sampled);
       report_.add(draft);
     }
   }
@@ -233,12 +178,10 @@ class HeadBench {
     if (stores) taps = {.spec = head_config_.taps, .features = requests.features};
     gpu_.backend().begin_step();
     const BatchView view = requests.of_target.stage(1);
-    std::vector<int32_t> row_ids(view.num_requests);
-    std::iota(row_ids.begin(), row_ids.end(), 0);
-    const int32_t* staged_ids = gpu_.backend().stage_ids(row_ids);
+    const int32_t* staged_ids = stage_first_rows(view.num_requests);
     return gpu_.pass_seconds(samples(), [&] {
       target_->forward({.batch = view, .kv_layers = requests.of_target.layers(), .taps = taps});
-      target_->compute_logits(staged_ids, static_cast<int>(row_ids.size()), logits_.as<float>());
+      target_->compute_logits(staged_ids, view.num_requests, logits_.as<float>());
     });
   }
 
@@ -259,11 +202,8 @@ class HeadBench {
                     .kv_layers = requests.of_head.layers(),
                     .features = requests.features,
                     .level = level});
-      const int num_rows = static_cast<int>(row_ids.size());
-      const bool wants_best = options_.greedy && (level == 0 || rows_each == 1);
-      if (!wants_best || !head.best_tokens(staged_ids, num_rows, logits_.as<int32_t>())) {
-        head.compute_logits(staged_ids, num_rows, logits_.as<float>(), level);
-      }
+      choose(head, staged_ids, static_cast<int>(row_ids.size()), level == 0 || rows_each == 1,
+             level);
     });
   }
 
@@ -282,32 +222,10 @@ class HeadBench {
     return inputs.add_tree_level(tokens, depths, 1, masks, 1, options_.context, blocks, parents);
   }
 
-  double sample_seconds(const Model& head, int num_rows, int num_candidates) {
-    const std::vector<SampleRow> rows(
-        num_rows, SampleRow{.temperature = 0.0f, .num_candidates = num_candidates});
-    std::vector<SampleResult> results(num_rows);
-    const DraftVocabulary own = head.draft_vocabulary();
-    return gpu_.host_seconds(options_.shared.samples(5), [&] {
-      gpu_.backend().begin_step();
-      gpu_.backend().sample({.logits = logits_.as<float>(),
-                             .rows = rows,
-                             .vocab_size = head.config().vocab_size,
-                             .token_ids = own.token_ids,
-                             .target_vocab_size = own.target_vocab_size,
-                             .results = results});
-    });
-  }
-
   HeadOptions options_;
-  Stopwatch watch_;
-  Gpu gpu_;
-  Report report_;
-  ModelConfig config_;
   DrafterConfig drafter_;
   DraftHeadConfig head_config_;
   std::unique_ptr<Decoder> target_;
-  Buffer logits_;
-  double read_rate_ = 0;
 };
 
 }  // namespace

@@ -35,10 +35,10 @@ class KernelBench {
     if (options_.smoke) models = {kTinyModel};
     ProjectionBench projections(gpu_, options_, watch_, [&](Record record) { add(record); });
     for (const ModelShape& model : models) {
-      if (options_.deterministic) attentions(model);
+      if (!options_.nondeterministic) attentions(model);
       projections.run(model);
     }
-    if (!options_.deterministic) return report_.finish();
+    if (options_.nondeterministic) return report_.finish();
     sampler(models.front().vocab_size);
     for (const ModelShape& model : models) projections.run_peer(model);
     return report_.finish();

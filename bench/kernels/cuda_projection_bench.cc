@@ -82,7 +82,7 @@ void ProjectionBench::run(const ModelShape& model) {
   for (const Projection& projection : projections_of(model)) {
     if (!wants(projection, shape_name(model))) continue;
     const Weights weights = pack(projection);
-    if (!options_.deterministic) {
+    if (options_.nondeterministic) {
       many_rows(model, projection, weights);
       continue;
     }

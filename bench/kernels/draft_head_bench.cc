@@ -165,10 +165,7 @@ class TargetModel {
   TargetModel(const Target& target, const Options& options)
       : target_(target),
         directory_(std::string("draft_head_bench-") + target.shape.name, config_of(target.shape)),
-        backend_(make_backend({.device = "cpu",
-                               .cpu_isa = options.cpu_isa,
-                               .num_threads = options.num_threads,
-                               .act_dtype = options.dtype})),
+        backend_(make_cpu_backend(options)),
         timed_(*backend_) {
     ModelConfig config = load_model_config(directory_.path());
     config.random_weights = true;

@@ -53,10 +53,7 @@ class Step {
  public:
   Step(const ModelShape& model, const Options& options, int max_rows)
       : model_(model),
-        backend_(make_backend({.device = "cpu",
-                               .cpu_isa = options.cpu_isa,
-                               .num_threads = options.num_threads,
-                               .act_dtype = options.dtype})),
+        backend_(make_cpu_backend(options)),
         request_(model, *backend_, kContext, max_rows) {
     const int64_t q_width = int64_t{model.num_heads} * model.head_dim;
     const int64_t qkv_width = q_width + 2LL * model.num_kv_heads * model.head_dim;

@@ -9,27 +9,22 @@
 // `over_1` the time over that of one row; both are medians over rounds.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
-#include <iostream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/bandwidth.h"
+#include "common/options.h"
 #include "common/timed_backend.h"
 #include "common/timing.h"
 #include "core/thread_pool.h"
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
-#include "model/config.h"
 #include "runtime/model_runner.h"
-#include "specdec/quantization.h"
 
 namespace specdec::bench {
 namespace {
@@ -38,72 +33,34 @@ constexpr int kBlockSize = 16;
 constexpr int kChunk = 512;       // rows of a step that fills the cache
 constexpr int kMaxVerified = 64;  // more rows are a prompt chunk: only the last one is sampled
 
-struct Options {
+struct StepOptions {
+  Options shared;
   std::string model;
-  std::vector<int> rows = {1, 2, 4, 8, 16};
   int context = 512;
-  DType dtype = DType::kBF16;
-  int threads = 0;
   int repeats = 40;
-  std::string json;
   Quantization quantization = Quantization::kAuto;
 };
 
-std::vector<int> parse_list(const std::string& text) {
-  std::vector<int> values;
-  std::istringstream stream(text);
-  for (std::string item; std::getline(stream, item, ',');) values.push_back(std::stoi(item));
-  return values;
-}
-
-[[noreturn]] void refuse(const std::string& message) {
-  std::cerr << "step_bench: " << message << "\n";
-  std::exit(2);
-}
-
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const size_t equals = argument.find('=');
-    const std::string name = argument.substr(0, equals);
-    if (equals == std::string::npos) refuse("no value in " + argument);
-    const std::string value = argument.substr(equals + 1);
-    if (name == "--model") {
-      options.model = value;
-    } else if (name == "--rows") {
-      options.rows = parse_list(value);
-    } else if (name == "--context") {
-      options.context = std::stoi(value);
-    } else if (name == "--dtype" && (value == "bfloat16" || value == "float32")) {
-      options.dtype = value == "bfloat16" ? DType::kBF16 : DType::kF32;
-    } else if (name == "--threads") {
-      options.threads = std::stoi(value);
-    } else if (name == "--repeats") {
-      options.repeats = std::stoi(value);
-    } else if (name == "--quantization") {
-      options.quantization = parse_quantization(value);
-    } else if (name == "--json") {
-      options.json = value;
-    } else {
-      refuse("unknown argument " + argument);
-    }
-  }
-  if (options.model.empty()) refuse("--model=DIR is needed");
+StepOptions parse(int argc, char** argv) {
+  StepOptions options;
+  options.shared = parse_options(argc, argv, {"cpu"},
+                                 {{"--model", &options.model, 1, /*is_needed=*/true},
+                                  {"--context", &options.context},
+                                  {"--repeats", &options.repeats},
+                                  {"--quantization", &options.quantization}});
+  if (options.shared.rows.empty()) options.shared.rows = {1, 2, 4, 8, 16};
   return options;
 }
-
-int most_of(const std::vector<int>& rows) { return *std::max_element(rows.begin(), rows.end()); }
 
 // A model with one sequence of `context` tokens in its cache.
 class Workload {
  public:
-  explicit Workload(const Options& options)
-      : backend_(make_backend(
-            {.device = "cpu", .num_threads = options.threads, .act_dtype = options.dtype})),
+  explicit Workload(const StepOptions& options)
+      : backend_(make_cpu_backend(options.shared)),
         timed_(*backend_),
         context_(options.context),
-        num_blocks_((options.context + most_of(options.rows) + kBlockSize - 1) / kBlockSize),
+        num_blocks_((options.context + std::ranges::max(options.shared.rows) + kBlockSize - 1) /
+                    kBlockSize),
         pool_(num_blocks_),
         blocks_(kBlockSize) {
     const ModelConfig config = load_model_config(options.model);
@@ -111,13 +68,13 @@ class Workload {
     runner_ = std::make_unique<ModelRunner>(
         config, options.model, timed_,
         RunnerLimits{.max_model_len = max_len,
-                     .max_rows = std::max(kChunk, most_of(options.rows)),
+                     .max_rows = std::max(kChunk, std::ranges::max(options.shared.rows)),
                      .max_logit_rows = kMaxVerified},
         options.quantization);
-    const KvFormat format = {.block_size = kBlockSize, .dtype = options.dtype};
+    const KvFormat format = {.block_size = kBlockSize, .dtype = options.shared.dtype};
     runner_->allocate_cache(num_blocks_, format);
     kv_bytes_ = runner_->cache_block_bytes(format) * context_ / kBlockSize;
-    if (!blocks_.reserve(pool_, max_len)) refuse("no blocks for the context");
+    blocks_.reserve(pool_, max_len);
     vocab_size_ = config.vocab_size;
     for (int begin = 0; begin < context_; begin += kChunk) {
       run(std::min(kChunk, context_ - begin), begin);
@@ -170,11 +127,11 @@ struct Size {
   std::map<std::string, std::vector<double>> shares;
 };
 
-std::vector<Size> measure(Workload& workload, const Options& options) {
+std::vector<Size> measure(Workload& workload, const StepOptions& options) {
   ThreadPool probe_pool(workload.num_threads());
   ReadBandwidth probe(static_cast<size_t>(workload.bytes()), probe_pool);
   std::vector<Size> sizes;
-  for (int rows : options.rows) sizes.emplace_back().rows = rows;
+  for (int rows : options.shared.rows) sizes.emplace_back().rows = rows;
   for (int round = -2; round < options.repeats; ++round) {  // two to warm up
     const double one = workload.step_seconds(1);
     const double read = probe.read_seconds() / static_cast<double>(probe.size_bytes()) *
@@ -193,7 +150,7 @@ std::vector<Size> measure(Workload& workload, const Options& options) {
   return sizes;
 }
 
-void report(const Workload& workload, const std::vector<Size>& sizes, const Options& options) {
+void report(const Workload& workload, const std::vector<Size>& sizes, const StepOptions& options) {
   std::printf("%s, context %d, %d threads, weights %.1f MB, with cache %.1f MB\n",
               options.model.c_str(), options.context, workload.num_threads(),
               static_cast<double>(workload.weight_bytes()) / 1e6,
@@ -215,15 +172,15 @@ void report(const Workload& workload, const std::vector<Size>& sizes, const Opti
                        {"fraction_of_read", median(size.of_read)},
                        {"shares", shares}});
   }
-  if (options.json.empty()) return;
-  std::ofstream(options.json) << nlohmann::json{{"model", options.model},
-                                                {"context", options.context},
-                                                {"threads", workload.num_threads()},
-                                                {"weight_bytes", workload.weight_bytes()},
-                                                {"bytes", workload.bytes()},
-                                                {"steps", records}}
-                                     .dump(2)
-                              << "\n";
+  if (options.shared.json.empty()) return;
+  std::ofstream(options.shared.json) << nlohmann::json{{"model", options.model},
+                                                       {"context", options.context},
+                                                       {"threads", workload.num_threads()},
+                                                       {"weight_bytes", workload.weight_bytes()},
+                                                       {"bytes", workload.bytes()},
+                                                       {"steps", records}}
+                                            .dump(2)
+                                     << "\n";
 }
 
 }  // namespace
@@ -231,7 +188,7 @@ void report(const Workload& workload, const std::vector<Size>& sizes, const Opti
 
 int main(int argc, char** argv) {
   using namespace specdec::bench;
-  const Options options = parse(argc, argv);
+  const StepOptions options = parse(argc, argv);
   Workload workload(options);
   report(workload, measure(workload, options), options);
 }

@@ -7,8 +7,9 @@ namespace specdec::cuda {
 AttentionPlans::AttentionPlans(Device& device)
     : device_(device), memory_(device.allocate(kMostPlans * kPlanBytes, "plans of attention")) {}
 
-AttentionPlan AttentionPlans::plan_of(const BatchView& batch, const TreeAttentionArgs& args) {
+AttentionPlan AttentionPlans::plan_of(const TreeAttentionArgs& args) {
   if (!device_.launch_settings().plans) return {};
+  const BatchView& batch = *args.batch;
   const Kind kind = {.cu_rows = batch.cu_rows,
                      .base_lens = batch.base_lens,
                      .is_tree = batch.is_tree,

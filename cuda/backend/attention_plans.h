@@ -23,7 +23,7 @@ class AttentionPlans {
 
   // That of a call of attention: made by an earlier call of this pass, or to be made by this one.
   // Kinds of layers beyond the first few have none, and without LaunchSettings::plans nobody has.
-  AttentionPlan plan_of(const BatchView& batch, const TreeAttentionArgs& args);
+  AttentionPlan plan_of(const TreeAttentionArgs& args);
 
  private:
   static constexpr int kMostPlans = 4;

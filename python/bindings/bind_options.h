@@ -58,12 +58,12 @@ struct PythonType<std::pair<First, Second>> {
 
 template <class Enum>
 Enum enum_value(const char* option, const std::string& text) {
+  if (const std::optional<Enum> value = value_of<Enum>(text)) return *value;
   std::string known;
-  for (const auto& [value, name] : kEnumNames<Enum>) {
-    if (text == name) return value;
+  for (const auto& [_, name] : kEnumNames<Enum>) {
     known += std::string(known.empty() ? "'" : ", '") + name + "'";
   }
-  throw InvalidArgument(option, "'" + text + "' is not one of " + known);
+  throw InvalidArgument(option, "'" + text + "' is not supported; use one of " + known);
 }
 
 template <class Config, class Value>
@@ -80,9 +80,6 @@ OptionInfo describe(const Option<Config, Value>& option) {
     for (const auto& [_, name] : kEnumNames<Value>) info.choices.emplace_back(name);
   } else {
     info.default_value = pybind11::cast(value);
-  }
-  for (const char* choice : text.choices) {
-    if (choice != nullptr) info.choices.emplace_back(choice);
   }
   info.above_lowest = text.range.above_lowest;
   if (text.range.has_lowest()) info.lowest = text.range.lowest;

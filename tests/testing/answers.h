@@ -75,10 +75,31 @@ inline void read_output(const RequestOutput& output, Ended& ended) {
   }
 }
 
-// Answers by id. Fails the test when the requests do not end.
-inline std::map<std::string, Ended> run_to_end(Engine& engine, const std::vector<Asked>& requests) {
+// The tokens of its first completion, without their logprobs.
+inline std::vector<int32_t> tokens_of(const Ended& ended) {
+  std::vector<int32_t> tokens;
+  for (const std::string& token : ended.completions[0].tokens) tokens.push_back(std::stoi(token));
+  return tokens;
+}
+
+using Numbered = std::map<uint64_t, Ended>;    // by the engine's ids
+using Answers = std::map<std::string, Ended>;  // by Asked::id
+
+inline void step_once(Engine& engine, Numbered& answers) {
+  for (const RequestOutput& output : engine.step()) read_output(output, answers[output.request_id]);
+}
+
+// What is left of the requests that the engine has.
+inline Numbered drain(Engine& engine) {
+  Numbered answers;
+  while (engine.has_unfinished_requests()) step_once(engine, answers);
+  return answers;
+}
+
+// Fails the test when the requests do not end.
+inline Answers run_to_end(Engine& engine, const std::vector<Asked>& requests) {
   constexpr int kMaxSteps = 2000;
-  std::map<std::string, Ended> ended;
+  Numbered numbered;
   size_t next = 0;
   for (int step = 0; next < requests.size() || engine.has_unfinished_requests(); ++step) {
     if (step == kMaxSteps) {
@@ -89,16 +110,16 @@ inline std::map<std::string, Ended> run_to_end(Engine& engine, const std::vector
       const Asked& asked = requests[next];
       engine.add_request(next, asked.prompt, asked.params, asked.options);
     }
-    for (const RequestOutput& output : engine.step()) {
-      read_output(output, ended[requests[output.request_id].id]);
-    }
+    step_once(engine, numbered);
   }
-  return ended;
+  Answers answers;
+  for (auto& [number, answer] : numbered) answers[requests[number].id] = std::move(answer);
+  return answers;
 }
 
 // Runs each request alone in the engine.
-inline std::map<std::string, Ended> run_alone(Engine& engine, const std::vector<Asked>& requests) {
-  std::map<std::string, Ended> ended;
+inline Answers run_alone(Engine& engine, const std::vector<Asked>& requests) {
+  Answers ended;
   for (Asked request : requests) {
     request.arrives = 0;
     ended.merge(run_to_end(engine, {request}));

@@ -15,6 +15,7 @@
 
 #include "core/str_cat.h"
 #include "specdec/error.h"
+#include "testing/thrown.h"
 
 namespace specdec::testing {
 
@@ -89,16 +90,9 @@ class SafetensorsWriter {
   std::string data_;
 };
 
-// The CheckpointError that `call` throws; a failure of the test where it throws none.
 template <class Call>
 CheckpointError checkpoint_error_of(Call&& call) {
-  try {
-    call();
-  } catch (const CheckpointError& error) {
-    return error;
-  }
-  ADD_FAILURE() << "expected a CheckpointError";
-  return CheckpointError("", "", "");
+  return error_of<CheckpointError>(call);
 }
 
 }  // namespace specdec::testing

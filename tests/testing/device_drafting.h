@@ -22,8 +22,8 @@
 
 namespace specdec::testing::device_drafting {
 
-using device_engine::Job;
 using device_engine::Tokens;
+using testing::Asked;
 
 inline constexpr int kBlockSize = 16;
 inline constexpr int kMaxModelLen = 96;
@@ -104,7 +104,7 @@ class World {
 
 // A request whose prompt the target has run, but for its last token.
 struct Drafted {
-  Drafted(World& world, const Job& job, int ordinal, int max_depth, int max_nodes)
+  Drafted(World& world, const Asked& job, int ordinal, int max_depth, int max_nodes)
       : request(job.id, job.params),
         max_depth(max_depth),
         completion(request, 0, *job.params.seed, ordinal, job.prompt, kBlockSize, kMaxModelLen) {
@@ -215,9 +215,9 @@ inline void draft_on_host(ModelDrafter& drafter, const Case& test,
 
 // Runs all jobs to their end in steps of the device, and compares the drafts of each step with
 // those that the host drafts for the same tokens.
-inline Seen compare(World& world, const Case& test, const std::vector<Job>& jobs) {
+inline Seen compare(World& world, const Case& test, const std::vector<Asked>& jobs) {
   std::vector<std::unique_ptr<Drafted>> requests;
-  for (const Job& job : jobs) {
+  for (const Asked& job : jobs) {
     const auto index = static_cast<int>(requests.size());
     // The second request may not draft as deep.
     const int max_depth = index == 1 ? std::max(1, test.num_passes - 2) : test.num_passes;

@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,27 +12,20 @@
 #include "cuda/factory.h"
 #include "specdec/engine.h"
 #include "specdec/logits_processor.h"
+#include "testing/answers.h"
 #include "testing/tiny_llama.h"
+#include "testing/with_drafter.h"
 
 namespace specdec::testing::device_engine {
 
 namespace tiny = testing::tiny_llama;
+using testing::Answers;
+using testing::Asked;
+using testing::drafter_of;
+using testing::TempDirectory;
+using testing::with_drafter;
 
 using Tokens = std::vector<int32_t>;
-
-struct Answer {
-  Tokens tokens;
-  std::vector<PositionLogprobs> logprobs;
-  FinishReason reason = FinishReason::kNone;
-};
-using Answers = std::map<std::string, Answer>;  // "request/completion"
-
-struct Job {
-  std::string id;
-  Tokens prompt;
-  SamplingParams params;
-  int arrives = 0;  // before which step
-};
 
 class SameLogits final : public LogitsProcessor {
  public:
@@ -42,21 +33,8 @@ class SameLogits final : public LogitsProcessor {
 };
 
 // The host runs requests with logits processors; this one changes nothing.
-inline void keep_ordinary(std::vector<Job>& jobs) {
-  for (Job& job : jobs) job.params.logits_processors = {std::make_shared<SameLogits>()};
-}
-
-// The bits of logprobs, in a form that is readable where they differ.
-inline std::vector<std::string> texts(const std::vector<PositionLogprobs>& positions) {
-  std::vector<std::string> texts;
-  for (const PositionLogprobs& position : positions) {
-    std::string& text = texts.emplace_back();
-    for (const Logprob& entry : position) {
-      text += str_cat(entry.token_id, ":", std::bit_cast<uint32_t>(entry.logprob), ":", entry.rank,
-                      " ");
-    }
-  }
-  return texts;
+inline void keep_ordinary(std::vector<Asked>& jobs) {
+  for (Asked& job : jobs) job.params.logits_processors = {std::make_shared<SameLogits>()};
 }
 
 // The values of `EngineConfig::device` that this build and this machine serve.
@@ -83,7 +61,7 @@ class EngineWorld {
   EngineConfig config() const {
     EngineConfig config;
     config.model = target_.path();
-    config.dtype = "bfloat16";
+    config.dtype = ModelDType::kBFloat16;
     config.device = device_;
     config.max_model_len = 96;
     config.max_num_seqs = 4;
@@ -92,46 +70,22 @@ class EngineWorld {
     return config;
   }
 
-  EngineConfig with_draft(const TempDirectory& model, int num_tokens,
-                          DraftLengthPolicy policy = DraftLengthPolicy::kFixed) const {
-    EngineConfig config = this->config();
-    config.speculative.num_speculative_tokens = num_tokens;
-    config.speculative.draft_length_policy = policy;
-    DrafterConfig drafter;
-    drafter.method = DraftMethod::kDraftModel;
-    drafter.model = model.path();
-    drafter.quantization = "none";
-    config.speculative.drafters = {drafter};
-    return config;
+  EngineConfig with_draft(const TempDirectory& model, int num_tokens) const {
+    return with_drafter(config(), drafter_of(DraftMethod::kDraftModel, model.path()), num_tokens);
   }
 
   // The answers, and the statistics of the engine that gave them.
-  static Answers run(const EngineConfig& config, const std::vector<Job>& jobs, EngineStats* stats) {
+  static Answers run(const EngineConfig& config, const std::vector<Asked>& jobs,
+                     EngineStats* stats) {
     Engine engine(config);
-    Answers answers;
-    size_t next = 0;
-    for (int step = 0; next < jobs.size() || engine.has_unfinished_requests(); ++step) {
-      for (; next < jobs.size() && jobs[next].arrives <= step; ++next) {
-        engine.add_request(next, jobs[next].prompt, jobs[next].params);
-      }
-      for (const RequestOutput& output : engine.step()) {
-        EXPECT_EQ(output.error, "");
-        for (const CompletionOutput& part : output.outputs) {
-          Answer& answer = answers[str_cat(jobs[output.request_id].id, "/", part.index)];
-          answer.tokens.insert(answer.tokens.end(), part.new_token_ids.begin(),
-                               part.new_token_ids.end());
-          answer.logprobs.insert(answer.logprobs.end(), part.new_logprobs.begin(),
-                                 part.new_logprobs.end());
-          if (part.finish_reason != FinishReason::kNone) answer.reason = part.finish_reason;
-        }
-      }
-    }
+    Answers answers = run_to_end(engine, jobs);
+    for (const auto& [id, answer] : answers) EXPECT_EQ(answer.error, "") << id;
     *stats = engine.stats();
     return answers;
   }
 
   // The same with the number of steps that ran on the device alone.
-  static Answers run(const EngineConfig& config, const std::vector<Job>& jobs,
+  static Answers run(const EngineConfig& config, const std::vector<Asked>& jobs,
                      int64_t* num_device_steps = nullptr) {
     EngineStats stats;
     Answers answers = run(config, jobs, &stats);
@@ -139,26 +93,15 @@ class EngineWorld {
     return answers;
   }
 
-  static void expect_equal(const Answers& expected, const Answers& actual) {
-    ASSERT_EQ(expected.size(), actual.size());
-    for (const auto& [id, answer] : expected) {
-      SCOPED_TRACE(id);
-      const Answer& other = actual.at(id);
-      EXPECT_EQ(answer.tokens, other.tokens);
-      EXPECT_EQ(answer.reason, other.reason);
-      EXPECT_EQ(texts(answer.logprobs), texts(other.logprobs));
-    }
-  }
-
   // Compares answers and statistics with those of steps whose drafting and verification the host
   // does, which are the reference.
-  static void compare_with_host(const EngineConfig& config, std::vector<Job> jobs) {
+  static void compare_with_host(const EngineConfig& config, std::vector<Asked> jobs) {
     EngineStats on_device;
     const Answers answers = run(config, jobs, &on_device);
     EXPECT_GT(on_device.num_device_steps, 3);
     keep_ordinary(jobs);
     EngineStats on_host;
-    expect_equal(run(config, jobs, &on_host), answers);
+    EXPECT_EQ(run(config, jobs, &on_host), answers);
     EXPECT_EQ(on_host.num_device_steps, 0);
     const AcceptanceStats& device = on_device.acceptance;
     const AcceptanceStats& host = on_host.acceptance;
@@ -189,23 +132,15 @@ class EngineWorld {
 
   // Aborts the second of three requests on the way.
   static void expect_abort_leaves_the_others(const EngineConfig& config,
-                                             const std::vector<Job>& jobs,
+                                             const std::vector<Asked>& jobs,
                                              const Answers& expected) {
     Engine engine(config);
     for (size_t i = 0; i < jobs.size(); ++i) engine.add_request(i, jobs[i].prompt, jobs[i].params);
-    std::map<uint64_t, Tokens> tokens;
-    for (int step = 0; engine.has_unfinished_requests(); ++step) {
-      if (step == 3) {
-        EXPECT_TRUE(engine.abort(1));
-      }
-      for (const RequestOutput& output : engine.step()) {
-        Tokens& all = tokens[output.request_id];
-        const Tokens& fresh = output.outputs[0].new_token_ids;
-        all.insert(all.end(), fresh.begin(), fresh.end());
-      }
-    }
-    EXPECT_EQ(tokens[0], expected.at("r0/0").tokens);
-    EXPECT_EQ(tokens[2], expected.at("r2/0").tokens);
+    testing::Numbered answers;
+    for (int step = 0; step < 3; ++step) step_once(engine, answers);
+    EXPECT_TRUE(engine.abort(1));
+    while (engine.has_unfinished_requests()) step_once(engine, answers);
+    for (const int i : {0, 2}) EXPECT_EQ(answers[i], expected.at(jobs[i].id)) << i;
   }
 
   TempDirectory target_;
@@ -221,10 +156,10 @@ class EngineTest : public ::testing::TestWithParam<std::string>, protected Engin
   EngineTest() : EngineWorld(GetParam()) {}
 };
 
-inline std::vector<Job> jobs_of(int count, const SamplingParams& params, int gap = 0) {
-  std::vector<Job> jobs;
+inline std::vector<Asked> jobs_of(int count, const SamplingParams& params, int gap = 0) {
+  std::vector<Asked> jobs;
   for (int i = 0; i < count; ++i) {
-    Job job{.id = str_cat("r", i), .prompt = {}, .params = params, .arrives = i * gap};
+    Asked job{.id = str_cat("r", i), .prompt = {}, .params = params, .arrives = i * gap};
     for (int j = 0; j < 3 + 5 * i % 14; ++j) job.prompt.push_back((i * 5 + j * 3) % tiny::kVocab);
     job.params.seed = 100 + i;
     jobs.push_back(std::move(job));

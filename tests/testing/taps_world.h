@@ -15,6 +15,7 @@
 #include "runtime/model_runner.h"
 #include "specdec/engine.h"
 #include "testing/tiny_llama.h"
+#include "testing/with_drafter.h"
 
 namespace specdec::testing {
 
@@ -197,14 +198,7 @@ inline void expect_features_after_preemption(EngineConfig config) {
 
 // `draft_path`: the target, perturbed, so that some branches of its trees are accepted.
 inline void expect_features_of_accepted_trees(EngineConfig config, const std::string& draft_path) {
-  DrafterConfig drafter;
-  drafter.method = DraftMethod::kDraftModel;
-  drafter.model = draft_path;
-  drafter.quantization = "none";
-  config.speculative.num_speculative_tokens = 3;
-  config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
-  config.speculative.tree_width = 3;
-  config.speculative.drafters = {drafter};
+  config = with_drafter(config, drafter_of(DraftMethod::kDraftModel, draft_path), 3, 3);
   TappedEngine tapped(config);
   for (int i = 0; i < 3; ++i) tapped.add(i, tapped_prompt(i, 9 + 7 * i), 50);
   tapped.run();

@@ -4,13 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "specdec/engine.h"
 #include "testing/answers.h"
 #include "testing/tiny_llama.h"
+#include "testing/with_drafter.h"
 
 namespace specdec::testing::tiny_llama {
 
@@ -25,25 +24,13 @@ class EngineFixture : public ::testing::Test {
     EngineConfig config;
     config.model = target_.path();
     config.device = "cpu";
-    config.dtype = "float32";
+    config.dtype = ModelDType::kFloat32;
     config.num_threads = 2;
     return config;
   }
 
-  static EngineConfig with_drafter(EngineConfig config, DrafterConfig drafter, int num_tokens,
-                                   int width = 1) {
-    config.speculative.num_speculative_tokens = num_tokens;
-    config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
-    config.speculative.tree_width = width;
-    config.speculative.drafters = {std::move(drafter)};
-    return config;
-  }
-
-  static DrafterConfig custom(std::shared_ptr<CustomDrafter> drafter) {
-    DrafterConfig config;
-    config.method = DraftMethod::kCustom;
-    config.custom = std::move(drafter);
-    return config;
+  DrafterConfig drafter(DraftMethod method) const {
+    return drafter_of(method, method == DraftMethod::kDraftModel ? draft_.path() : "");
   }
 
   TempDirectory target_;

@@ -1,12 +1,14 @@
 // What an engine is made of.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "specdec/logprobs_mode.h"
 #include "specdec/options.h"
 #include "specdec/speculative_config.h"
 
@@ -14,11 +16,43 @@ namespace specdec {
 
 class RankGroup;  // specdec/ranks.h
 
+enum class ModelDType : uint8_t { kAuto, kBFloat16, kFloat16, kFloat32 };
+template <>
+inline constexpr auto kEnumNames<ModelDType> =
+    std::to_array<EnumName<ModelDType>>({{ModelDType::kAuto, "auto"},
+                                         {ModelDType::kBFloat16, "bfloat16"},
+                                         {ModelDType::kFloat16, "float16"},
+                                         {ModelDType::kFloat32, "float32"}});
+
+enum class LoadFormat : uint8_t { kAuto, kDummy };
+template <>
+inline constexpr auto kEnumNames<LoadFormat> = std::to_array<EnumName<LoadFormat>>(
+    {{LoadFormat::kAuto, "auto"}, {LoadFormat::kDummy, "dummy"}});
+
+enum class SchedulingPolicy : uint8_t { kFcfs, kPriority };
+template <>
+inline constexpr auto kEnumNames<SchedulingPolicy> = std::to_array<EnumName<SchedulingPolicy>>(
+    {{SchedulingPolicy::kFcfs, "fcfs"}, {SchedulingPolicy::kPriority, "priority"}});
+
+enum class KvCacheDType : uint8_t { kAuto, kInt8 };
+template <>
+inline constexpr auto kEnumNames<KvCacheDType> = std::to_array<EnumName<KvCacheDType>>(
+    {{KvCacheDType::kAuto, "auto"}, {KvCacheDType::kInt8, "int8"}});
+
+enum class DistributedExecutorBackend : uint8_t { kThreads, kMp, kRay, kExternalLauncher };
+template <>
+inline constexpr auto kEnumNames<DistributedExecutorBackend> =
+    std::to_array<EnumName<DistributedExecutorBackend>>(
+        {{DistributedExecutorBackend::kThreads, "threads"},
+         {DistributedExecutorBackend::kMp, "mp"},
+         {DistributedExecutorBackend::kRay, "ray"},
+         {DistributedExecutorBackend::kExternalLauncher, "external_launcher"}});
+
 struct EngineConfig {
   std::string model;  // directory with config.json and *.safetensors
   // kEngineOptions, below, says what members without a comment mean and which values they take.
-  std::string dtype = "auto";
-  std::string load_format = "auto";
+  ModelDType dtype = ModelDType::kAuto;
+  LoadFormat load_format = LoadFormat::kAuto;
   // A JSON object whose keys replace those of config.json; empty: none. A draft model has its own.
   std::string hf_overrides;
   std::string quantization = "auto";
@@ -27,8 +61,8 @@ struct EngineConfig {
   int max_model_len = 0;
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
-  std::string scheduling_policy = "fcfs";
-  std::string kv_cache_dtype = "auto";
+  SchedulingPolicy scheduling_policy = SchedulingPolicy::kFcfs;
+  KvCacheDType kv_cache_dtype = KvCacheDType::kAuto;
   int64_t kv_cache_memory_bytes = 0;
   int num_kv_blocks = 0;
   double gpu_memory_utilization = 0.9;
@@ -38,10 +72,10 @@ struct EngineConfig {
   bool deterministic = true;
   int num_threads = 0;
   uint64_t seed = 0;
-  std::string logprobs_mode = "raw_logprobs";
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   int tensor_parallel_size = 1;
   int pipeline_parallel_size = 1;
-  std::string distributed_executor_backend = "threads";
+  DistributedExecutorBackend distributed_executor_backend = DistributedExecutorBackend::kThreads;
   double distributed_timeout_seconds = 60.0;
   // States that every completion returns once it has finished (CompletionOutput::tapped_states):
   // the residual stream as each of these layers reads it, the number of layers standing for the
@@ -68,14 +102,12 @@ inline constexpr std::tuple kEngineOptions = {
          .help = "\"auto\" (the checkpoint's), \"bfloat16\", \"float32\" (on a CPU) or "
                  "\"float16\" (on a CPU bfloat16, with a warning)",
          .details = "\"half\" is float16. \"auto\" is bfloat16 where the device does not have the "
-                    "checkpoint's.",
-         .choices = {"auto", "bfloat16", "float16", "float32"}}),
+                    "checkpoint's."}),
     option(&EngineConfig::load_format,
            {.name = "load_format",
             .help = "\"auto\", or \"dummy\": random weights of the right shapes, always the same",
             .details = "Only config.json and the tokenizer are read, of a draft model, too. For "
-                       "measuring.",
-            .choices = {"auto", "dummy"}}),
+                       "measuring."}),
     option(
         &EngineConfig::quantization,
         {.name = "quantization",
@@ -120,15 +152,13 @@ inline constexpr std::tuple kEngineOptions = {
              "which requests run first: \"fcfs\", those that came first, or \"priority\", those "
              "of the lowest priority value, then those that came first",
          .details = "The same order in reverse says who is preempted where memory is short. With "
-                    "\"fcfs\" a request has no priority but 0.",
-         .choices = {"fcfs", "priority"}}),
+                    "\"fcfs\" a request has no priority but 0."}),
     option(
         &EngineConfig::kv_cache_dtype,
         {.name = "kv_cache_dtype",
          .help = "keys and values: \"auto\" (dtype), or \"int8\" with a scale for each token and "
                  "head",
-         .details = "\"int8\" takes about half the memory of bfloat16.",
-         .choices = {"auto", "int8"}}),
+         .details = "\"int8\" takes about half the memory of bfloat16."}),
     option(&EngineConfig::kv_cache_memory_bytes,
            {.name = "kv_cache_memory_bytes",
             .help = "size of the KV cache",
@@ -175,8 +205,7 @@ inline constexpr std::tuple kEngineOptions = {
             .help = "what logprobs and prompt_logprobs hold: \"raw_logprobs\", "
                     "\"processed_logprobs\" (after all processors), \"raw_logits\" or "
                     "\"processed_logits\"",
-            .details = "Logits come instead of their log-softmax.",
-            .choices = {"raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"}}),
+            .details = "Logits come instead of their log-softmax."}),
     option(&EngineConfig::tensor_parallel_size,
            {.name = "tensor_parallel_size",
             .help = "devices that share every layer",
@@ -193,8 +222,7 @@ inline constexpr std::tuple kEngineOptions = {
            {.name = "distributed_executor_backend",
             .help = "where the ranks of several devices run: \"threads\" of this process, \"mp\" "
                     "(processes that it starts), \"ray\" (actors of Ray) or "
-                    "\"external_launcher\" (of torchrun)",
-            .choices = {"threads", "mp", "ray", "external_launcher"}}),
+                    "\"external_launcher\" (of torchrun)"}),
     option(&EngineConfig::distributed_timeout_seconds,
            {.name = "distributed_timeout_seconds",
             .help = "how long a rank waits for the others before the engine fails with RankFailure",

@@ -5,6 +5,8 @@
 
 #include <array>
 #include <limits>
+#include <optional>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 
@@ -37,7 +39,6 @@ struct OptionText {
   const char* details = "";    // sentences that the documents add
   Range range = {};            // of a number, or of every number of a list
   const char* zero = nullptr;  // what 0, in Python None, stands for; null where 0 is a value
-  std::array<const char*, 6> choices = {};  // of a string; none: any
 };
 
 template <class Config, class Value>
@@ -63,11 +64,20 @@ inline constexpr std::array<EnumName<Enum>, 0> kEnumNames = {};
 
 template <class Enum>
   requires(!kEnumNames<Enum>.empty())
-constexpr const char* name_of(Enum value) {
+constexpr std::string_view name_of(Enum value) {
   for (const EnumName<Enum>& known : kEnumNames<Enum>) {
     if (known.value == value) return known.name;
   }
   return "";
+}
+
+// Nothing for a name that none of the values has.
+template <class Enum>
+constexpr std::optional<Enum> value_of(std::string_view name) {
+  for (const EnumName<Enum>& known : kEnumNames<Enum>) {
+    if (known.name == name) return known.value;
+  }
+  return {};
 }
 
 // Calls function(option) for every option of a table.

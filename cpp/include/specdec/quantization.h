@@ -1,9 +1,12 @@
 // In how many bits the weights of a model are held.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "specdec/options.h"
 
 namespace specdec {
 
@@ -11,18 +14,25 @@ namespace specdec {
 // unless integers are asked for. Norms, biases,
 // learned positions and the routers of experts are never quantised.
 enum class Quantization : uint8_t {
-  kAuto,  // "auto": as the checkpoint stores them
-  kNone,  // "none": floating point, at the engine's dtype
-  kInt8,  // "int8": one scale an output
-  // "int4": a scale for every 32 inputs of an output; embedding and head in 8 bits, likewise
+  kAuto,  // as the checkpoint stores them
+  kNone,  // floating point, at the engine's dtype
+  kInt8,  // one scale an output
+  // a scale for every 32 inputs of an output; embedding and head in 8 bits, likewise
   // grouped, for they lose most.
   kInt4,
-  // "fp8": 8-bit floats, one scale an output, where products with them are (on a GPU); embedding
+  // 8-bit floats, one scale an output, where products with them are (on a GPU); embedding
   // and head as they are.
   kFp8,
 };
 
-// "auto", "none", "int8", "int4", "fp8".
+template <>
+inline constexpr auto kEnumNames<Quantization> =
+    std::to_array<EnumName<Quantization>>({{Quantization::kAuto, "auto"},
+                                           {Quantization::kNone, "none"},
+                                           {Quantization::kInt8, "int8"},
+                                           {Quantization::kInt4, "int4"},
+                                           {Quantization::kFp8, "fp8"}});
+
 const std::vector<std::string>& known_quantizations();
 
 // Throws InvalidArgument, field "quantization", that says what to write instead.

@@ -26,26 +26,4 @@ void dequantize_fp8_row(const WeightView& part, int64_t row, float* out) {
   }
 }
 
-std::string_view name_of(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kAct:
-      return "act";
-    case WeightFormat::kInt8:
-      return "int8";
-    case WeightFormat::kInt8Grouped:
-      return "int8_grouped";
-    case WeightFormat::kInt8GroupedMin:
-      return "int8_grouped_min";
-    case WeightFormat::kInt4Grouped:
-      return "int4_grouped";
-    case WeightFormat::kInt4GroupedMin:
-      return "int4_grouped_min";
-    case WeightFormat::kFp8:
-      return "fp8";
-    case WeightFormat::kFp8Grouped:
-      return "fp8_grouped";
-  }
-  detail::check_failed(__FILE__, __LINE__, "weight format is known");
-}
-
 }  // namespace specdec

@@ -6,6 +6,7 @@
 // weights, bit for bit, never on how many rows there are or where in the batch it stands.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <exception>
 #include <span>
@@ -17,6 +18,7 @@
 #include "core/k_slices.h"
 #include "core/random_weights.h"
 #include "core/tensor_view.h"
+#include "specdec/logprobs_mode.h"
 #include "specdec/request_output.h"
 
 namespace specdec {
@@ -66,14 +68,22 @@ enum class WeightFormat : uint8_t {
   kFp8,         // 8-bit floats (e4m3), one scale an output
   kFp8Grouped,  // and a factor of that scale for every kQuantGroup inputs
 };
+template <>
+inline constexpr auto kEnumNames<WeightFormat> =
+    std::to_array<EnumName<WeightFormat>>({{WeightFormat::kAct, "act"},
+                                           {WeightFormat::kInt8, "int8"},
+                                           {WeightFormat::kInt8Grouped, "int8_grouped"},
+                                           {WeightFormat::kInt8GroupedMin, "int8_grouped_min"},
+                                           {WeightFormat::kInt4Grouped, "int4_grouped"},
+                                           {WeightFormat::kInt4GroupedMin, "int4_grouped_min"},
+                                           {WeightFormat::kFp8, "fp8"},
+                                           {WeightFormat::kFp8Grouped, "fp8_grouped"}});
 inline constexpr int kQuantGroup = 32;
 
 // Whether 8-bit floats `part` can be held as they are in `format`.
 bool keeps_fp8(WeightFormat format, const WeightView& part);
 // out [in_features] = row `row` of a matrix of 8-bit floats.
 void dequantize_fp8_row(const WeightView& part, int64_t row, float* out);
-
-std::string_view name_of(WeightFormat format);  // "int8_grouped", ...; kAct: "act"
 
 struct PackArgs {
   std::span<const WeightView> parts;  // one after another: [out_features, in_features]
@@ -336,17 +346,6 @@ struct TokenCount {
   int32_t token_id = 0;
   int32_t output_count = 0;  // 0: only in the prompt
 };
-
-// What entries of reported tokens are made of: the logits as given or after all of the row's
-// processors, and whether they hold the log-softmax or the logit itself.
-enum class LogprobsMode : uint8_t { kRaw, kProcessed, kRawLogits, kProcessedLogits };
-
-inline bool is_raw(LogprobsMode mode) {
-  return mode == LogprobsMode::kRaw || mode == LogprobsMode::kRawLogits;
-}
-inline bool holds_logits(LogprobsMode mode) {
-  return mode == LogprobsMode::kRawLogits || mode == LogprobsMode::kProcessedLogits;
-}
 
 // Changes the logits of one row, [vocab_size], on the host: after masks and bias, before penalties.
 class RowProcessor {

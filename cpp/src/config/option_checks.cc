@@ -37,15 +37,4 @@ void check_number(const OptionText& option, double value) {
                                              number_text(value)));
 }
 
-void check_choice(const OptionText& option, const std::string& value) {
-  std::string known;
-  for (const char* choice : option.choices) {
-    if (choice == nullptr) break;
-    if (value == choice) return;
-    known += str_cat(known.empty() ? "'" : ", '", choice, "'");
-  }
-  if (known.empty()) return;
-  throw InvalidArgument(option.name, str_cat("'", value, "' is not supported; use one of ", known));
-}
-
 }  // namespace specdec

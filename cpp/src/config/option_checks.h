@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -10,16 +9,13 @@
 
 namespace specdec {
 
-// Each throws InvalidArgument naming the option, what it may be and what it is.
+// Throws InvalidArgument naming the option, what it may be and what it is.
 void check_number(const OptionText& option, double value);
-void check_choice(const OptionText& option, const std::string& value);
 
 template <class Value>
 void check_value(const OptionText& option, const Value& value) {
   if constexpr (std::is_arithmetic_v<Value>) {
     check_number(option, static_cast<double>(value));
-  } else if constexpr (std::is_same_v<Value, std::string>) {
-    check_choice(option, value);
   }
 }
 

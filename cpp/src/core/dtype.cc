@@ -28,34 +28,6 @@ size_t size_of(DType dtype) {
   return 0;
 }
 
-std::string_view name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "float32";
-    case DType::kBF16:
-      return "bfloat16";
-    case DType::kF16:
-      return "float16";
-    case DType::kF64:
-      return "float64";
-    case DType::kI64:
-      return "int64";
-    case DType::kI32:
-      return "int32";
-    case DType::kI16:
-      return "int16";
-    case DType::kI8:
-      return "int8";
-    case DType::kU8:
-      return "uint8";
-    case DType::kBool:
-      return "bool";
-    case DType::kF8E4M3:
-      return "float8_e4m3fn";
-  }
-  return "unknown";
-}
-
 bool is_floating(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 ||
          dtype == DType::kF64;

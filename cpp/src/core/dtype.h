@@ -1,18 +1,32 @@
 // Element types of tensors in checkpoints, caches and activations.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
+
+#include "specdec/options.h"
 
 namespace specdec {
 
 enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kI16, kI8, kU8, kBool, kF8E4M3 };
+template <>
+inline constexpr auto kEnumNames<DType> =
+    std::to_array<EnumName<DType>>({{DType::kF32, "float32"},
+                                    {DType::kBF16, "bfloat16"},
+                                    {DType::kF16, "float16"},
+                                    {DType::kF64, "float64"},
+                                    {DType::kI64, "int64"},
+                                    {DType::kI32, "int32"},
+                                    {DType::kI16, "int16"},
+                                    {DType::kI8, "int8"},
+                                    {DType::kU8, "uint8"},
+                                    {DType::kBool, "bool"},
+                                    {DType::kF8E4M3, "float8_e4m3fn"}});
 
-size_t size_of(DType dtype);            // bytes of one element
-std::string_view name_of(DType dtype);  // "float32", "bfloat16", ...
-bool is_floating(DType dtype);          // 16 bits or more, which need no scale
+size_t size_of(DType dtype);    // bytes of one element
+bool is_floating(DType dtype);  // 16 bits or more, which need no scale
 
 // The top 16 bits of an IEEE float32.
 struct BFloat16 {

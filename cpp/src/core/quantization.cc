@@ -40,16 +40,16 @@ constexpr std::array kOtherNames = {
 }  // namespace
 
 const std::vector<std::string>& known_quantizations() {
-  static const std::vector<std::string> names = {"auto", "none", "int8", "int4", "fp8"};
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const auto& [_, name] : kEnumNames<Quantization>) list.emplace_back(name);
+    return list;
+  }();
   return names;
 }
 
 Quantization parse_quantization(const std::string& name) {
-  if (name == "auto") return Quantization::kAuto;
-  if (name == "none") return Quantization::kNone;
-  if (name == "int8") return Quantization::kInt8;
-  if (name == "int4") return Quantization::kInt4;
-  if (name == "fp8") return Quantization::kFp8;
+  if (const std::optional<Quantization> value = value_of<Quantization>(name)) return *value;
   std::string message =
       str_cat("'", name, "' is not supported; use 'auto', 'none', 'int8', 'int4' or 'fp8'");
   for (const OtherName& other : kOtherNames) {

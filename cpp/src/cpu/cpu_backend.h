@@ -73,6 +73,16 @@ class CpuBackend final : public Backend {
   std::span<const RowScales> row_scales(const QkvArgs& args, const float* sums);
   void activated_norm(const NormArgs& args);
 
+  // What linear() does with the sums of a cell.
+  void store(const LinearArgs& args, const SumsCell& cell) const {
+    kernels_.epilogue.store({.cell = cell,
+                             .bias = args.bias,
+                             .out = args.out,
+                             .out_features = args.weight->out_features(),
+                             .scale = args.scale,
+                             .soft_cap = args.soft_cap,
+                             .accumulate = args.accumulate});
+  }
   // Of weights that ranks share (shared_linear.cc).
   void linear_by_inputs(const LinearArgs& args);
   void linear_by_outputs(const LinearArgs& args);

@@ -40,19 +40,15 @@ QkvTask qkv_task(const QkvArgs& args, const SumsCell& cell) {
 // Rows [begin, end) of a norm, to rows of `out` from 0 on.
 RowsTask norm_task(const NormArgs& args, int64_t begin, int64_t end, void* out) {
   return {.x = args.x + begin * args.dim,
-          .x_bf16 = false,
-          .row_ids = nullptr,
           .dim = args.dim,
           .norm = kind_of(&args.norm),
           .weight = args.norm.weight,
           .bias = args.norm.bias,
           .eps = args.norm.eps,
-          .row_begin = 0,
           .row_end = end - begin,
           .out = out,
           .out_stride = args.dim,
-          .accumulate = args.accumulate,
-          .code_offset = 0};
+          .accumulate = args.accumulate};
 }
 
 char* out_row(const NormArgs& args, int64_t row) {
@@ -133,15 +129,7 @@ void CpuBackend::linear(const LinearArgs& args) {
     if (args.in.num_rows == 0) return;
     return weight.share().by_inputs() ? linear_by_inputs(args) : linear_by_outputs(args);
   }
-  projector_.run(weight, args.in, 1, [&](const SumsCell& cell) {
-    kernels_.epilogue.store({.cell = cell,
-                             .bias = args.bias,
-                             .out = args.out,
-                             .out_features = weight.out_features(),
-                             .scale = args.scale,
-                             .soft_cap = args.soft_cap,
-                             .accumulate = args.accumulate});
-  });
+  projector_.run(weight, args.in, 1, [&](const SumsCell& cell) { store(args, cell); });
 }
 
 void CpuBackend::activated_linear(const ActivatedLinearArgs& args) {
@@ -258,19 +246,14 @@ void CpuBackend::store_rows(const StoreRowsArgs& args) {
       SPECDEC_CHECK(slot < to.num_slots);
       const int64_t place = (slot * to.width + args.column) * element_bytes;
       kernel({.x = args.x + row * args.dim,
-              .x_bf16 = false,
-              .row_ids = nullptr,
               .dim = args.dim,
               .norm = kind_of(args.norm),
               .weight = norm.weight,
               .bias = norm.bias,
               .eps = norm.eps,
-              .row_begin = 0,
               .row_end = 1,
               .out = static_cast<char*>(to.rows) + place,
-              .out_stride = args.dim,
-              .accumulate = false,
-              .code_offset = 0});
+              .out_stride = args.dim});
     }
   });
 }
@@ -292,18 +275,11 @@ void CpuBackend::load_rows(const LoadRowsArgs& args) {
       const int64_t place = (slot * from.width + args.column) * element_bytes;
       kernels_.rows.to_f32({.x = static_cast<const char*>(from.rows) + place,
                             .x_bf16 = is_bf16,
-                            .row_ids = nullptr,
                             .dim = args.dim,
-                            .norm = kNoNorm,
-                            .weight = nullptr,
-                            .bias = nullptr,
-                            .eps = 0.0f,
-                            .row_begin = 0,
                             .row_end = 1,
                             .out = out,
                             .out_stride = args.dim,
-                            .accumulate = args.accumulate,
-                            .code_offset = 0});
+                            .accumulate = args.accumulate});
     }
   });
 }

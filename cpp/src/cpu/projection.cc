@@ -158,7 +158,6 @@ void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const
       .row_end = row_end,
       .out = storage,
       .out_stride = layout.stride,
-      .accumulate = false,
       .code_offset = weight_->is_integer() ? code_offset(weight_->packed_format()) : 0};
   const RowsKernels& to = kernels_.rows;
   const bool is_bf16 = weight_->packed_format() == kPackedBf16;

@@ -79,18 +79,12 @@ void CpuBackend::finish_planes(const LinearArgs& args,
                              stack[0][n + lane] *= scales[lane];
                            }
                          }
-                         kernels_.epilogue.store({.cell = {.sums = stack[0],
-                                                           .stride = kFoldOutputs,
-                                                           .row_begin = row,
-                                                           .row_end = row + 1,
-                                                           .begin = output,
-                                                           .end = output + count},
-                                                  .bias = args.bias,
-                                                  .out = args.out,
-                                                  .out_features = weight.out_features(),
-                                                  .scale = args.scale,
-                                                  .soft_cap = args.soft_cap,
-                                                  .accumulate = args.accumulate});
+                         store(args, {.sums = stack[0],
+                                      .stride = kFoldOutputs,
+                                      .row_begin = row,
+                                      .row_end = row + 1,
+                                      .begin = output,
+                                      .end = output + count});
                        }
                      });
 }

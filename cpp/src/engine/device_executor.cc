@@ -54,7 +54,7 @@ DeviceExecutorConfig DeviceExecutorConfig::of(const EngineModels& models) {
           .max_rows = config.max_num_batched_tokens,
           .max_model_len = models.max_model_len(),
           .block_size = config.block_size,
-          .logprobs_mode = parse_logprobs_mode(config.logprobs_mode),
+          .logprobs_mode = config.logprobs_mode,
           .speculative = config.speculative};
 }
 

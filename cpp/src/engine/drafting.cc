@@ -21,7 +21,7 @@ Drafting::Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels&
   for (const DrafterConfig& drafter : config_.drafters) {
     const int id = static_cast<int>(drafters.size());
     drafters.push_back(make_drafter(id, vocab_size, models, pool, threads));
-    drafter_stats_.push_back({.name = name_of(drafter.method)});
+    drafter_stats_.push_back({.name = std::string(name_of(drafter.method))});
   }
   drafters.push_back(std::make_unique<GrammarDrafter>(static_cast<int>(drafters.size()), &threads));
   drafter_stats_.push_back({.name = "grammar"});

@@ -103,7 +103,7 @@ void Engine::Impl::fill_model_info() {
   info_.max_num_seqs = config_.max_num_seqs;
   info_.max_num_batched_tokens = config_.max_num_batched_tokens;
   info_.num_speculative_tokens = config_.speculative.num_speculative_tokens;
-  info_.has_priorities = config_.scheduling_policy == "priority";
+  info_.has_priorities = config_.scheduling_policy == SchedulingPolicy::kPriority;
   info_.num_threads = models_.backend().num_threads();
   info_.num_kv_blocks = cache.num_blocks;
   info_.block_size = config_.block_size;

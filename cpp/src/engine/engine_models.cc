@@ -71,7 +71,7 @@ void EngineModels::load(const BackendMaker& make_backend) {
   fill_defaults(config_, device.kind);
   const EngineConfig& config = config_;
   model_ = load_model_config(config.model, config.hf_overrides);
-  model_.random_weights = config.load_format == "dummy";
+  model_.random_weights = config.load_format == LoadFormat::kDummy;
   place_ = find_place();
   draft_models_ = std::make_unique<DraftModels>(config, model_, place_);
   // Work that is recorded on a device cannot wait for rows of another stage.

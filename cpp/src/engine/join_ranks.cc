@@ -46,7 +46,7 @@ SocketAddress address_of(const std::string& name) {
 
 // Whether the configuration and the environment say that torchrun started the process.
 bool has_launcher(const EngineConfig& config) {
-  return config.distributed_executor_backend == "external_launcher" &&
+  return config.distributed_executor_backend == DistributedExecutorBackend::kExternalLauncher &&
          std::getenv("RANK") != nullptr;
 }
 
@@ -65,7 +65,9 @@ int num_ranks(const EngineConfig& config) {
 }
 
 int device_of_rank(const EngineConfig& config, int rank) {
-  return config.distributed_executor_backend == "ray" ? 0 : rank % num_ranks_of_host(config);
+  return config.distributed_executor_backend == DistributedExecutorBackend::kRay
+             ? 0
+             : rank % num_ranks_of_host(config);
 }
 
 int num_ranks_of_host(const EngineConfig& config) {
@@ -115,16 +117,17 @@ std::unique_ptr<Communicator> RankGroup::join(std::chrono::milliseconds timeout)
 
 bool is_leading_rank(const EngineConfig& config) {
   config.validate();
-  return config.distributed_executor_backend != "external_launcher" ||
+  return config.distributed_executor_backend != DistributedExecutorBackend::kExternalLauncher ||
          launched_rank(config).rank == 0;
 }
 
 void serve_rank(const EngineConfig& config, const std::string& name, int rank) {
   config.validate();
   const auto join = [&] {
-    const std::string& backend = config.distributed_executor_backend;
-    if (backend == "mp") return join_shm_group(name, rank, timeout_of(config));
-    if (backend != "ray") return join_launched(config);
+    const DistributedExecutorBackend backend = config.distributed_executor_backend;
+    if (backend == DistributedExecutorBackend::kMp)
+      return join_shm_group(name, rank, timeout_of(config));
+    if (backend != DistributedExecutorBackend::kRay) return join_launched(config);
     return join_socket_group(address_of(name), rank, num_ranks(config), timeout_of(config));
   };
   const std::unique_ptr<Communicator> group = join();

@@ -17,17 +17,17 @@ Ranks::Ranks(std::unique_ptr<Communicator> group) : group_(std::move(group)) {}
 
 std::unique_ptr<Ranks> Ranks::start(const EngineConfig& config, const BackendMaker& make_backend) {
   if (num_ranks(config) == 1) return nullptr;
-  const std::string& backend = config.distributed_executor_backend;
-  if (backend == "mp" || backend == "ray") {
+  const DistributedExecutorBackend backend = config.distributed_executor_backend;
+  if (backend == DistributedExecutorBackend::kMp || backend == DistributedExecutorBackend::kRay) {
     if (config.rank_group == nullptr) {
       throw InvalidArgument("rank_group",
-                            str_cat("'", backend,
+                            str_cat("'", name_of(backend),
                                     "' needs the group that the other ranks' processes "
                                     "join"));
     }
     return std::unique_ptr<Ranks>(new Ranks(config.rank_group->join(timeout_of(config))));
   }
-  if (backend != "threads") {
+  if (backend == DistributedExecutorBackend::kExternalLauncher) {
     return std::unique_ptr<Ranks>(new Ranks(join_launched(config)));
   }
   auto groups = make_thread_communicators(num_ranks(config), timeout_of(config));

@@ -55,13 +55,6 @@ int64_t gpu_cache_bytes(const EngineConfig& config, const MemoryInfo& memory, in
 
 }  // namespace
 
-LogprobsMode parse_logprobs_mode(const std::string& name) {
-  if (name == "raw_logprobs") return LogprobsMode::kRaw;
-  if (name == "processed_logprobs") return LogprobsMode::kProcessed;
-  if (name == "raw_logits") return LogprobsMode::kRawLogits;
-  return LogprobsMode::kProcessedLogits;
-}
-
 void fill_defaults(EngineConfig& config, DeviceKind device) {
   const bool on_gpu = device == DeviceKind::kGpu;
   if (config.max_num_seqs == 0) config.max_num_seqs = on_gpu ? kGpuSeqs : kCpuSeqs;
@@ -72,19 +65,22 @@ void fill_defaults(EngineConfig& config, DeviceKind device) {
 
 DType resolve_dtype(const EngineConfig& config, const ModelConfig& model, DeviceKind device) {
   const bool on_gpu = device == DeviceKind::kGpu;
-  if (config.dtype == "bfloat16") return DType::kBF16;
-  if (config.dtype == "float32") {
-    require(!on_gpu, "dtype",
-            "'float32' is not available on a GPU; use 'auto', 'bfloat16' or 'float16', or "
-            "device='cpu'");
-    return DType::kF32;
-  }
-  if (config.dtype == "float16") {
-    if (on_gpu) return DType::kF16;
-    log_warning(
-        "dtype='float16' is not available on a CPU; running in bfloat16 (dtype='float32' rounds "
-        "less)");
-    return DType::kBF16;
+  switch (config.dtype) {
+    case ModelDType::kAuto:
+      break;
+    case ModelDType::kBFloat16:
+      return DType::kBF16;
+    case ModelDType::kFloat32:
+      require(!on_gpu, "dtype",
+              "'float32' is not available on a GPU; use 'auto', 'bfloat16' or 'float16', or "
+              "device='cpu'");
+      return DType::kF32;
+    case ModelDType::kFloat16:
+      if (on_gpu) return DType::kF16;
+      log_warning(
+          "dtype='float16' is not available on a CPU; running in bfloat16 (dtype='float32' rounds "
+          "less)");
+      return DType::kBF16;
   }
   switch (model.checkpoint_dtype) {
     case DType::kBF16:
@@ -106,7 +102,7 @@ DType resolve_dtype(const EngineConfig& config, const ModelConfig& model, Device
 
 KvFormat resolve_kv_format(const EngineConfig& config, DType act_dtype) {
   return {.block_size = config.block_size,
-          .dtype = config.kv_cache_dtype == "int8" ? DType::kI8 : act_dtype};
+          .dtype = config.kv_cache_dtype == KvCacheDType::kInt8 ? DType::kI8 : act_dtype};
 }
 
 int resolve_max_model_len(const EngineConfig& config, const ModelConfig& model) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "backend/backend.h"
 #include "model/config.h"
@@ -10,9 +9,6 @@
 #include "specdec/config.h"
 
 namespace specdec {
-
-// EngineConfig::logprobs_mode of a valid configuration.
-LogprobsMode parse_logprobs_mode(const std::string& name);
 
 // Sizes that were left open, for the device.
 void fill_defaults(EngineConfig& config, DeviceKind device);

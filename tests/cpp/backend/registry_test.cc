@@ -7,17 +7,13 @@
 #include "backend/backend.h"
 #include "specdec/device.h"
 #include "specdec/error.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 namespace {
 
 std::string field_refused(const BackendConfig& config) {
-  try {
-    make_backend(config);
-  } catch (const InvalidArgument& error) {
-    return error.field();
-  }
-  return "none";
+  return testing::refused_field([&] { make_backend(config); });
 }
 
 TEST(Registry, MakesTheCpuBackendAsAsked) {
@@ -71,14 +67,11 @@ TEST(Registry, RefusesUnknownNamesByField) {
 }
 
 TEST(Registry, CudaSaysWhyItIsUnavailableAndWhatToDo) {
-  try {
-    make_backend({.device = "cuda:99", .act_dtype = DType::kBF16});
-    FAIL();
-  } catch (const Unavailable& error) {
-    const std::string message = error.what();
-    EXPECT_NE(message.find(gpu_problem()), std::string::npos) << message;
-    EXPECT_NE(message.find("device=\"cpu\""), std::string::npos) << message;
-  }
+  const std::string message = testing::error_of<Unavailable>([] {
+                                make_backend({.device = "cuda:99", .act_dtype = DType::kBF16});
+                              }).what();
+  EXPECT_NE(message.find(gpu_problem()), std::string::npos) << message;
+  EXPECT_NE(message.find("device=\"cpu\""), std::string::npos) << message;
 }
 
 TEST(Registry, ListsTheHostFirst) {
@@ -103,12 +96,9 @@ TEST(Registry, AllocationsAreZeroedAndNamedWhenTheyFail) {
   const auto backend = make_backend({.device = "cpu", .num_threads = 1});
   const Buffer buffer = backend->allocate(100000, "a test");
   for (size_t i = 0; i < buffer.size_bytes(); ++i) ASSERT_EQ(buffer.as<uint8_t>()[i], 0);
-  try {
-    backend->allocate(size_t{1} << 60, "a test");
-    FAIL();
-  } catch (const OutOfMemory& error) {
-    EXPECT_NE(std::string(error.what()).find("a test"), std::string::npos);
-  }
+  const auto error =
+      testing::error_of<OutOfMemory>([&] { backend->allocate(size_t{1} << 60, "a test"); });
+  EXPECT_NE(std::string(error.what()).find("a test"), std::string::npos);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 
 #include "comm/communicator.h"
 #include "specdec/error.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 
@@ -95,13 +96,7 @@ inline bool comes_true(const std::function<bool()>& condition) {
 
 // The failure that `body` ends with.
 inline RankFailure failure_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const RankFailure& failure) {
-    return failure;
-  }
-  ADD_FAILURE() << "no RankFailure";
-  return {-1, "", ""};
+  return testing::error_of<RankFailure>(body);
 }
 
 }  // namespace specdec

@@ -16,7 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-class CommunicatorTest : public testing::TestWithParam<CommunicatorKind> {
+class CommunicatorTest : public ::testing::TestWithParam<CommunicatorKind> {
  protected:
   // Runs body on each of `size` ranks; a rank's communicator lives until all have returned.
   void run(int size, const std::function<void(Communicator&)>& body,
@@ -113,7 +113,7 @@ TEST_P(CommunicatorTest, MixedOperationsBringWhatTheListSays) {
         } else if (operation == 5 && group != nullptr) {
           broadcast_and_compare(*group, number, number / 2 % 2, num_bytes);
         }
-        if (testing::Test::HasFatalFailure()) return;
+        if (::testing::Test::HasFatalFailure()) return;
       }
       ranks.barrier();
     });
@@ -314,9 +314,9 @@ Ranks make_socket_communicators(int size, std::chrono::milliseconds timeout) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, CommunicatorTest,
-                         testing::Values(CommunicatorKind{"threads", make_thread_communicators},
-                                         CommunicatorKind{"shm", make_shm_communicators},
-                                         CommunicatorKind{"sockets", make_socket_communicators}),
+                         ::testing::Values(CommunicatorKind{"threads", make_thread_communicators},
+                                           CommunicatorKind{"shm", make_shm_communicators},
+                                           CommunicatorKind{"sockets", make_socket_communicators}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

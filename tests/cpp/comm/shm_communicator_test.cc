@@ -10,6 +10,7 @@
 #include "comm/shared_region.h"
 #include "core/str_cat.h"
 #include "cpp/comm/communicator_kinds.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 namespace {
@@ -67,7 +68,7 @@ std::vector<std::string> shared_memory_files() {
   return names;
 }
 
-class ShmCommunicatorTest : public testing::Test {
+class ShmCommunicatorTest : public ::testing::Test {
  protected:
   void TearDown() override { EXPECT_EQ(shared_memory_files(), before_); }
   std::vector<std::string> before_ = shared_memory_files();
@@ -114,7 +115,7 @@ struct Ending {
   double earliest_ms;
 };
 void PrintTo(const Ending& ending, std::ostream* stream) { *stream << ending.name; }
-class RankEndsTest : public ShmCommunicatorTest, public testing::WithParamInterface<Ending> {};
+class RankEndsTest : public ShmCommunicatorTest, public ::testing::WithParamInterface<Ending> {};
 
 TEST_P(RankEndsTest, OthersAreTold) {
   const Ending& ending = GetParam();
@@ -154,9 +155,9 @@ TEST_P(RankEndsTest, OthersAreTold) {
 
 INSTANTIATE_TEST_SUITE_P(
     ShmCommunicatorTest, RankEndsTest,
-    testing::Values(Ending{"Killed", SIGKILL, "has ended", 0},
-                    Ending{"Stopped", SIGSTOP, "did not answer within 5 s", 4990},
-                    Ending{"Exits", 0, "has ended", 0}, Ending{"Leaves", 0, "left the group", 0}),
+    ::testing::Values(Ending{"Killed", SIGKILL, "has ended", 0},
+                      Ending{"Stopped", SIGSTOP, "did not answer within 5 s", 4990},
+                      Ending{"Exits", 0, "has ended", 0}, Ending{"Leaves", 0, "left the group", 0}),
     [](const auto& info) { return info.param.name; });
 
 TEST_F(ShmCommunicatorTest, WorkersOfAnIdleLeaderNoticeADeath) {
@@ -225,12 +226,7 @@ TEST_F(ShmCommunicatorTest, ARankThatNeverComesFailsJoin) {
 
 TEST_F(ShmCommunicatorTest, NamesAndRanksOfNoGroupAreRefused) {
   const auto field_of = [](const std::string& name, int rank) {
-    try {
-      join_shm_group(name, rank, 100ms);
-    } catch (const InvalidArgument& error) {
-      return error.field();
-    }
-    return std::string("none");
+    return testing::refused_field([&] { join_shm_group(name, rank, 100ms); });
   };
   ShmGroup group(2);
   EXPECT_EQ(field_of("", 1), "name");

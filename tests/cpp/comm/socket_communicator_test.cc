@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "cpp/comm/communicator_kinds.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 namespace {
@@ -41,12 +42,7 @@ std::string answer_to(int port, std::span<const uint32_t> hello) {
 constexpr std::array<uint32_t, 8> kGoodHello = {0x63657073, 0x6d6d6f63, 1, 2, 1, 0, 1, 0};
 
 std::string field_of_join(const SocketAddress& master, int rank, int size) {
-  try {
-    join_socket_group(master, rank, size, 2s);
-  } catch (const InvalidArgument& error) {
-    return error.field();
-  }
-  return "none";
+  return testing::refused_field([&] { join_socket_group(master, rank, size, 2s); });
 }
 
 TEST(SocketCommunicatorTest, StrangersAreRefusedAndTheGroupForms) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "specdec/error.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 namespace {
@@ -36,11 +37,11 @@ void expect_range(const std::string& field, Value SamplingParams::* member,
                   const std::vector<Value>& accepted, const std::vector<Value>& refused) {
   for (const Value& value : accepted) {
     EXPECT_EQ(refused_field([&](SamplingParams& params) { params.*member = value; }), "")
-        << field << " = " << testing::PrintToString(value);
+        << field << " = " << ::testing::PrintToString(value);
   }
   for (const Value& value : refused) {
     EXPECT_EQ(refused_field([&](SamplingParams& params) { params.*member = value; }), field)
-        << field << " = " << testing::PrintToString(value);
+        << field << " = " << ::testing::PrintToString(value);
   }
 }
 
@@ -78,12 +79,8 @@ TEST(SamplingParamsTest, RangesOfNumbers) {
 TEST(SamplingParamsTest, MessageNamesRangeAndValue) {
   SamplingParams params;
   params.top_p = 1.5f;
-  try {
-    params.validate();
-    FAIL() << "accepted";
-  } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(), "top_p: must be in (0, 1], got 1.5");
-  }
+  EXPECT_STREQ(testing::error_of<InvalidArgument>([&] { params.validate(); }).what(),
+               "top_p: must be in (0, 1], got 1.5");
 }
 
 TEST(SamplingParamsTest, MinTokensIsUnboundedWhereMaxTokensIs) {

@@ -8,15 +8,12 @@
 #include <random>
 #include <vector>
 
+#include "testing/on_ranks.h"
+
 namespace specdec {
 namespace {
 
 std::vector<SliceRun> list(std::span<const SliceRun> nodes) { return {nodes.begin(), nodes.end()}; }
-
-// The definition, written out.
-float tree(const float* s) {
-  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-}
 
 std::vector<float> random_sums(std::mt19937& random) {
   std::vector<float> sums(kNumSlices);
@@ -99,7 +96,7 @@ TEST(KSlices, WhateverTheRunsAreTheTotalHasTheBitsOfTheTree) {
   int num_rotated = 0;
   for (int trial = 0; trial < 200; ++trial) {
     const std::vector<float> sums = random_sums(random);
-    const float expected = tree(sums.data());
+    const float expected = testing::sum_of_slices(sums.data());
     // Every way to cut 8 slices into runs.
     for (int cuts = 0; cuts < 1 << (kNumSlices - 1); ++cuts) {
       std::vector<SliceRun> nodes;
@@ -123,7 +120,7 @@ TEST(KSlices, WhateverTheRunsAreTheTotalHasTheBitsOfTheTree) {
     // The same slices in another order are another sum: the test would see it.
     std::vector<float> rotated(sums.begin() + 1, sums.end());
     rotated.push_back(sums[0]);
-    num_rotated += tree(rotated.data()) != expected;
+    num_rotated += testing::sum_of_slices(rotated.data()) != expected;
   }
   EXPECT_GT(num_rotated, 20);
 }

@@ -17,11 +17,12 @@
 
 #include "core/cpu_topology.h"
 #include "specdec/error.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 namespace {
 
-class ThreadPoolTest : public testing::TestWithParam<int> {};
+class ThreadPoolTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(ThreadPoolTest, EveryIndexOnceWhateverTheSize) {
   ThreadPool pool(GetParam());
@@ -57,14 +58,12 @@ TEST_P(ThreadPoolTest, ThreadIndexIsUniqueAmongConcurrentCalls) {
 TEST_P(ThreadPoolTest, ExceptionReachesTheCallerAndThePoolLives) {
   ThreadPool pool(GetParam());
   for (int64_t bad = 0; bad < 40; bad += 3) {
-    try {
+    const auto error = testing::error_of<std::out_of_range>([&] {
       pool.parallel_for(40, 1, [&](int64_t begin, int64_t end, int) {
         if (begin <= bad && bad < end) throw std::out_of_range("planted");
       });
-      FAIL() << "no exception for " << bad;
-    } catch (const std::out_of_range& error) {
-      EXPECT_STREQ(error.what(), "planted");
-    }
+    });
+    EXPECT_STREQ(error.what(), "planted");
     std::atomic<int64_t> sum{0};
     pool.parallel_for(100, 1, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) sum += i;
@@ -200,8 +199,8 @@ TEST_P(ThreadPoolTest, NestedCallsAreRefused) {
                InternalError);
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 3, 8),
-                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, ::testing::Values(1, 2, 3, 8),
+                         ::testing::PrintToStringParamName());
 
 TEST(ThreadPoolConstruction, NeedsAThread) { EXPECT_THROW(ThreadPool(0), InternalError); }
 

@@ -37,6 +37,16 @@ class CpuPointwise : public ::testing::TestWithParam<testing::IsaAndDType> {
           << "element " << i << ": " << value << ", expected " << expected[i];
     }
   }
+  // Checks queries; returns the keys and values that there should be, NaN where there are none.
+  reference::PlainKv expect_q(PagedWorld& world) {
+    const PagedKvView view = world.kv();
+    const auto num_elements =
+        static_cast<size_t>(view.num_blocks) * view.block_size * view.num_kv_heads * view.head_dim;
+    reference::PlainKv kv = {std::vector<double>(num_elements, NAN),
+                             std::vector<double>(num_elements, NAN)};
+    expect_near(world.q_bytes(), reference::split_qkv(world.qkv_args(), world.qkv(), kv), 2e-6);
+    return kv;
+  }
 };
 
 TEST_P(CpuPointwise, NormsMatchReference) {
@@ -280,14 +290,10 @@ TEST_P(CpuPointwise, ProjectedHeadsMatchReference) {
         second.rows = {{1, -1}, {2, 0}, {3, 0}, {4, 2}};
         world.build({&first, &second});
         world.project();
-        const int64_t num_elements = int64_t{world.kv().num_blocks} * 32 * 2 * head_dim;
-        reference::PlainKv kv = {std::vector<double>(num_elements, NAN),
-                                 std::vector<double>(num_elements, NAN)};
-        const std::vector<double> q = reference::split_qkv(world.qkv_args(), world.qkv(), kv);
         SCOPED_TRACE(head_dim);
-        expect_near(world.q_bytes(), q, 2e-6);
+        const reference::PlainKv kv = expect_q(world);
         const double tolerance = dtype() == DType::kBF16 ? 0x1p-7 : 2e-6;
-        for (int64_t i = 0; i < num_elements; ++i) {
+        for (int64_t i = 0; i < std::ssize(kv.keys); ++i) {
           const int64_t slot = i / (2 * head_dim);
           const int head = static_cast<int>(i / head_dim % 2), d = static_cast<int>(i % head_dim);
           const double key = world.key(slot, head, d), value = world.value(slot, head, d);
@@ -337,14 +343,10 @@ TEST_P(CpuPointwise, Int8KeysAndValuesMatchReference) {
     for (int i = 0; i < 30; ++i) request.rows.push_back({static_cast<uint64_t>(7 * i), i - 1});
     world.build({&request});
     world.project();
-    const int64_t num_elements = int64_t{world.kv().num_blocks} * 16 * 2 * head_dim;
-    reference::PlainKv kv = {std::vector<double>(num_elements, NAN),
-                             std::vector<double>(num_elements, NAN)};
-    const std::vector<double> q = reference::split_qkv(world.qkv_args(), world.qkv(), kv);
     SCOPED_TRACE(head_dim);
-    expect_near(world.q_bytes(), q, 2e-6);
+    const reference::PlainKv kv = expect_q(world);
     int num_differing = 0;
-    for (int64_t i = 0; i < num_elements; ++i) {
+    for (int64_t i = 0; i < std::ssize(kv.keys); ++i) {
       const int64_t slot = i / (2 * head_dim);
       const int head = static_cast<int>(i / head_dim % 2), d = static_cast<int>(i % head_dim);
       const double key = world.key(slot, head, d), value = world.value(slot, head, d);

@@ -195,6 +195,18 @@ TEST_P(Sampling, MaskingOtherTokensKeepsADrawnToken) {
   }
 }
 
+// By token.
+void expect_entries(const SampleResult& result, const std::vector<double>& expected) {
+  for (const Logprob& entry : result.logprobs) {
+    const double x = expected[entry.token_id];
+    if (x == -INFINITY) {
+      ASSERT_EQ(entry.logprob, -kInf);
+    } else {
+      ASSERT_NEAR(entry.logprob, x, 1e-6 * std::max(1.0, std::abs(x)));
+    }
+  }
+}
+
 TEST_P(Sampling, LogprobsMatchDoublePrecision) {
   std::mt19937 random(9);
   for (const int vocab_size : {1, 17, 1000, 50000}) {
@@ -208,14 +220,7 @@ TEST_P(Sampling, LogprobsMatchDoublePrecision) {
           mode == LogprobsMode::kRaw ? exact.raw_logprobs : exact.processed_logprobs;
       const auto result = sampler_.sample_one(logits, params, mode);
       ASSERT_EQ(result.logprobs.size(), static_cast<size_t>(vocab_size) + 1);
-      for (const Logprob& entry : result.logprobs) {
-        const double x = expected[entry.token_id];
-        if (x == -INFINITY) {
-          ASSERT_EQ(entry.logprob, -kInf);
-        } else {
-          ASSERT_NEAR(entry.logprob, x, 1e-6 * std::max(1.0, std::abs(x)));
-        }
-      }
+      expect_entries(result, expected);
     }
   }
 }
@@ -238,14 +243,7 @@ TEST_P(Sampling, LogitsMatchDoublePrecision) {
       const float x = logits[entry.token_id];
       ASSERT_EQ(entry.logprob, std::isnan(x) ? -kInf : x);
     }
-    for (const Logprob& entry : processed.logprobs) {
-      const double x = exact.logits[entry.token_id];
-      if (x == -INFINITY) {
-        ASSERT_EQ(entry.logprob, -kInf);
-      } else {
-        ASSERT_NEAR(entry.logprob, x, 1e-6 * std::max(1.0, std::abs(x)));
-      }
-    }
+    expect_entries(processed, exact.logits);
     const auto logprobs = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
     for (size_t i = 0; i < processed.logprobs.size(); ++i) {
       ASSERT_EQ(processed.logprobs[i].token_id, logprobs.logprobs[i].token_id);

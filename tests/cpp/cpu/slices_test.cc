@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iterator>
 #include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -94,6 +95,46 @@ class CpuSlices : public ::testing::TestWithParam<Params> {
     return out;
   }
 
+  // A rank's share of a weight whose sums ranks share.
+  std::unique_ptr<PackedLinear> share_of(CpuBackend& backend, const WeightView& view,
+                                         const KSlices& own, Communicator* ranks,
+                                         std::span<const SliceRun> runs) const {
+    return backend.pack_linear({.parts = {&view, 1},
+                                .format = format(),
+                                .k_slices = &own,
+                                .ranks = ranks,
+                                .rank_runs = runs});
+  }
+  // The rank's own inputs of the first rows.
+  Matrix own_inputs(const Matrix& x, int rows, int64_t k, const KSlices& own) const {
+    const int64_t bytes = static_cast<int64_t>(size_of(act()));
+    Matrix mine(rows, std::max<int64_t>(own.in_features(), 1), act(), 9);
+    for (int row = 0; row < rows; ++row) {
+      std::memcpy(mine.bytes.data() + row * own.in_features() * bytes,
+                  x.bytes.data() + (row * k + own.begin()) * bytes, own.in_features() * bytes);
+    }
+    return mine;
+  }
+  // The plain product of every slice. Inputs outside of the slice are zeros, which add nothing: +0
+  // to every sum.
+  std::vector<std::vector<float>> sums_of_slices(CpuBackend& backend, const WeightView& view,
+                                                 const KSlices& slices, const Matrix& x, int rows) {
+    const auto plain = backend.pack_linear({.parts = {&view, 1}, .format = format()});
+    const int64_t k = plain->in_features();
+    const int64_t bytes = static_cast<int64_t>(size_of(act()));
+    std::vector<std::vector<float>> sums;
+    for (int s = 0; s < kNumSlices; ++s) {
+      Matrix only = x;
+      for (int row = 0; row < rows; ++row) {
+        uint8_t* at = only.bytes.data() + row * k * bytes;
+        std::memset(at, 0, slices.bounds[s] * bytes);
+        std::memset(at + slices.bounds[s + 1] * bytes, 0, (k - slices.bounds[s + 1]) * bytes);
+      }
+      sums.push_back(product(backend, *plain, only, rows));
+    }
+    return sums;
+  }
+
   // The sum of a slice of one output, in float32. The generic kernels round every product.
   static float slice_of_floats(const float* x, const float* w, int64_t begin, int64_t end) {
     float sum = 0.0f;
@@ -118,19 +159,7 @@ TEST_P(CpuSlices, TotalIsTheTreeOverPlainProductsOfTheSlices) {
     const int rows = 19;
     const Matrix x(rows, k, act(), 2);
     const std::vector<float> out = product(backend, *packed, x, rows);
-    std::vector<std::vector<float>> sums;
-    const auto plain = backend.pack_linear({.parts = {&view, 1}, .format = format()});
-    for (int s = 0; s < kNumSlices; ++s) {
-      // Inputs outside of the slice are zeros, which add nothing: +0 to every sum.
-      Matrix only = x;
-      const int64_t bytes = static_cast<int64_t>(size_of(act()));
-      for (int row = 0; row < rows; ++row) {
-        uint8_t* at = only.bytes.data() + row * k * bytes;
-        std::memset(at, 0, slices.bounds[s] * bytes);
-        std::memset(at + slices.bounds[s + 1] * bytes, 0, (k - slices.bounds[s + 1]) * bytes);
-      }
-      sums.push_back(product(backend, *plain, only, rows));
-    }
+    const auto sums = sums_of_slices(backend, view, slices, x, rows);
     int num_rotated = 0;
     for (size_t i = 0; i < out.size(); ++i) {
       float s[kNumSlices];
@@ -214,22 +243,11 @@ TEST_P(CpuSlices, BitsDoNotDependOnTheNumberOfRanks) {
       on_ranks(size, [&](Communicator& ranks) {
         const KSlices own = whole.cut(runs[ranks.rank()]);
         CpuBackend backend = make_backend(1);
-        const auto share = backend.pack_linear({.parts = {&view, 1},
-                                                .format = format(),
-                                                .k_slices = &own,
-                                                .ranks = &ranks,
-                                                .rank_runs = runs});
+        const auto share = share_of(backend, view, own, &ranks, runs);
         ASSERT_EQ(share->in_features(), own.in_features());
         for (size_t i = 0; i < inputs.size(); ++i) {
           const int rows = kRowCounts[i];
-          // The rank's own inputs.
-          const int64_t bytes = static_cast<int64_t>(size_of(act()));
-          Matrix x(rows, std::max<int64_t>(own.in_features(), 1), act(), 9);
-          for (int row = 0; row < rows; ++row) {
-            std::memcpy(x.bytes.data() + row * own.in_features() * bytes,
-                        inputs[i].bytes.data() + (row * k + own.begin()) * bytes,
-                        own.in_features() * bytes);
-          }
+          const Matrix x = own_inputs(inputs[i], rows, k, own);
           const std::vector<float> out =
               product(backend, *share, x, rows, bias.data(), &residuals[i]);
           ASSERT_EQ(0, std::memcmp(out.data(), expected[i].data(), out.size() * sizeof(float)))
@@ -249,36 +267,16 @@ TEST_P(CpuSlices, RanksThatAreLateChangeNothing) {
   const Matrix weight(kOutputs, kInputs, act(), 1);
   const WeightView view = weight.view();
   CpuBackend single = make_backend(1);
-  const auto plain = single.pack_linear({.parts = {&view, 1}, .format = format()});
   const int most_rows = *std::ranges::max_element(kRowCounts);
   const Matrix x(most_rows, kInputs, act(), 2);
-  const int64_t bytes = static_cast<int64_t>(size_of(act()));
-  std::vector<std::vector<float>> sums;  // of every slice, all other inputs being zeros
-  for (int s = 0; s < kNumSlices; ++s) {
-    Matrix only = x;
-    for (int row = 0; row < most_rows; ++row) {
-      uint8_t* at = only.bytes.data() + row * kInputs * bytes;
-      std::memset(at, 0, whole.bounds[s] * bytes);
-      std::memset(at + whole.bounds[s + 1] * bytes, 0, (kInputs - whole.bounds[s + 1]) * bytes);
-    }
-    sums.push_back(product(single, *plain, only, most_rows));
-  }
+  const auto sums = sums_of_slices(single, view, whole, x, most_rows);
   for (const int size : {2, 3, 8}) {
     const std::vector<SliceRun> runs = runs_of(size);
     on_ranks(size, [&](Communicator& ranks) {
       const KSlices own = whole.cut(runs[ranks.rank()]);
       CpuBackend backend = make_backend(1);
-      const auto share = backend.pack_linear({.parts = {&view, 1},
-                                              .format = format(),
-                                              .k_slices = &own,
-                                              .ranks = &ranks,
-                                              .rank_runs = runs});
-      Matrix mine(most_rows, std::max<int64_t>(own.in_features(), 1), act(), 9);
-      for (int row = 0; row < most_rows; ++row) {
-        std::memcpy(mine.bytes.data() + row * own.in_features() * bytes,
-                    x.bytes.data() + (row * kInputs + own.begin()) * bytes,
-                    own.in_features() * bytes);
-      }
+      const auto share = share_of(backend, view, own, &ranks, runs);
+      const Matrix mine = own_inputs(x, most_rows, kInputs, own);
       std::mt19937 random(ranks.rank());
       for (int round = 0; round < kRounds; ++round) {
         const int rows = kRowCounts[round % std::size(kRowCounts)];
@@ -375,11 +373,7 @@ TEST_P(CpuSlices, ExpertsThatRanksShareGiveTheBitsOfWholeOnes) {
       owned.push_back(backend.pack_linear({.parts = parts, .format = format(), .gated = true}));
       firsts.push_back(owned.back().get());
       const WeightView view = down[expert].view();
-      owned.push_back(backend.pack_linear({.parts = {&view, 1},
-                                           .format = format(),
-                                           .k_slices = &own,
-                                           .ranks = ranks,
-                                           .rank_runs = runs}));
+      owned.push_back(share_of(backend, view, own, ranks, runs));
       seconds.push_back(owned.back().get());
     }
     std::vector<float> out = residual;

@@ -13,11 +13,10 @@
 namespace specdec {
 namespace {
 
+using testing::Answers;
 using testing::Asked;
 using testing::Ended;
 namespace tiny = testing::tiny_llama;
-
-using Answers = std::map<std::string, Ended>;
 
 class AllocationFailureTest : public tiny::EngineFixture {
  protected:
@@ -30,10 +29,7 @@ class AllocationFailureTest : public tiny::EngineFixture {
   }
 
   EngineConfig with(DraftMethod method, int width = 1) const {
-    DrafterConfig drafter;
-    drafter.method = method;
-    if (method == DraftMethod::kDraftModel) drafter.model = draft_.path();
-    return with_drafter(plain(), drafter, 3, width);
+    return testing::with_drafter(plain(), drafter(method), 3, width);
   }
 
   static std::vector<Asked> requests() {

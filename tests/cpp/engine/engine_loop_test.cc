@@ -18,7 +18,7 @@
 
 #include "specdec/error.h"
 #include "testing/faulty_backend.h"
-#include "testing/refused_field.h"
+#include "testing/thrown.h"
 #include "testing/tiny_engine.h"
 
 namespace specdec {
@@ -68,7 +68,7 @@ class EngineLoopTest : public tiny::EngineFixture {
  protected:
   using EngineFixture::config;
   EngineConfig config(std::shared_ptr<CustomDrafter> drafter) const {
-    return with_drafter(config(), custom(std::move(drafter)), 2);
+    return testing::with_drafter(config(), testing::custom(std::move(drafter)), 2);
   }
 };
 

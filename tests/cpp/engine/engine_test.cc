@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <map>
@@ -11,13 +12,15 @@
 #include "core/str_cat.h"
 #include "specdec/error.h"
 #include "testing/bad_tokens.h"
-#include "testing/refused_field.h"
+#include "testing/thrown.h"
 #include "testing/tiny_engine.h"
 
 namespace specdec {
 namespace {
 
+using testing::drain;
 using testing::refused_field;
+using testing::tokens_of;
 namespace tiny = testing::tiny_llama;
 using tiny::prompts_of;
 using tiny::sampled;
@@ -32,20 +35,6 @@ class EngineTest : public tiny::EngineFixture {
     return Engine(config);
   }
 };
-
-// Steps until nothing is left; the tokens of each request's first completion.
-std::map<std::string, Tokens> drain(Engine& engine) {
-  std::map<std::string, Tokens> tokens;
-  while (engine.has_unfinished_requests()) {
-    for (const RequestOutput& output : engine.step()) {
-      for (const CompletionOutput& completion : output.outputs) {
-        Tokens& all = tokens[str_cat(output.request_id, "/", completion.index)];
-        all.insert(all.end(), completion.new_token_ids.begin(), completion.new_token_ids.end());
-      }
-    }
-  }
-  return tokens;
-}
 
 TEST_F(EngineTest, RequestsTogetherGetWhatEachGetsAlone) {
   const std::vector<Tokens> prompts = prompts_of(24);
@@ -71,8 +60,8 @@ TEST_F(EngineTest, AbortEndsOneRequestAndNoOther) {
   EXPECT_FALSE(engine.abort(1));
   EXPECT_FALSE(engine.abort(99));
   const auto rest = drain(engine);
-  EXPECT_FALSE(rest.contains("a/0"));
-  EXPECT_EQ(rest.at("2/0").size(), 11u);
+  EXPECT_FALSE(rest.contains(1));
+  EXPECT_EQ(tokens_of(rest.at(2)).size(), 11u);
   EXPECT_EQ(engine.stats().num_aborted_requests, 1);
   EXPECT_EQ(engine.stats().num_free_kv_blocks, engine.stats().num_kv_blocks);
 }
@@ -101,8 +90,8 @@ TEST_F(EngineTest, AStoppedCompletionLeavesItsSiblings) {
   EXPECT_FALSE(engine.stop_completion(1, 0));
   EXPECT_FALSE(engine.stop_completion(1, 2));
   const auto rest = drain(engine);
-  EXPECT_FALSE(rest.contains("r/0"));
-  EXPECT_FALSE(rest.at("1/1").empty());
+  EXPECT_TRUE(rest.at(1).completions[0].tokens.empty());
+  EXPECT_FALSE(rest.at(1).completions[1].tokens.empty());
   EXPECT_EQ(engine.stats().num_finished_requests, 1);
 }
 
@@ -116,25 +105,18 @@ TEST_F(EngineTest, PromptLogprobsCoverEveryPositionOnceUnderPreemption) {
   params.prompt_logprobs = 2;
   const std::vector<Tokens> prompts = prompts_of(6);
   const auto collect = [&](Engine& engine) {
-    std::map<uint64_t, std::vector<float>> logprobs;
     for (size_t i = 0; i < prompts.size(); ++i) {
       engine.add_request(i, prompts[i], params);
     }
-    while (engine.has_unfinished_requests()) {
-      for (const RequestOutput& output : engine.step()) {
-        for (const PositionLogprobs& position : output.new_prompt_logprobs) {
-          logprobs[output.request_id].push_back(position[0].logprob);
-          EXPECT_EQ(position.size(), 3u);
-        }
-      }
-    }
-    return logprobs;
+    return drain(engine);
   };
   const auto expected = collect(roomy);
   EXPECT_EQ(collect(tight), expected);
   EXPECT_GT(tight.stats().num_preemptions, 0);
   for (size_t i = 0; i < prompts.size(); ++i) {
-    EXPECT_EQ(expected.at(i).size(), prompts[i].size() - 1);
+    const std::vector<std::string>& logprobs = expected.at(i).prompt_logprobs;
+    EXPECT_EQ(logprobs.size(), prompts[i].size() - 1);
+    for (const std::string& position : logprobs) EXPECT_EQ(std::ranges::count(position, ' '), 3);
   }
 }
 
@@ -242,13 +224,8 @@ TEST_F(EngineTest, PrioritiesNeedTheirPolicyAndChangeOrderNotAnswers) {
         "priority");
   }
   in_turn.add_request(2, {1}, sampled(2), {.priority = 0});
-  EXPECT_EQ(refused_field([&] {
-              make_engine([](EngineConfig& config) { config.scheduling_policy = "lifo"; });
-            }),
-            "scheduling_policy");
-
   Engine engine = make_engine([](EngineConfig& config) {
-    config.scheduling_policy = "priority";
+    config.scheduling_policy = SchedulingPolicy::kPriority;
     config.max_num_seqs = 2;  // the two completions of request 2
   });
   SamplingParams two = sampled(6);

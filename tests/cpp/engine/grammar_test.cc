@@ -23,7 +23,9 @@ namespace tiny = testing::tiny_llama;
 using testing::Asked;
 using testing::Ended;
 using testing::make_toy_grammar;
+using testing::tokens_of;
 using testing::ToyGrammar;
+using testing::with_drafter;
 using tiny::prompt_of;
 using Tokens = std::vector<int32_t>;
 
@@ -54,23 +56,7 @@ std::vector<Asked> requests() {
   return asked;
 }
 
-Tokens tokens_of(const Ended& ended) {
-  Tokens tokens;
-  for (const std::string& token : ended.completions[0].tokens) tokens.push_back(std::stoi(token));
-  return tokens;
-}
-
-class GrammarEngine : public tiny::EngineFixture {
- protected:
-  EngineConfig with(DraftMethod method, int num_tokens, int width, DraftLengthPolicy policy) const {
-    DrafterConfig drafter;
-    drafter.method = method;
-    if (method == DraftMethod::kDraftModel) drafter.model = draft_.path();
-    EngineConfig config = with_drafter(this->config(), drafter, num_tokens, width);
-    config.speculative.draft_length_policy = policy;
-    return config;
-  }
-};
+using GrammarEngine = tiny::EngineFixture;
 
 TEST_F(GrammarEngine, AnswersObeyTheGrammarAndEndWithIt) {
   Engine engine(config());
@@ -92,7 +78,7 @@ TEST_F(GrammarEngine, DraftsNeverChangeAnAnswer) {
   for (const DraftMethod method : {DraftMethod::kNgram, DraftMethod::kDraftModel}) {
     for (const int width : {1, 3}) {
       for (const auto policy : {DraftLengthPolicy::kFixed, DraftLengthPolicy::kAuto}) {
-        Engine engine(with(method, 4, width, policy));
+        Engine engine(with_drafter(config(), drafter(method), 4, width, policy));
         EXPECT_EQ(testing::run_to_end(engine, requests()), expected);
         const EngineStats stats = engine.stats();
         if (policy == DraftLengthPolicy::kFixed && method == DraftMethod::kNgram) {
@@ -106,7 +92,7 @@ TEST_F(GrammarEngine, DraftsNeverChangeAnAnswer) {
 }
 
 TEST_F(GrammarEngine, WhatTheGrammarForcesIsAlwaysKept) {
-  Engine engine(with(DraftMethod::kNgram, 4, 1, DraftLengthPolicy::kFixed));
+  Engine engine(with_drafter(config(), drafter(DraftMethod::kNgram), 4));
   testing::run_to_end(engine, {{.id = "r", .prompt = prompt_of(1), .params = constrained(0)}});
   const EngineStats stats = engine.stats();
   ASSERT_EQ(stats.drafters.size(), 2u);
@@ -169,7 +155,7 @@ TEST_F(GrammarEngine, ATextWithoutAWayOnIsTheErrorOfItsRequestWhereItStands) {
   }
   for (const DraftMethod method : {DraftMethod::kNgram, DraftMethod::kDraftModel}) {
     for (const int width : {1, 3}) {
-      Engine engine(with(method, 6, width, DraftLengthPolicy::kFixed));
+      Engine engine(with_drafter(config(), drafter(method), 6, width));
       EXPECT_EQ(testing::run_to_end(engine, doomed()), expected);
     }
   }
@@ -190,7 +176,7 @@ TEST_F(GrammarEngine, MasksOfSeveralRequestsAreMadeAtOnce) {
       return before.size() < 3 ? Tokens{5, 6} : Tokens{kEnd};
     });
     EngineConfig config =
-        speculates ? with(DraftMethod::kNgram, 4, 1, DraftLengthPolicy::kFixed) : this->config();
+        speculates ? with_drafter(this->config(), drafter(DraftMethod::kNgram), 4) : this->config();
     config.num_threads = 2;
     Engine engine(config);
     const auto ended = testing::run_to_end(engine, {{.id = "a", .prompt = {1}, .params = params},
@@ -226,7 +212,7 @@ TEST_F(GrammarEngine, AGrammarOfAnotherVocabularyIsRefused) {
 }
 
 TEST_F(GrammarEngine, DraftTreesSayWhatProposedEachTokenAndWhatWasKept) {
-  Engine engine(with(DraftMethod::kNgram, 4, 1, DraftLengthPolicy::kFixed));
+  Engine engine(with_drafter(config(), drafter(DraftMethod::kNgram), 4));
   SamplingParams params = constrained(0);
   params.record_draft_trees = true;
   engine.add_request(1, prompt_of(1), params);

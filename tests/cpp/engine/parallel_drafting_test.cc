@@ -79,8 +79,7 @@ class ParallelDraftingTest : public tiny::EngineFixture {
   }
 
   DrafterConfig drafter(Kind kind) {
-    DrafterConfig drafter;
-    drafter.model = head_.path();
+    DrafterConfig drafter = testing::drafter_of(DraftMethod::kMedusa, head_.path());
     drafter.parallel_drafting = kind == Kind::kPard || kind == Kind::kPEagle;
     switch (kind) {
       case Kind::kPard:
@@ -95,7 +94,6 @@ class ParallelDraftingTest : public tiny::EngineFixture {
         break;
       case Kind::kMedusa:
       case Kind::kMedusaOfTarget:
-        drafter.method = DraftMethod::kMedusa;
         testing::write_head(head_, testing::medusa_tensors(medusa_shape(kind)),
                             testing::medusa_config(medusa_shape(kind)));
     }
@@ -103,7 +101,7 @@ class ParallelDraftingTest : public tiny::EngineFixture {
   }
 
   EngineConfig with(Kind kind, int num_tokens, int width) {
-    return with_drafter(config(), drafter(kind), num_tokens, width);
+    return testing::with_drafter(config(), drafter(kind), num_tokens, width);
   }
 
   testing::TempDirectory head_;

@@ -2,32 +2,30 @@
 // those of one stage, whatever comes and goes meanwhile.
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <algorithm>
 #include <fstream>
-#include <map>
 #include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "core/str_cat.h"
 #include "specdec/engine.h"
+#include "testing/answers.h"
 #include "testing/checkpoint_files.h"
+#include "testing/with_drafter.h"
 
 namespace specdec {
 namespace {
+
+using testing::Answers;
+using testing::Asked;
 
 constexpr const char* kConfig = R"({
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32",
   "vocab_size": 61, "hidden_size": 64, "intermediate_size": 512, "num_hidden_layers": 4,
   "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 16, "rms_norm_eps": 1e-5,
   "max_position_embeddings": 256, "tie_word_embeddings": true})";
-
-struct Answer {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-  FinishReason reason = FinishReason::kNone;
-  bool operator==(const Answer&) const = default;
-};
 
 struct PipelineCase {
   std::string name;
@@ -46,7 +44,7 @@ class PipelineTest : public ::testing::TestWithParam<PipelineCase> {
   EngineConfig config(int num_stages, int stage_size) const {
     EngineConfig config;
     config.model = directory_.path();
-    config.load_format = "dummy";
+    config.load_format = LoadFormat::kDummy;
     config.device = "cpu";
     config.num_threads = 1;
     config.block_size = 16;
@@ -64,13 +62,10 @@ class PipelineTest : public ::testing::TestWithParam<PipelineCase> {
     const PipelineCase& given = GetParam();
     EngineConfig config = this->config(given.num_stages, given.stage_size);
     if (given.drafter.has_value()) {
-      DrafterConfig drafter;
-      drafter.method = *given.drafter;
-      if (drafter.method == DraftMethod::kDraftModel) drafter.model = directory_.path();
-      config.speculative.drafters = {drafter};
-      config.speculative.num_speculative_tokens = 4;
-      config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
-      config.speculative.tree_width = given.tree_width;
+      const bool is_model = given.drafter == DraftMethod::kDraftModel;
+      config = testing::with_drafter(
+          config, testing::drafter_of(*given.drafter, is_model ? directory_.path() : ""), 4,
+          given.tree_width);
     }
     return Engine(config);
   }
@@ -90,56 +85,34 @@ class PipelineTest : public ::testing::TestWithParam<PipelineCase> {
       params.seed = static_cast<uint64_t>(i);
       params.temperature = i % 3 == 0 ? 0.0f : 0.9f;
       params.logprobs = 1;
-      prompts_.push_back(std::move(prompt));
-      params_.push_back(std::move(params));
+      requests_.push_back({.id = str_cat(i),
+                           .prompt = std::move(prompt),
+                           .params = std::move(params),
+                           .arrives = std::max(0, i - 5)});
     }
   }
 
-  void add(Engine& engine, size_t i) const { engine.add_request(i, prompts_[i], params_[i]); }
-
-  static void take(std::map<uint64_t, Answer>& answers, const RequestOutput& output) {
-    EXPECT_EQ(output.error, "");
-    for (const CompletionOutput& part : output.outputs) {
-      Answer& answer = answers[output.request_id];
-      for (const int32_t token : part.new_token_ids) answer.tokens.push_back(token);
-      for (const PositionLogprobs& position : part.new_logprobs) {
-        answer.logprobs.push_back(position.front().logprob);
-      }
-      answer.reason = part.finish_reason;
+  void add_all(Engine& engine) const {
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      engine.add_request(i, requests_[i].prompt, requests_[i].params);
     }
   }
 
   // The answers of one stage, without drafts, each request alone.
-  std::map<uint64_t, Answer> expected() const {
+  Answers expected() const {
     Engine engine(config(1, 1));
-    std::map<uint64_t, Answer> answers;
-    for (size_t i = 0; i < prompts_.size(); ++i) {
-      add(engine, i);
-      while (engine.has_unfinished_requests()) {
-        for (const RequestOutput& output : engine.step()) take(answers, output);
-      }
-    }
-    return answers;
+    return testing::run_alone(engine, requests_);
   }
 
   testing::TempDirectory directory_;
-  std::vector<std::vector<int32_t>> prompts_;
-  std::vector<SamplingParams> params_;
+  std::vector<Asked> requests_;
 };
 
 TEST_P(PipelineTest, ManyRequestsGetTheAnswersOfOneStage) {
   make_requests(14);
   const auto expected = this->expected();
   Engine engine = pipeline();
-  std::map<uint64_t, Answer> answers;
-  size_t num_added = 0;
-  for (int step = 0; num_added < prompts_.size() || engine.has_unfinished_requests(); ++step) {
-    for (; num_added < prompts_.size() && num_added < 6 + static_cast<size_t>(step); ++num_added) {
-      add(engine, num_added);
-    }
-    for (const RequestOutput& output : engine.step()) take(answers, output);
-  }
-  EXPECT_EQ(answers, expected);
+  EXPECT_EQ(testing::run_to_end(engine, requests_), expected);
   const EngineStats stats = engine.stats();
   // Most steps begin while others are under way.
   EXPECT_GT(stats.num_overlapped_steps, stats.num_steps / 2);
@@ -154,23 +127,19 @@ TEST_P(PipelineTest, RequestsThatEndMeanwhileHarmNoOther) {
   const auto expected = this->expected();
   Engine engine = pipeline();
   for (int round = 0; round < 6; ++round) {
-    std::map<uint64_t, Answer> answers;
-    for (size_t i = 0; i < prompts_.size(); ++i) add(engine, i);
-    for (int step = 0; step < 3 + round; ++step) {
-      for (const RequestOutput& output : engine.step()) take(answers, output);
-    }
+    testing::Numbered answers;
+    add_all(engine);
+    for (int step = 0; step < 3 + round; ++step) testing::step_once(engine, answers);
     // Every other one, whether it waits, is under way or has ended; in the last round all.
-    for (size_t i = 0; i < prompts_.size(); ++i) {
+    for (size_t i = 0; i < requests_.size(); ++i) {
       if (round == 5 || i % 2 == 0) {
         engine.abort(i);
         answers.erase(i);
       }
     }
-    while (engine.has_unfinished_requests()) {
-      for (const RequestOutput& output : engine.step()) take(answers, output);
-    }
-    for (const auto& [id, answer] : answers) EXPECT_EQ(answer, expected.at(id)) << id;
-    EXPECT_EQ(answers.size(), round == 5 ? 0U : prompts_.size() / 2);
+    while (engine.has_unfinished_requests()) testing::step_once(engine, answers);
+    for (const auto& [id, answer] : answers) EXPECT_EQ(answer, expected.at(str_cat(id)));
+    EXPECT_EQ(answers.size(), round == 5 ? 0U : requests_.size() / 2);
     EXPECT_EQ(engine.stats().num_running, 0);
   }
   EXPECT_EQ(engine.failure(), nullptr);
@@ -179,15 +148,10 @@ TEST_P(PipelineTest, RequestsThatEndMeanwhileHarmNoOther) {
 // Chunks of a long prompt follow each other through the stages.
 TEST_P(PipelineTest, ALongPromptKeepsAllStagesBusy) {
   make_requests(1);
-  prompts_[0].resize(150, 5);
+  requests_[0].prompt.resize(150, 5);
   const auto expected = this->expected();
   Engine engine = pipeline();
-  add(engine, 0);
-  std::map<uint64_t, Answer> answers;
-  while (engine.has_unfinished_requests()) {
-    for (const RequestOutput& output : engine.step()) take(answers, output);
-  }
-  EXPECT_EQ(answers, expected);
+  EXPECT_EQ(testing::run_to_end(engine, requests_), expected);
   EXPECT_GE(engine.stats().num_overlapped_steps, 150 / 24);
 }
 
@@ -195,7 +159,7 @@ TEST_P(PipelineTest, AnEngineMayEndWithStepsUnderWay) {
   make_requests(6);
   for (int num_steps = 0; num_steps < 4; ++num_steps) {
     Engine engine = pipeline();
-    for (size_t i = 0; i < prompts_.size(); ++i) add(engine, i);
+    add_all(engine);
     for (int step = 0; step < num_steps; ++step) engine.step();
   }
 }

@@ -19,16 +19,16 @@ using testing::run_to_end;
 
 struct Precision {
   const char* name;
-  const char* dtype;
+  ModelDType dtype;
   const char* quantization;
   // How far a logprob may be from float32's: measured 2e-6, 0.022, 0.066 and 0.83.
   float tolerance;
 };
 constexpr Precision kPrecisions[] = {
-    {"float32", "float32", "none", 5e-5f},
-    {"bfloat16", "bfloat16", "none", 0.2f},
-    {"int8", "float32", "int8", 0.1f},
-    {"int4", "float32", "int4", 1.5f},
+    {"float32", ModelDType::kFloat32, "none", 5e-5f},
+    {"bfloat16", ModelDType::kBFloat16, "none", 0.2f},
+    {"int8", ModelDType::kFloat32, "int8", 0.1f},
+    {"int4", ModelDType::kFloat32, "int4", 1.5f},
 };
 
 using Params = std::tuple<cpu::Isa, Precision>;
@@ -67,10 +67,7 @@ TEST_P(PrecisionsTest, DraftsChangeNoBit) {
   const auto expected = run_to_end(plain, requests);
   ASSERT_EQ(expected.size(), requests.size());
   for (const int width : {1, 3}) {
-    DrafterConfig model;
-    model.method = DraftMethod::kDraftModel;
-    model.model = draft_.path();
-    Engine engine(with_drafter(config(), model, 4, width));
+    Engine engine(testing::with_drafter(config(), drafter(DraftMethod::kDraftModel), 4, width));
     EXPECT_EQ(run_to_end(engine, requests), expected) << width;
     const auto& acceptance = engine.stats().acceptance;
     EXPECT_GT(acceptance.num_accepted_tokens, 0);
@@ -81,7 +78,7 @@ TEST_P(PrecisionsTest, DraftsChangeNoBit) {
 TEST_P(PrecisionsTest, LogprobsAreNearFloat32s) {
   EngineConfig reference = config();
   reference.cpu_isa = "generic";
-  reference.dtype = "float32";
+  reference.dtype = ModelDType::kFloat32;
   reference.quantization = "none";
   const std::vector<float> expected = prompt_logprobs(reference);
   const std::vector<float> logprobs = prompt_logprobs(config());

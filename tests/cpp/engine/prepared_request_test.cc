@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "specdec/engine.h"
-#include "testing/refused_field.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 namespace {

@@ -33,6 +33,7 @@
 #include "testing/checkpoint_files.h"
 #include "testing/faulty_backend.h"
 #include "testing/text.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 namespace {
@@ -55,7 +56,7 @@ class RanksTest : public ::testing::TestWithParam<std::pair<int, int>> {
   EngineConfig config() const {
     EngineConfig config;
     config.model = directory_.path();
-    config.load_format = "dummy";
+    config.load_format = LoadFormat::kDummy;
     config.device = "cpu";
     config.num_threads = 1;
     config.num_kv_blocks = 16;
@@ -80,6 +81,20 @@ class RanksTest : public ::testing::TestWithParam<std::pair<int, int>> {
     params.max_tokens = max_tokens;
     params.ignore_eos = true;
     return params;
+  }
+
+  // What two requests get when a rank fails on their way; the engine then takes no others.
+  static std::vector<RequestOutput> fail_on_the_way(Engine& engine, const std::string& cause,
+                                                    const std::function<void()>& plant) {
+    for (const uint64_t id : {1, 2}) engine.add_request(id, {1, 2, 3}, params(200));
+    for (int step = 0; step < 3; ++step) engine.step();
+    plant();
+    std::vector<RequestOutput> outputs;
+    while (engine.has_unfinished_requests()) outputs = engine.step();
+    EXPECT_EQ(outputs.size(), 2U) << cause;
+    for (const RequestOutput& output : outputs) EXPECT_TRUE(has_text(output.error, cause));
+    EXPECT_THROW(engine.add_request(3, {1}, params(1)), RankFailure);
+    return outputs;
   }
 
   testing::TempDirectory directory_;
@@ -111,36 +126,22 @@ TEST_P(RanksTest, AnErrorOfARankEndsAllRequestsAndTheEngine) {
       Engine engine = make_engine();
       EXPECT_EQ(engine.failure(), nullptr);
       EXPECT_TRUE(engine.has_ranks());
-      for (const uint64_t id : {1, 2}) engine.add_request(id, {1, 2, 3}, params(200));
-      for (int step = 0; step < 3; ++step) engine.step();
-      num_left = 5;
-      std::vector<RequestOutput> outputs;
-      while (engine.has_unfinished_requests()) outputs = engine.step();
-      ASSERT_EQ(outputs.size(), 2U) << cause << ": " << (outputs.empty() ? "" : outputs[0].error);
-      for (const RequestOutput& output : outputs) {
-        EXPECT_TRUE(has_text(output.error, cause));
+      for (const RequestOutput& output : fail_on_the_way(engine, cause, [&] { num_left = 5; })) {
         ASSERT_NE(output.engine_failure, nullptr);
-        try {
-          std::rethrow_exception(output.engine_failure);
-        } catch (const RankFailure& failure) {
-          EXPECT_GT(failure.rank(), 0);
-          EXPECT_FALSE(failure.operation().empty());
-          EXPECT_EQ(failure.what(), output.error);
-        }
+        const auto failure =
+            testing::error_of<RankFailure>([&] { std::rethrow_exception(output.engine_failure); });
+        EXPECT_GT(failure.rank(), 0);
+        EXPECT_FALSE(failure.operation().empty());
+        EXPECT_EQ(failure.what(), output.error);
       }
-      EXPECT_THROW(engine.add_request(3, {1}, params(1)), RankFailure);
     }
   }
 }
 
 TEST_P(RanksTest, AnErrorOfARankThatLoadsIsTheEngines) {
   faults_.allocate = [] { throw OutOfMemory("planted in a rank"); };
-  try {
-    make_engine();
-    ADD_FAILURE() << "an engine without a rank";
-  } catch (const OutOfMemory& error) {
-    EXPECT_TRUE(has_text(error.what(), "planted in a rank"));
-  }
+  EXPECT_TRUE(
+      has_text(testing::error_of<OutOfMemory>([&] { make_engine(); }).what(), "planted in a rank"));
   faults_.allocate = [] { throw CheckpointError("a file", "", "planted"); };
   EXPECT_THROW(make_engine(), CheckpointError);
 }
@@ -213,7 +214,8 @@ class SumsOfRanksTest : public RanksTest {
     };
     EngineConfig whole = config();
     whole.tensor_parallel_size = num_ranks;
-    whole.dtype = "float32";  // bfloat16 rounds away nearly all of what the order changes
+    whole.dtype =
+        ModelDType::kFloat32;  // bfloat16 rounds away nearly all of what the order changes
     Engine engine = testing::make_faulty_engine(whole, faults_);
     SamplingParams asked = params(24);
     asked.logprobs = 5;
@@ -287,7 +289,7 @@ TEST_P(RankProcessTest, ItsErrorReachesAllRequestsAndItEnds) {
     shared_->fails = false;
     EngineConfig config = this->config();
     const int num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size;
-    config.distributed_executor_backend = "mp";
+    config.distributed_executor_backend = DistributedExecutorBackend::kMp;
     config.rank_group = std::make_shared<RankGroup>(num_ranks);
     std::vector<pid_t> processes;
     for (int rank = 1; rank < num_ranks; ++rank) {
@@ -295,17 +297,10 @@ TEST_P(RankProcessTest, ItsErrorReachesAllRequestsAndItEnds) {
     }
     {
       Engine engine(config);
-      for (const uint64_t id : {1, 2}) engine.add_request(id, {1, 2, 3}, params(200));
-      for (int step = 0; step < 3; ++step) engine.step();
-      shared_->fails = true;
-      std::vector<RequestOutput> outputs;
-      while (engine.has_unfinished_requests()) outputs = engine.step();
-      ASSERT_EQ(outputs.size(), 2U) << cause << ": " << (outputs.empty() ? "" : outputs[0].error);
-      for (const RequestOutput& output : outputs) {
-        EXPECT_TRUE(has_text(output.error, cause));
+      for (const RequestOutput& output :
+           fail_on_the_way(engine, cause, [&] { shared_->fails = true; })) {
         EXPECT_TRUE(has_text(output.error, "rank 1 failed in "));
       }
-      EXPECT_THROW(engine.add_request(3, {1}, params(1)), RankFailure);
     }
     for (const pid_t process : processes) {  // all have ended by themselves, with an error
       int status = 0;

@@ -13,7 +13,7 @@
 #include "core/str_cat.h"
 #include "specdec/engine.h"
 #include "testing/bad_tokens.h"
-#include "testing/refused_field.h"
+#include "testing/thrown.h"
 #include "testing/tiny_engine.h"
 #include "testing/toy_grammar.h"
 
@@ -21,13 +21,15 @@ namespace specdec {
 namespace {
 
 namespace tiny = testing::tiny_llama;
+using testing::Answers;
 using testing::Asked;
 using testing::Ended;
 using testing::refused_field;
+using testing::tokens_of;
+using testing::with_drafter;
 using tiny::prompt_of;
 using tiny::sampled;
 using Tokens = std::vector<int32_t>;
-using Answers = std::map<std::string, Ended>;
 
 constexpr int kMaxTokens = 20;
 constexpr int32_t kEnd = 2;
@@ -72,12 +74,6 @@ std::vector<Asked> requests() {
   }
   ask("bad words").grammar = testing::without_sequences(tiny::kVocab, bad_words);
   return asked;
-}
-
-Tokens tokens_of(const Ended& ended) {
-  Tokens tokens;
-  for (const std::string& token : ended.completions[0].tokens) tokens.push_back(std::stoi(token));
-  return tokens;
 }
 
 // Requests for the rest of every answer, cut behind each of its tokens but the last, and what they
@@ -144,11 +140,7 @@ TEST_F(ResumeTest, WithDrafts) {
   for (const DraftMethod method :
        {DraftMethod::kNgram, DraftMethod::kSuffix, DraftMethod::kDraftModel}) {
     for (const int width : {1, 3}) {
-      DrafterConfig drafter;
-      drafter.method = method;
-      if (method == DraftMethod::kNgram) drafter.prompt_lookup_min = 1;
-      if (method == DraftMethod::kDraftModel) drafter.model = draft_.path();
-      const EngineStats stats = expect_the_rests(with_drafter(config(), drafter, 4, width));
+      const EngineStats stats = expect_the_rests(with_drafter(config(), drafter(method), 4, width));
       EXPECT_GT(stats.acceptance.num_accepted_tokens, 0);
     }
   }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "specdec/error.h"
-#include "testing/refused_field.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 namespace {
@@ -59,13 +59,6 @@ TEST(Sizes, PositionsAreNoMoreThanACacheCouldHold) {
   EXPECT_EQ(limit(config, DeviceKind::kCpu), config.block_size);
 }
 
-TEST(Sizes, LogprobsModesAreVllms) {
-  EXPECT_EQ(parse_logprobs_mode("raw_logprobs"), LogprobsMode::kRaw);
-  EXPECT_EQ(parse_logprobs_mode("processed_logprobs"), LogprobsMode::kProcessed);
-  EXPECT_EQ(parse_logprobs_mode("raw_logits"), LogprobsMode::kRawLogits);
-  EXPECT_EQ(parse_logprobs_mode("processed_logits"), LogprobsMode::kProcessedLogits);
-}
-
 TEST(Sizes, RopeScalingStretchesThePositions) {
   ModelConfig model;
   model.max_position_embeddings = 1000;
@@ -106,27 +99,27 @@ TEST(Sizes, OpenSizesAreLargerOnAGpu) {
 TEST(Sizes, TheDtypeIsOneTheDeviceComputesIn) {
   struct Case {
     DType checkpoint;
-    const char* asked;
+    ModelDType asked;
     DType cpu;
     DType gpu;
   };
   ModelConfig model;
   EngineConfig config = valid_config();
   for (const Case& one : std::vector<Case>{
-           {DType::kF32, "auto", DType::kF32, DType::kBF16},
-           {DType::kBF16, "auto", DType::kBF16, DType::kBF16},
-           {DType::kF16, "auto", DType::kBF16, DType::kF16},
-           {DType::kF16, "bfloat16", DType::kBF16, DType::kBF16},
+           {DType::kF32, ModelDType::kAuto, DType::kF32, DType::kBF16},
+           {DType::kBF16, ModelDType::kAuto, DType::kBF16, DType::kBF16},
+           {DType::kF16, ModelDType::kAuto, DType::kBF16, DType::kF16},
+           {DType::kF16, ModelDType::kBFloat16, DType::kBF16, DType::kBF16},
        }) {
     model.checkpoint_dtype = one.checkpoint;
     config.dtype = one.asked;
     EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kCpu), one.cpu);
     EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kGpu), one.gpu);
   }
-  config.dtype = "float16";
+  config.dtype = ModelDType::kFloat16;
   EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kGpu), DType::kF16);
   EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kCpu), DType::kBF16);
-  config.dtype = "float32";
+  config.dtype = ModelDType::kFloat32;
   EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kCpu), DType::kF32);
   EXPECT_EQ(refused_field([&] { resolve_dtype(config, model, DeviceKind::kGpu); }), "dtype");
 }
@@ -228,13 +221,10 @@ TEST(Sizes, OnAGpuTheCacheIsWhatItsShareLeavesBesideAReserve) {
 TEST(Sizes, AGpuWithoutRoomSaysWhatToChange) {
   EngineConfig config = valid_config();
   config.gpu_memory_utilization = 0.5;
-  try {
-    gpu_cache(config, 160, 1 << 20, 33 * kGiB);  // 31 of 32 GiB in use and 1 GiB for later
-    FAIL();
-  } catch (const OutOfMemory& error) {
-    for (const char* part : {"gpu_memory_utilization 0.5", "32768 MiB", "31744 MiB", "int8"}) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-    }
+  const std::string message =  // 31 of 32 GiB in use and 1 GiB for later
+      testing::error_of<OutOfMemory>([&] { gpu_cache(config, 160, 1 << 20, 33 * kGiB); }).what();
+  for (const char* part : {"gpu_memory_utilization 0.5", "32768 MiB", "31744 MiB", "int8"}) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
   }
   // Room for two blocks of 16 tokens: too few for a length that was asked for.
   const int64_t free_bytes = 33 * kGiB + (2 << 20);

@@ -18,6 +18,7 @@ namespace specdec {
 namespace {
 
 namespace tiny = testing::tiny_llama;
+using testing::tokens_of;
 using tiny::prompts_of;
 
 using Tokens = std::vector<int32_t>;
@@ -38,11 +39,9 @@ class SpeculationTest : public tiny::EngineFixture {
  protected:
   EngineConfig with_drafter(Propose propose, int num_tokens, int width,
                             DraftLengthPolicy policy = DraftLengthPolicy::kFixed) const {
-    EngineConfig config = EngineFixture::with_drafter(
-        this->config(), custom(std::make_shared<FunctionDrafter>(std::move(propose))), num_tokens,
-        width);
-    config.speculative.draft_length_policy = policy;
-    return config;
+    return testing::with_drafter(
+        config(), testing::custom(std::make_shared<FunctionDrafter>(std::move(propose))),
+        num_tokens, width, policy);
   }
 };
 
@@ -196,8 +195,6 @@ TEST_F(SpeculationTest, AFailingLogitsProcessorEndsItsRequestWhereItFails) {
       std::make_shared<LiftByPath>([](std::span<const int32_t>, std::span<const int32_t> output) {
         return output.size() == 5;
       })};
-  constexpr uint64_t kBad = 1;
-  constexpr uint64_t kGood = 2;
   Tokens reported[2];
   for (const bool drafts : {false, true}) {
     Oracle oracle;
@@ -206,24 +203,13 @@ TEST_F(SpeculationTest, AFailingLogitsProcessorEndsItsRequestWhereItFails) {
                                             int max) { return oracle.propose(tokens, max); },
                                         4, 2)
                          : config());
-    engine.add_request(kBad, prompts[0], failing);
-    engine.add_request(kGood, prompts[1], shaped(20));
-    Tokens good;
-    std::string error;
-    while (engine.has_unfinished_requests()) {
-      for (const RequestOutput& output : engine.step()) {
-        for (const CompletionOutput& part : output.outputs) {
-          Tokens& tokens = output.request_id == kGood ? good : reported[drafts];
-          tokens.insert(tokens.end(), part.new_token_ids.begin(), part.new_token_ids.end());
-        }
-        if (!output.error.empty()) {
-          EXPECT_EQ(output.request_id, kBad);
-          error = output.error;
-        }
-      }
-    }
-    EXPECT_EQ(error, "logits_processors[0] (lift): refused");
-    EXPECT_EQ(good, expected[1][0].token_ids);
+    const testing::Answers answers =
+        testing::run_to_end(engine, {{.id = "bad", .prompt = prompts[0], .params = failing},
+                                     {.id = "good", .prompt = prompts[1], .params = shaped(20)}});
+    reported[drafts] = tokens_of(answers.at("bad"));
+    EXPECT_EQ(answers.at("bad").error, "logits_processors[0] (lift): refused");
+    EXPECT_EQ(answers.at("good").error, "");
+    EXPECT_EQ(tokens_of(answers.at("good")), expected[1][0].token_ids);
   }
   EXPECT_EQ(reported[0].size(), 5u);
   EXPECT_EQ(reported[0], reported[1]);
@@ -257,11 +243,8 @@ TEST_F(SpeculationTest, AnswersAreThoseWithoutHoweverMuchIsDrafted) {
 TEST_F(SpeculationTest, PassesTimedAtLoadLeaveNoTrace) {
   const std::vector<Tokens> prompts = prompts_of(4);
   const auto expected = Engine(config()).generate(prompts, shaped(20));
-  DrafterConfig drafter;
-  drafter.method = DraftMethod::kDraftModel;
-  drafter.model = draft_.path();
-  EngineConfig config = EngineFixture::with_drafter(this->config(), drafter, 4);
-  config.speculative.draft_length_policy = DraftLengthPolicy::kAuto;
+  EngineConfig config = testing::with_drafter(this->config(), drafter(DraftMethod::kDraftModel), 4,
+                                              1, DraftLengthPolicy::kAuto);
   for (const int num_blocks : {2, 14}) {  // fewer than passes of many rows take, and enough
     config.num_kv_blocks = num_blocks;
     config.max_model_len = std::min(num_blocks * 16, 128);
@@ -321,26 +304,14 @@ TEST_F(SpeculationTest, AFailingDrafterEndsItsRequestAndNoOther) {
       },
       3, 1));
   const SamplingParams params = shaped(8);
-  constexpr uint64_t kThrows = 1;
-  constexpr uint64_t kOutOfVocabulary = 2;
-  constexpr uint64_t kFine = 3;
-  engine.add_request(kThrows, {9, 1}, params);
-  engine.add_request(kOutOfVocabulary, {8, 1}, params);
-  engine.add_request(kFine, {7, 1}, params);
-  std::map<uint64_t, std::string> errors;
-  Tokens fine;
-  while (engine.has_unfinished_requests()) {
-    for (const RequestOutput& output : engine.step()) {
-      if (output.finished) errors[output.request_id] = output.error;
-      if (output.request_id != kFine) continue;
-      const Tokens& tokens = output.outputs[0].new_token_ids;
-      fine.insert(fine.end(), tokens.begin(), tokens.end());
-    }
-  }
-  EXPECT_NE(errors.at(kThrows).find("no idea"), std::string::npos);
-  EXPECT_NE(errors.at(kOutOfVocabulary).find("token ids"), std::string::npos);
-  EXPECT_EQ(errors.at(kFine), "");
-  EXPECT_EQ(fine, plain.generate({{7, 1}}, params)[0][0].token_ids);
+  const testing::Answers answers =
+      testing::run_to_end(engine, {{.id = "throws", .prompt = {9, 1}, .params = params},
+                                   {.id = "out of vocabulary", .prompt = {8, 1}, .params = params},
+                                   {.id = "fine", .prompt = {7, 1}, .params = params}});
+  EXPECT_NE(answers.at("throws").error.find("no idea"), std::string::npos);
+  EXPECT_NE(answers.at("out of vocabulary").error.find("token ids"), std::string::npos);
+  EXPECT_EQ(answers.at("fine").error, "");
+  EXPECT_EQ(tokens_of(answers.at("fine")), plain.generate({{7, 1}}, params)[0][0].token_ids);
   EXPECT_EQ(engine.stats().num_free_kv_blocks, engine.stats().num_kv_blocks);
 }
 

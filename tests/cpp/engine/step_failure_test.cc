@@ -11,6 +11,7 @@
 #include "specdec/engine.h"
 #include "specdec/error.h"
 #include "testing/faulty_backend.h"
+#include "testing/thrown.h"
 #include "testing/tiny_engine.h"
 
 namespace specdec {
@@ -19,6 +20,7 @@ namespace {
 using testing::Asked;
 using testing::Ended;
 using testing::Faults;
+using testing::with_drafter;
 namespace tiny = testing::tiny_llama;
 
 constexpr uint64_t kBadSeed = 777;
@@ -45,11 +47,11 @@ class StepFailureTest : public tiny::EngineFixture {
 
   EngineConfig with(DraftMethod method, int width = 1,
                     Verification verification = Verification::kExact) const {
-    DrafterConfig drafter;
-    drafter.method = method;
-    if (method == DraftMethod::kCustom) drafter.custom = std::make_shared<RepeatingDrafter>();
-    if (method == DraftMethod::kDraftModel) drafter.model = draft_.path();
-    EngineConfig config = with_drafter(plain(), drafter, 3, width);
+    EngineConfig config = with_drafter(plain(),
+                                       method == DraftMethod::kCustom
+                                           ? testing::custom(std::make_shared<RepeatingDrafter>())
+                                           : drafter(method),
+                                       3, width);
     config.speculative.verification = verification;
     return config;
   }
@@ -206,13 +208,10 @@ void expect_failed(Engine& engine, const std::string& cause) {
   EXPECT_EQ(stats.num_running, 0);
   EXPECT_EQ(stats.num_waiting, 0);
   EXPECT_EQ(stats.num_free_kv_blocks, stats.num_kv_blocks);
-  try {
-    engine.add_request(99, {1, 2}, {});
-    ADD_FAILURE() << "a failed engine took a request";
-  } catch (const EngineFailed& error) {
-    EXPECT_NE(std::string(error.what()).find(cause), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("make a new engine"), std::string::npos);
-  }
+  const std::string message =
+      testing::error_of<EngineFailed>([&] { engine.add_request(99, {1, 2}, {}); }).what();
+  EXPECT_NE(message.find(cause), std::string::npos) << message;
+  EXPECT_NE(message.find("make a new engine"), std::string::npos);
   EXPECT_THROW(engine.generate({{1, 2}}, {}), EngineFailed);
 }
 
@@ -262,14 +261,9 @@ TEST_F(StepFailureTest, GenerateThrowsWhatEndedARequest) {
   const std::vector<std::vector<int32_t>> prompts = {{1, 2, 3}, {4, 5}};
   const auto expected = engine.generate(prompts, params);
   faults.sample = fail_rows(is_bad_row);
-  try {
-    engine.generate(prompts, params);
-    ADD_FAILURE() << "an answer that was cut";
-  } catch (const EngineFailed&) {
-    ADD_FAILURE() << "the engine has not failed";
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()), "planted");
-  }
+  EXPECT_STREQ(testing::error_of<Error>([&] { engine.generate(prompts, params); }).what(),
+               "planted");
+  EXPECT_EQ(engine.failure(), nullptr);
   EXPECT_FALSE(engine.has_unfinished_requests());
   faults = {};
   const auto again = engine.generate(prompts, params);

@@ -11,7 +11,7 @@ namespace {
 
 namespace tiny = testing::tiny_llama;
 
-class TapsTest : public tiny::EngineFixture, public ::testing::WithParamInterface<const char*> {
+class TapsTest : public tiny::EngineFixture, public ::testing::WithParamInterface<ModelDType> {
  protected:
   EngineConfig config() const {
     EngineConfig config = EngineFixture::config();
@@ -37,7 +37,7 @@ TEST_P(TapsTest, BlocksAreAsMuchLargerAsTheirFeatures) {
   EngineConfig config = this->config();
   config.num_kv_blocks = 0;
   config.kv_cache_memory_bytes = 1 << 20;
-  const int64_t element = config.dtype == std::string("float32") ? 4 : 2;
+  const int64_t element = config.dtype == ModelDType::kFloat32 ? 4 : 2;
   const int64_t kv_bytes =
       config.block_size * element * 2 * tiny::kLayers * tiny::kKvHeads * tiny::kHeadDim;
   const int64_t feature_bytes =
@@ -71,8 +71,9 @@ TEST_P(TapsTest, NothingIsStoredOrAllocatedWhereNobodyAsks) {
   EXPECT_EQ(allocated_with_taps, allocated + 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, TapsTest, ::testing::Values("float32", "bfloat16"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(DTypes, TapsTest,
+                         ::testing::Values(ModelDType::kFloat32, ModelDType::kBFloat16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace
 }  // namespace specdec

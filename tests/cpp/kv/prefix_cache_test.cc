@@ -27,7 +27,7 @@ std::vector<BlockId> ids_of(const std::vector<BlockRef>& blocks) {
   return ids;
 }
 
-class PrefixCacheTest : public testing::Test {
+class PrefixCacheTest : public ::testing::Test {
  protected:
   // A sequence that has computed `tokens`, and cached them.
   BlockTable computed(const Tokens& tokens) {

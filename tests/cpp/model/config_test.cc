@@ -326,12 +326,7 @@ TEST(ModelConfig, MissingDirectoryAndConfigAreTold) {
   TempDirectory directory;
   directory.write("model.gguf", "x");
   const auto message = [](const std::string& path) -> std::string {
-    try {
-      load_model_config(path);
-    } catch (const CheckpointError& error) {
-      return error.what();
-    }
-    return "";
+    return testing::checkpoint_error_of([&] { load_model_config(path); }).what();
   };
   EXPECT_TRUE(has_text(message(directory.path()), "config.json"));
   EXPECT_TRUE(has_text(message(directory.path()), "missing"));

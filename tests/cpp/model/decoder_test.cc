@@ -19,6 +19,7 @@ namespace {
 
 using testing::ChainBatch;
 using testing::ChainRunner;
+using testing::checkpoint_error_of;
 using testing::has_text;
 using testing::SafetensorsWriter;
 using testing::TempDirectory;
@@ -254,26 +255,20 @@ TEST_F(DecoderTest, MissingTensorIsNamed) {
   Tensors tensors = llama_tensors();
   tensors.erase("model.layers.1.self_attn.v_proj.weight");
   write_checkpoint(directory_, tensors);
-  try {
-    ChainRunner(directory_.path(), *backend_, 32, 32);
-    FAIL();
-  } catch (const CheckpointError& error) {
-    EXPECT_EQ(error.tensor(), "model.layers.1.self_attn.v_proj.weight");
-    EXPECT_EQ(error.file(), directory_.file("model.safetensors"));
-  }
+  const CheckpointError error =
+      checkpoint_error_of([&] { ChainRunner(directory_.path(), *backend_, 32, 32); });
+  EXPECT_EQ(error.tensor(), "model.layers.1.self_attn.v_proj.weight");
+  EXPECT_EQ(error.file(), directory_.file("model.safetensors"));
 }
 
 TEST_F(DecoderTest, WrongShapeNamesTensorAndBothShapes) {
   Tensors tensors = llama_tensors();
   tensors.at("model.layers.0.mlp.up_proj.weight").shape = {kHidden, kInner};
   write_checkpoint(directory_, tensors);
-  try {
-    ChainRunner(directory_.path(), *backend_, 32, 32);
-    FAIL();
-  } catch (const CheckpointError& error) {
-    EXPECT_EQ(error.tensor(), "model.layers.0.mlp.up_proj.weight");
-    EXPECT_TRUE(has_text(error.what(), "expected shape [40, 24], found [24, 40]"));
-  }
+  const CheckpointError error =
+      checkpoint_error_of([&] { ChainRunner(directory_.path(), *backend_, 32, 32); });
+  EXPECT_EQ(error.tensor(), "model.layers.0.mlp.up_proj.weight");
+  EXPECT_TRUE(has_text(error.what(), "expected shape [40, 24], found [24, 40]"));
 }
 
 TEST_F(DecoderTest, SizesOfTheConfigAreComparedWithTheTensorsFirst) {
@@ -294,13 +289,10 @@ TEST_F(DecoderTest, SizesOfTheConfigAreComparedWithTheTensorsFirst) {
   };
   for (const Case& bad : cases) {
     write_checkpoint(directory_, llama_tensors(), bad.member);
-    try {
-      ChainRunner(directory_.path(), *backend_, 32, 1 << 20);
-      FAIL();
-    } catch (const CheckpointError& error) {
-      EXPECT_EQ(error.tensor(), bad.tensor);
-      EXPECT_TRUE(has_text(error.what(), bad.message)) << error.what();
-    }
+    const CheckpointError error =
+        checkpoint_error_of([&] { ChainRunner(directory_.path(), *backend_, 32, 1 << 20); });
+    EXPECT_EQ(error.tensor(), bad.tensor);
+    EXPECT_TRUE(has_text(error.what(), bad.message)) << error.what();
   }
 }
 
@@ -357,12 +349,10 @@ TEST_F(DecoderTest, LearnedPositionsBoundTheModelLength) {
                    R"({"architectures":["OPTForCausalLM"],"vocab_size":16,"hidden_size":16,
                    "ffn_dim":16,"num_hidden_layers":1,"num_attention_heads":2,
                    "max_position_embeddings":32})");
-  try {
-    Decoder(load_model_config(directory_.path()), directory_.path(), *backend_, 33, 8);
-    FAIL();
-  } catch (const InvalidArgument& error) {
-    EXPECT_EQ(error.field(), "max_model_len");
-  }
+  EXPECT_EQ(testing::refused_field([&] {
+              Decoder(load_model_config(directory_.path()), directory_.path(), *backend_, 33, 8);
+            }),
+            "max_model_len");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "comm/thread_communicator.h"
 #include "specdec/error.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 namespace {
@@ -100,13 +101,9 @@ TEST(ModelShardTest, StagesHaveTheirLayers) {
 
 TEST(ModelShardTest, RefusalsNameTheFieldAndTheSizesThatWork) {
   const ModelConfig config = model(9, 3, 64, 1536);
-  try {
-    const Shards shards(config, 2);
-    FAIL() << "2 ranks share 3 KV heads";
-  } catch (const InvalidArgument& error) {
-    EXPECT_EQ(error.field(), "tensor_parallel_size");
-    EXPECT_NE(std::string(error.what()).find("sizes that work: 1, 3"), std::string::npos);
-  }
+  const auto error = testing::error_of<InvalidArgument>([&] { Shards(config, 2); });
+  EXPECT_EQ(error.field(), "tensor_parallel_size");
+  EXPECT_NE(std::string(error.what()).find("sizes that work: 1, 3"), std::string::npos);
 }
 
 }  // namespace

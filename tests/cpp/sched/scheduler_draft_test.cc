@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <source_location>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -28,6 +29,15 @@ DraftBudget always(int num_drafts) {
 }
 
 int all_slots(const ScheduledSequence& scheduled) { return scheduled.num_draft_slots; }
+
+// Takes a step whose plan has these rows and slots.
+void take(SchedulerHarness& harness, const ExecutionPlan& plan, const Rows& rows,
+          const Slots& slots, const std::source_location& at = std::source_location::current()) {
+  const ::testing::ScopedTrace trace(at.file_name(), static_cast<int>(at.line()), "the step");
+  EXPECT_EQ(rows_of(plan), rows);
+  EXPECT_EQ(slots_of(plan), slots);
+  harness.advance(plan);
+}
 
 struct Setup {
   int num_blocks = 16;
@@ -221,10 +231,7 @@ TEST(SchedulerDraftTest, DraftsGetNoBlockThatAnAdmissionNeeds) {
   harness.add(prompt_of(7), {.params = with_max_tokens(12)});
   harness.step();
   harness.add(prompt_of(12, 200), {.params = with_max_tokens(4)});
-  const ExecutionPlan plan = harness.plan(always(9));
-  EXPECT_EQ(rows_of(plan), (Rows{{0, 1}, {1, 12}}));
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 0}}));
-  harness.advance(plan);
+  take(harness, harness.plan(always(9)), Rows{{0, 1}, {1, 12}}, Slots{{0, 0}});
 }
 
 TEST(SchedulerDraftTest, PromptsTakeTheRowsThatAreNotHeldForDrafts) {
@@ -234,10 +241,7 @@ TEST(SchedulerDraftTest, PromptsTakeTheRowsThatAreNotHeldForDrafts) {
   harness.add(prompt_of(20, 500));
   DraftBudget budget = always(6);
   budget.most_held = 3;
-  const ExecutionPlan plan = harness.plan(budget);
-  EXPECT_EQ(rows_of(plan), (Rows{{0, 1}, {1, 1}, {2, 11}}));
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 2}, {1, 1}}));
-  harness.advance(plan);
+  take(harness, harness.plan(budget), Rows{{0, 1}, {1, 1}, {2, 11}}, Slots{{0, 2}, {1, 1}});
 }
 
 TEST(SchedulerDraftTest, DraftsTakeRowsThatPromptsDoNotUseHoweverFewAreHeld) {
@@ -247,10 +251,7 @@ TEST(SchedulerDraftTest, DraftsTakeRowsThatPromptsDoNotUseHoweverFewAreHeld) {
   harness.add(prompt_of(3, 500));
   DraftBudget budget = always(6);
   budget.most_held = 0;
-  const ExecutionPlan plan = harness.plan(budget);
-  EXPECT_EQ(rows_of(plan), (Rows{{0, 1}, {1, 1}, {2, 3}}));
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 6}, {1, 5}}));
-  harness.advance(plan);
+  take(harness, harness.plan(budget), Rows{{0, 1}, {1, 1}, {2, 3}}, Slots{{0, 6}, {1, 5}});
 }
 
 TEST(SchedulerDraftTest, PromptsAndDraftsEachGetHalfOfTheRowsBothWant) {
@@ -258,14 +259,8 @@ TEST(SchedulerDraftTest, PromptsAndDraftsEachGetHalfOfTheRowsBothWant) {
   harness.add(prompt_of(4));
   harness.step();
   harness.add(prompt_of(30, 200));
-  const ExecutionPlan admission = harness.plan(always(20));
-  EXPECT_EQ(rows_of(admission), (Rows{{0, 1}, {1, 5}}));
-  EXPECT_EQ(slots_of(admission), (Slots{{0, 4}}));
-  harness.advance(admission);
-  const ExecutionPlan chunk = harness.plan(always(2));
-  EXPECT_EQ(rows_of(chunk), (Rows{{0, 1}, {1, 7}}));
-  EXPECT_EQ(slots_of(chunk), (Slots{{0, 2}}));
-  harness.advance(chunk);
+  take(harness, harness.plan(always(20)), Rows{{0, 1}, {1, 5}}, Slots{{0, 4}});
+  take(harness, harness.plan(always(2)), Rows{{0, 1}, {1, 7}}, Slots{{0, 2}});
 }
 
 TEST(SchedulerDraftTest, RowsThatPromptsDoNotUseGoToDrafts) {
@@ -273,10 +268,7 @@ TEST(SchedulerDraftTest, RowsThatPromptsDoNotUseGoToDrafts) {
   harness.add(prompt_of(4));
   harness.step();
   harness.add(prompt_of(2, 200));
-  const ExecutionPlan plan = harness.plan(always(20));
-  EXPECT_EQ(rows_of(plan), (Rows{{0, 1}, {1, 2}}));
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 7}}));
-  harness.advance(plan);
+  take(harness, harness.plan(always(20)), Rows{{0, 1}, {1, 2}}, Slots{{0, 7}});
 }
 
 TEST(SchedulerDraftTest, OldestPromptAdvancesWhenOneRowIsLeft) {

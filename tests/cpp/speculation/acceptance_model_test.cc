@@ -325,7 +325,7 @@ TEST(AcceptanceModel, CalibratesTheConfidencesOfWideTrees) {
                                    {.request_spread = 0.5}};
   for (const Head& head : heads) {
     const auto [model, counts, confidence, truth] = WideTrees(head).run();
-    SCOPED_TRACE(testing::Message()
+    SCOPED_TRACE(::testing::Message()
                  << "noise " << head.noise << ", coverage " << head.coverage << ", overconfidence "
                  << head.overconfidence << ", spread of requests " << head.request_spread);
     EXPECT_LT(model.log_loss, counts.log_loss - 0.005);

@@ -11,6 +11,7 @@
 #include "specdec/error.h"
 #include "speculation/custom_drafter.h"
 #include "testing/draft_once.h"
+#include "testing/thrown.h"
 
 namespace specdec {
 namespace {
@@ -244,12 +245,10 @@ TEST(CustomDrafter, TokensOutsideTheVocabularyAreTheRequestsError) {
     adapter.draft({&request, 1});
     EXPECT_EQ(tree.num_drafts(), 0);
     ASSERT_NE(request.error, nullptr);
-    try {
-      std::rethrow_exception(request.error);
-    } catch (const InvalidArgument& error) {
-      EXPECT_EQ(error.field(), "custom drafter 4");
-      EXPECT_NE(std::string(error.what()).find("[0, 99]"), std::string::npos);
-    }
+    const auto error =
+        testing::error_of<InvalidArgument>([&] { std::rethrow_exception(request.error); });
+    EXPECT_EQ(error.field(), "custom drafter 4");
+    EXPECT_NE(std::string(error.what()).find("[0, 99]"), std::string::npos);
   }
 }
 

@@ -208,7 +208,7 @@ TEST(MergedDrafts, AreAcceptedMoreOftenThanThoseOfEitherDrafter) {
                              {.sharpness = 2}}) {
     const Fared merged = fare(world, With::kMerged);
     const Fared model = fare(world, With::kModel);
-    SCOPED_TRACE(testing::Message()
+    SCOPED_TRACE(::testing::Message()
                  << "copied " << world.copied << ", right " << world.copier_right << ", sharpness "
                  << world.sharpness << ", bias " << world.bias);
     EXPECT_GT(merged.accepted, 1.03 * model.accepted);

@@ -216,39 +216,35 @@ RandomDraft random_draft(std::mt19937_64& random, bool is_chain) {
   return result;
 }
 
-TEST(AcceptRejection, EqualsPlainLoopsOnRandomTrees) {
-  std::mt19937_64 random(2);
-  int64_t num_accepted = 0, num_rejected = 0;
+template <class Rule, class Plain>
+void expect_equal_on_random_drafts(uint64_t seed, bool are_chains, const Rule& rule,
+                                   const Plain& plain) {
+  std::mt19937_64 random(seed);
+  int64_t num_accepted = 0, num_refused = 0;
   for (int round = 0; round < 10000; ++round) {
-    const RandomDraft draft = random_draft(random, false);
+    const RandomDraft draft = random_draft(random, are_chains);
     const UniformSource uniform = random_uniforms(random);
-    const auto accepted = accept_rejection(draft.tree, draft.targets.source(), uniform);
-    const auto expected = testing::plain_rejection(draft.tree, draft.targets.source(), uniform);
+    const Accepted accepted = rule(draft.tree, draft.targets.source(), uniform);
+    const Accepted expected = plain(draft.tree, draft.targets.source(), uniform);
     ASSERT_EQ(accepted.tokens, expected.tokens);
     ASSERT_EQ(accepted.nodes, expected.nodes);
     num_accepted += static_cast<int64_t>(accepted.nodes.size());
     const int last = accepted.nodes.empty() ? 0 : accepted.nodes.back();
-    num_rejected += static_cast<int64_t>(draft.tree.attempts(last).size());
+    num_refused += static_cast<int64_t>(draft.tree.attempts(last).size());
   }
   EXPECT_GT(num_accepted, 2000);
-  EXPECT_GT(num_rejected, 2000);
+  EXPECT_GT(num_refused, 2000);
+}
+
+TEST(AcceptRejection, EqualsPlainLoopsOnRandomTrees) {
+  expect_equal_on_random_drafts(2, false, accept_rejection, [](const auto&... draft) {
+    return testing::plain_rejection(draft...);
+  });
 }
 
 TEST(AcceptBlock, EqualsPlainLoopsOnRandomChains) {
-  std::mt19937_64 random(3);
-  int64_t num_accepted = 0, num_cut = 0;
-  for (int round = 0; round < 10000; ++round) {
-    const RandomDraft draft = random_draft(random, true);
-    const UniformSource uniform = random_uniforms(random);
-    const auto accepted = accept_block(draft.tree, draft.targets.source(), uniform);
-    const auto expected = testing::plain_block(draft.tree, draft.targets.source(), uniform);
-    ASSERT_EQ(accepted.tokens, expected.tokens);
-    ASSERT_EQ(accepted.nodes, expected.nodes);
-    num_accepted += static_cast<int64_t>(accepted.nodes.size());
-    num_cut += static_cast<int>(accepted.nodes.size()) < draft.tree.num_drafts();
-  }
-  EXPECT_GT(num_accepted, 2000);
-  EXPECT_GT(num_cut, 2000);
+  expect_equal_on_random_drafts(
+      3, true, accept_block, [](const auto&... draft) { return testing::plain_block(draft...); });
 }
 
 // The path of nodes is one, its tokens are emitted, and the target could have said all of it.

@@ -111,11 +111,12 @@ TEST_P(BackendAttentionTest, APassHasAFewPlans) {
   AttentionPlans plans(backend->device());
   const BatchView batch = {.num_requests = 2, .num_rows = 3};
   TreeAttentionArgs args = {};
+  args.batch = &batch;
   args.num_heads = 4;
   std::vector<AttentionPlan> made;
   for (int kind = 0; made.size() < 10; ++kind) {
     args.sliding_window = 100 * kind;
-    const AttentionPlan plan = plans.plan_of(batch, args);
+    const AttentionPlan plan = plans.plan_of(args);
     if (plan.memory == nullptr) break;
     EXPECT_FALSE(plan.is_made);
     for (const AttentionPlan& other : made) EXPECT_NE(plan.memory, other.memory);
@@ -125,14 +126,14 @@ TEST_P(BackendAttentionTest, APassHasAFewPlans) {
   ASSERT_LT(made.size(), 10u) << "memory has an end";
   for (size_t kind = 0; kind < made.size(); ++kind) {
     args.sliding_window = static_cast<int>(100 * kind);
-    const AttentionPlan plan = plans.plan_of(batch, args);
+    const AttentionPlan plan = plans.plan_of(args);
     EXPECT_TRUE(plan.is_made);
     EXPECT_EQ(plan.memory, made[kind].memory);
   }
   plans.begin_pass();
-  EXPECT_FALSE(plans.plan_of(batch, args).is_made);
+  EXPECT_FALSE(plans.plan_of(args).is_made);
   backend->device().set_launch_settings({.plans = false});
-  EXPECT_EQ(plans.plan_of(batch, args).memory, nullptr);
+  EXPECT_EQ(plans.plan_of(args).memory, nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, BackendAttentionTest, ::testing::ValuesIn(device_kinds()),

@@ -11,6 +11,7 @@
 #include "testing/library_stream.h"
 #include "testing/on_ranks.h"
 #include "testing/text.h"
+#include "testing/thrown.h"
 
 namespace specdec::cuda {
 namespace {
@@ -137,12 +138,9 @@ TEST(Nccl, ItsErrorsAreNamed) {
     library = {};
     library.initialises = 5;
     LibraryStream stream;
-    try {
-      make_nccl_copies(made_up(), stream, ranks);
-      ADD_FAILURE() << "nobody minded";
-    } catch (const DeviceError& error) {
-      EXPECT_TRUE(has_text(error.what(), "ncclCommInitRank: made-up trouble")) << error.what();
-    }
+    const auto error = specdec::testing::error_of<DeviceError>(
+        [&] { make_nccl_copies(made_up(), stream, ranks); });
+    EXPECT_TRUE(has_text(error.what(), "ncclCommInitRank: made-up trouble")) << error.what();
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include "specdec/error.h"
 #include "testing/device_kinds.h"
+#include "testing/thrown.h"
 #include "testing/values.h"
 #include "tests/cuda/emulation/emulation_kernels.h"
 
@@ -121,12 +122,10 @@ TEST_P(DeviceTest, EventsAreDoneWhenTheWorkBeforeThemIs) {
 TEST_P(DeviceTest, OutOfMemoryNamesThePurpose) {
   const int64_t before = device().free_bytes();
   const auto too_much = static_cast<size_t>(device().info().memory_bytes) + 1;
-  try {
-    device().allocate(too_much, "the KV cache");
-    FAIL() << "was allocated";
-  } catch (const OutOfMemory& error) {
-    EXPECT_NE(std::string(error.what()).find("the KV cache"), std::string::npos) << error.what();
-  }
+  const std::string message = specdec::testing::error_of<OutOfMemory>([&] {
+                                device().allocate(too_much, "the KV cache");
+                              }).what();
+  EXPECT_NE(message.find("the KV cache"), std::string::npos) << message;
   if (!is_emulated()) return;  // other programs take and give a GPU's memory, too
   {
     const Buffer some = device().allocate(8 << 20, "test");
@@ -155,12 +154,10 @@ TEST_P(DeviceTest, LaunchesOfNoPossibleSizeAreRefused) {
        .cooperative = true},
   };
   for (size_t i = 0; i < impossible.size(); ++i) {
-    try {
-      run().idle(stream(), impossible[i]);
-      ADD_FAILURE() << "was launched: " << i;
-    } catch (const DeviceError& error) {
-      EXPECT_NE(std::string(error.what()).find("kernel idle"), std::string::npos) << error.what();
-    }
+    const std::string message = specdec::testing::error_of<DeviceError>([&] {
+                                  run().idle(stream(), impossible[i]);
+                                }).what();
+    EXPECT_NE(message.find("kernel idle"), std::string::npos) << i << ": " << message;
   }
   // The largest there are; and the device has not failed.
   run().idle(stream(), {.grid = {1, 65535}, .block = {1}});

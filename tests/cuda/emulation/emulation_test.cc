@@ -11,6 +11,7 @@
 #include "cuda/gpu/rehearsal_stream.h"
 #include "specdec/error.h"
 #include "testing/device_kinds.h"
+#include "testing/thrown.h"
 #include "testing/values.h"
 #include "tests/cuda/emulation/emulation_kernels.h"
 
@@ -229,12 +230,11 @@ TEST_P(PlantedFaultTest, CopiesThatNobodyWaitedForAreNotThere) {
 TEST_P(PlantedFaultTest, StaticSharedMemoryIsLeftRoom) {
   const auto most_bytes = static_cast<size_t>(device().properties().max_shared_bytes_per_block);
   const size_t bytes = most_bytes - kMaxStaticSharedBytes + 1;
-  try {
+  const auto launch = [&] {
     run().idle(stream(), {.grid = {1}, .block = {32}, .shared_bytes = bytes});
-    FAIL() << "was launched";
-  } catch (const DeviceError& error) {
-    expect_mentions(error.what(), {"kernel idle", std::to_string(bytes)});
-  }
+  };
+  expect_mentions(specdec::testing::error_of<DeviceError>(launch).what(),
+                  {"kernel idle", std::to_string(bytes)});
 }
 
 TEST_P(PlantedFaultTest, MisalignedAddressesAreFaults) {
@@ -246,12 +246,8 @@ TEST_P(PlantedFaultTest, MisalignedAddressesAreFaults) {
     const std::unique_ptr<Stream> queue = failing->make_stream();
     Buffer data = failing->allocate(64, "test");
     faulty().misaligned(*queue, static_cast<float*>(data.data()), access);
-    try {
-      queue->synchronize();
-      ADD_FAILURE() << "went unnoticed: " << static_cast<int>(access);
-    } catch (const DeviceError& error) {
-      expect_mentions(error.what(), {"kernel misaligned", "no multiple of"});
-    }
+    expect_mentions(specdec::testing::error_of<DeviceError>([&] { queue->synchronize(); }).what(),
+                    {"kernel misaligned", "no multiple of"});
   }
 }
 

@@ -19,7 +19,6 @@ namespace specdec {
 namespace {
 
 using namespace testing::device_engine;
-using testing::TempDirectory;
 
 // Of weights that are made up.
 std::string model_config(int num_layers) {
@@ -36,13 +35,13 @@ class DeviceRanks : public EngineTest {
 
   EngineConfig config() const {
     EngineConfig config = EngineTest::config();
-    config.load_format = "dummy";
+    config.load_format = LoadFormat::kDummy;
     return config;
   }
   // By the target itself with rounded weights, which is right most of the time.
   EngineConfig with_itself(int num_tokens) const {
     EngineConfig config = with_draft(target_, num_tokens);
-    config.load_format = "dummy";
+    config.load_format = LoadFormat::kDummy;
     config.speculative.drafters[0].quantization = "int4";
     return config;
   }
@@ -55,19 +54,10 @@ class DeviceRanks : public EngineTest {
     config.speculative.drafters[0].draft_tensor_parallel_size = num_ranks;
     return config;
   }
-  EngineConfig with_drafter(DraftMethod method, int tree_width) const {
-    EngineConfig config = this->config();
-    config.speculative.num_speculative_tokens = 4;
-    config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
-    config.speculative.tree_width = tree_width;
-    config.speculative.drafters.resize(1);
-    config.speculative.drafters[0].method = method;
-    return config;
-  }
   void expect_device_steps(const Answers& expected, const EngineConfig& config,
-                           const std::vector<Job>& jobs) {
+                           const std::vector<Asked>& jobs) {
     int64_t num_device_steps = 0;
-    expect_equal(expected, run(config, jobs, &num_device_steps));
+    EXPECT_EQ(expected, run(config, jobs, &num_device_steps));
     EXPECT_GT(num_device_steps, 3);
   }
 };
@@ -77,14 +67,14 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceRanks, ::testing::ValuesIn(engine_device
 
 TEST_P(DeviceRanks, PlainDecodingIsThatOfOneRank) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
-    const std::vector<Job> jobs = jobs_of(3, params, /*gap=*/2);
+    const std::vector<Asked> jobs = jobs_of(3, params, /*gap=*/2);
     expect_device_steps(run(config(), jobs), on_two(config()), jobs);
   }
 }
 
 TEST_P(DeviceRanks, EveryRankDraftsOrHasAShareOfTheDraftModel) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
-    const std::vector<Job> jobs = jobs_of(3, params);
+    const std::vector<Asked> jobs = jobs_of(3, params);
     const Answers plain = run(config(), jobs);
     for (const int num_ranks : {1, 2}) {
       SCOPED_TRACE(num_ranks);
@@ -94,7 +84,7 @@ TEST_P(DeviceRanks, EveryRankDraftsOrHasAShareOfTheDraftModel) {
 }
 
 TEST_P(DeviceRanks, TreesGrowAlikeOnAllRanks) {
-  const std::vector<Job> jobs = jobs_of(2, shaped());
+  const std::vector<Asked> jobs = jobs_of(2, shaped());
   EngineConfig trees = with_itself(6);
   trees.speculative.tree_width = 2;
   const Answers plain = run(config(), jobs);
@@ -104,15 +94,16 @@ TEST_P(DeviceRanks, TreesGrowAlikeOnAllRanks) {
 }
 
 TEST_P(DeviceRanks, DraftsAndMasksOfTheHostReachAllRanks) {
-  std::vector<Job> jobs = jobs_of(3, greedy());
-  for (Job& job : jobs) {
+  std::vector<Asked> jobs = jobs_of(3, greedy());
+  for (Asked& job : jobs) {
     job.prompt = {1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3};
     job.params.max_tokens = 20;
   }
   jobs[1].params.grammar = testing::make_toy_grammar(tiny::kVocab, 2, 12, 24);
   const Answers plain = run(config(), jobs);
-  for (const int tree_width : {1, 2}) {
-    expect_device_steps(plain, on_two(with_drafter(DraftMethod::kNgram, tree_width)), jobs);
+  for (const int width : {1, 2}) {
+    expect_device_steps(
+        plain, on_two(with_drafter(config(), drafter_of(DraftMethod::kNgram), 4, width)), jobs);
   }
 }
 
@@ -124,9 +115,9 @@ TEST_P(DeviceRanks, HeadsDraftOnEveryRankOrAreShared) {
              R"("num_attention_heads":16,"num_key_value_heads":4,"head_dim":16,)"
              R"("rms_norm_eps":1e-5,"max_position_embeddings":128,"num_hidden_layers":1,)"
              R"("eagle_aux_hidden_state_layer_ids":[0,1,2]})");
-  const std::vector<Job> jobs = jobs_of(2, greedy());
-  EngineConfig config = with_drafter(DraftMethod::kEagle3, 1);
-  config.speculative.drafters[0].model = head.path();
+  const std::vector<Asked> jobs = jobs_of(2, greedy());
+  const EngineConfig config =
+      with_drafter(this->config(), drafter_of(DraftMethod::kEagle3, head.path()), 4);
   const Answers plain = run(this->config(), jobs);
   for (const int num_ranks : {1, 2}) {
     expect_device_steps(plain, drafting_on(config, num_ranks), jobs);
@@ -148,11 +139,10 @@ TEST_P(DeviceRanks, AFailureInAStepFailsTheRequestsOfAllRanks) {
   Engine engine = testing::make_faulty_engine(config, faults);
   SamplingParams params = greedy();
   params.max_tokens = 40;
-  engine.add_request(1, {1, 2, 3}, params);
-  std::string error;
-  while (engine.has_unfinished_requests()) {
-    for (const RequestOutput& output : engine.step()) error += output.error;
-  }
+  const std::string error =
+      testing::run_to_end(engine, {{.id = "a", .prompt = {1, 2, 3}, .params = params}})
+          .at("a")
+          .error;
   EXPECT_TRUE(testing::has_text(error, "rank 1")) << error;
   EXPECT_TRUE(testing::has_text(error, "no step today")) << error;
   EXPECT_GE(num_launched, 3);

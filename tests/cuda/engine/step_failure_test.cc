@@ -16,8 +16,6 @@ namespace specdec {
 namespace {
 
 using namespace testing::device_engine;
-using testing::Asked;
-using testing::Ended;
 using testing::Faults;
 
 constexpr uint64_t kBadSeed = 777;
@@ -33,22 +31,10 @@ class FailingDrafter final : public CustomDrafter {
 class DeviceFailureTest : public EngineTest {
  protected:
   EngineConfig with_host_drafts() const {
-    EngineConfig config = this->config();
-    config.speculative.num_speculative_tokens = 3;
-    config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
-    config.speculative.drafters.resize(1);
-    config.speculative.drafters[0].method = DraftMethod::kCustom;
-    config.speculative.drafters[0].custom = std::make_shared<FailingDrafter>();
-    return config;
+    return with_drafter(config(), testing::custom(std::make_shared<FailingDrafter>()), 3);
   }
 
-  static std::vector<Asked> requests() {
-    std::vector<Asked> requests;
-    for (const Job& job : jobs_of(3, shaped())) {
-      requests.push_back({.id = job.id, .prompt = job.prompt, .params = job.params, .arrives = 0});
-    }
-    return requests;
-  }
+  static std::vector<Asked> requests() { return jobs_of(3, shaped()); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceFailureTest, ::testing::ValuesIn(engine_devices()),

@@ -11,7 +11,6 @@ namespace specdec {
 namespace {
 
 using namespace testing::device_engine;
-using testing::TempDirectory;
 using testing::device_drafting::Drafted;
 using testing::device_drafting::World;
 
@@ -28,7 +27,7 @@ class StepNodesTest : public ::testing::TestWithParam<cuda::testing::DeviceKind>
     const int depth = num_passes > 0 ? num_passes : 1;
     std::vector<std::unique_ptr<Drafted>> requests;
     std::vector<DeviceSeat> seats;
-    for (const Job& job : jobs_of(2, params)) {
+    for (const Asked& job : jobs_of(2, params)) {
       const auto ordinal = static_cast<int>(requests.size());
       requests.push_back(std::make_unique<Drafted>(world, job, ordinal, depth, depth));
       seats.push_back(requests.back()->seat());
@@ -71,10 +70,7 @@ TEST_P(StepNodesTest, OfAModelThatReadsTokens) {
   TempDirectory target, draft;
   tiny::write_checkpoint(target, tiny::llama_tensors());
   tiny::write_checkpoint(draft, tiny::perturbed(tiny::llama_tensors(), 0.03f));
-  DrafterConfig drafter;
-  drafter.method = DraftMethod::kDraftModel;
-  drafter.model = draft.path();
-  World world(GetParam(), target.path(), drafter);
+  World world(GetParam(), target.path(), drafter_of(DraftMethod::kDraftModel, draft.path()));
   const int layers = world.target().model().config().num_layers * kLayerNodes;
   EXPECT_EQ(nodes_of(world, likeliest(), 0), layers + 4);
   EXPECT_EQ(nodes_of(world, drawn(), 0), layers + 6);
@@ -87,11 +83,7 @@ TEST_P(StepNodesTest, OfAHeadThatScoresSomeTokens) {
   TempDirectory target, head;
   tiny::write_checkpoint(target, heads::target_tensors());
   heads::write_eagle3(head);
-  DrafterConfig drafter;
-  drafter.method = DraftMethod::kEagle3;
-  drafter.model = head.path();
-  drafter.quantization = "none";
-  World world(GetParam(), target.path(), drafter);
+  World world(GetParam(), target.path(), drafter_of(DraftMethod::kEagle3, head.path()));
   ASSERT_NE(world.draft().draft_vocabulary().token_ids, nullptr);
   const int greedy_nodes = nodes_of(world, likeliest(), 2);
   EXPECT_EQ(nodes_of(world, drawn(), 2) - greedy_nodes, 2 + 2 * 4);

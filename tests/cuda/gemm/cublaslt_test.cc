@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "testing/library_stream.h"
+#include "testing/thrown.h"
 
 namespace specdec::cuda {
 namespace {
@@ -184,12 +185,8 @@ TEST_F(CublasltTest, RowsThatAnAlgorithmDoesNotServeGetTheirOwn) {
 
 TEST_F(CublasltTest, AnErrorOfTheLibraryIsADeviceError) {
   library.multiplies = 13;
-  try {
-    run(0);
-    FAIL();
-  } catch (const DeviceError& error) {
-    EXPECT_EQ(std::string(error.what()), "cublasLtMatmul: it is made up");
-  }
+  EXPECT_STREQ(specdec::testing::error_of<DeviceError>([&] { run(0); }).what(),
+               "cublasLtMatmul: it is made up");
 }
 
 TEST_F(CublasltTest, NothingIsLeftBehind) {

@@ -61,9 +61,10 @@ def test_the_docstring_of_sampling_params_says_what_the_table_says() -> None:
 
 def test_every_option_of_the_core_can_be_set() -> None:
     values = {"str": "auto", "int": 32, "float": 0.5, "bool": False}
-    config = make_config({name: values[option.type] for name, option in OPTIONS.items()})
-    for name, option in OPTIONS.items():
-        assert getattr(config, name) == values[option.type]
+    given = {name: [values[option.type], *option.choices][-1] for name, option in OPTIONS.items()}
+    config = make_config(given)
+    for name, value in given.items():
+        assert getattr(config, name) == value
 
 
 def test_sampling_params_default_as_in_the_core() -> None:

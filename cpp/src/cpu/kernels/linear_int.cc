@@ -9,6 +9,9 @@
 #include "cpu/kernels/row_pointers.h"
 #include "cpu/kernels/simd_int.h"
 #include "cpu/kernels/sum_steps.h"
+#if defined(SPECDEC_NEON)
+#include "cpu/kernels/linear_int_neon.h"
+#endif
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -75,19 +78,7 @@ struct IntDots {
   I32x16 of[kRows][kBlocks];
 };
 
-// A row's group, of those that `x` is at. Always inline: a call would spill the accumulators.
-template <class Format>
-[[gnu::always_inline]] inline const typename Format::RowGroup& group_of(
-    const RowPointers<uint8_t>& x, int row) {
-  return *reinterpret_cast<const typename Format::RowGroup*>(x.row(row));
-}
-
 #if defined(SPECDEC_NEON)
-}  // namespace
-}  // namespace specdec::cpu::SPECDEC_ISA
-#include "cpu/kernels/linear_int_neon.h"
-namespace specdec::cpu::SPECDEC_ISA {
-namespace {
 
 // Sums the span of k, step by step. A step is whole records.
 template <class Format, int kRows, int kBlocks>

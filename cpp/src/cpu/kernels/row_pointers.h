@@ -55,5 +55,12 @@ class RowPointers {
   int64_t s1_, s3_, s5_, s7_;
 };
 
+// A row's group, of those that `x` is at. Always inline: a call would spill the accumulators.
+template <class Format>
+[[gnu::always_inline]] inline const typename Format::RowGroup& group_of(
+    const RowPointers<uint8_t>& x, int row) {
+  return *reinterpret_cast<const typename Format::RowGroup*>(x.row(row));
+}
+
 }  // namespace
 }  // namespace specdec::cpu

@@ -10,19 +10,19 @@ enum RowNorm : int { kNoNorm, kRmsNorm, kLayerNorm };
 
 struct RowsTask {
   const void* x;  // [*, dim] float32 or bfloat16
-  bool x_bf16;
-  const int32_t* row_ids;  // row i is row row_ids[i] of x; null: row i
+  bool x_bf16 = false;
+  const int32_t* row_ids = nullptr;  // row i is row row_ids[i] of x; null: row i
   int64_t dim;
-  RowNorm norm;         // of float32 rows
-  const float* weight;  // [dim], with a norm
-  const float* bias;    // [dim], or null
-  float eps;
-  int64_t row_begin;
+  RowNorm norm = kNoNorm;         // of float32 rows
+  const float* weight = nullptr;  // [dim], with a norm
+  const float* bias = nullptr;    // [dim], or null
+  float eps = 0.0f;
+  int64_t row_begin = 0;
   int64_t row_end;
-  void* out;           // [*, out_stride], elements past dim are zero
-  int64_t out_stride;  // elements, at least dim; of codes IntRowGroups
-  bool accumulate;     // to_f32: added to what out holds
-  int code_offset;     // codes: of the weights' codes (IntRowGroup::start)
+  void* out;                // [*, out_stride], elements past dim are zero
+  int64_t out_stride;       // elements, at least dim; of codes IntRowGroups
+  bool accumulate = false;  // to_f32: added to what out holds
+  int code_offset = 0;      // codes: of the weights' codes (IntRowGroup::start)
 };
 
 struct RowsKernels {

@@ -25,6 +25,15 @@ void parse_gemma(const JsonFields& fields, ModelConfig& config) {
   fields.pass_over({"hidden_act"});  // which old files have, too, and transformers does not read
 }
 
+FamilyDefaults defaults_of(int max_position_embeddings) {
+  return {.max_position_embeddings = max_position_embeddings,
+          .num_kv_heads = 4,
+          .head_dim = 256,
+          .activation_key = "hidden_activation",
+          .activation = "gelu_pytorch_tanh",
+          .tie_word_embeddings = true};
+}
+
 constexpr const char* kLogitsCap = "final_logit_softcapping";
 
 // A key that is null, as opposed to absent, means none.
@@ -66,14 +75,7 @@ void parse_gemma3_ropes(const JsonFields& fields, ModelConfig& config) {
 }
 
 void parse_gemma3(const JsonFields& fields, ModelConfig& config) {
-  parse_sizes(fields,
-              {.max_position_embeddings = 131072,
-               .num_kv_heads = 4,
-               .head_dim = 256,
-               .activation_key = "hidden_activation",
-               .activation = "gelu_pytorch_tanh",
-               .tie_word_embeddings = true},
-              config);
+  parse_sizes(fields, defaults_of(131072), config);
   parse_gemma(fields, config);
   config.logits_soft_cap = parse_soft_cap(fields, kLogitsCap, 0.0);
   config.qk_norm = QkNorm::kPerHead;
@@ -83,14 +85,7 @@ void parse_gemma3(const JsonFields& fields, ModelConfig& config) {
 }
 
 void parse_gemma2(const JsonFields& fields, ModelConfig& config) {
-  parse_rotary_family(fields,
-                      {.max_position_embeddings = 8192,
-                       .num_kv_heads = 4,
-                       .head_dim = 256,
-                       .activation_key = "hidden_activation",
-                       .activation = "gelu_pytorch_tanh",
-                       .tie_word_embeddings = true},
-                      config);
+  parse_rotary_family(fields, defaults_of(8192), config);
   parse_gemma(fields, config);
   const float cap = parse_soft_cap(fields, "attn_logit_softcapping", 50.0);
   for (LayerSpec& layer : config.layers) layer.attention_soft_cap = cap;

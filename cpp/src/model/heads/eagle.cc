@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <filesystem>
 #include <span>
 #include <utility>
 
@@ -37,14 +36,13 @@ struct EagleFields {
   bool is_speculators = false;
 };
 
-EagleFields fields_of(const std::string& path, const nlohmann::json& json) {
+EagleFields fields_of(const JsonFields& root) {
   constexpr const char* kLayers = "transformer_layer_config";
-  const JsonFields root(path, json);
   const bool is_speculators = root.has("speculators_model_type");
   if (!root.has(kLayers)) return {.root = root, .layers = root, .is_speculators = is_speculators};
   const JsonFields layers = root.get_object(kLayers);
   for (const auto& [key, value] : layers.object().items()) {
-    if (json.contains(key) && json[key] == value) root.pass_over({key});
+    if (root.object().contains(key) && root.object()[key] == value) root.pass_over({key});
   }
   return {.root = root, .layers = layers.with_absent_from(root), .is_speculators = is_speculators};
 }
@@ -361,11 +359,9 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
 
 }  // namespace
 
-DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& target) {
-  require_directory(drafter.model);
-  const std::string path = (std::filesystem::path(drafter.model) / "config.json").string();
-  const nlohmann::json json = read_json_object(path);
-  const EagleFields fields = fields_of(path, json);
+DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter,
+                            const HeadTarget& target) {
+  const EagleFields fields = fields_of(root);
   const bool is_eagle3 = drafter.method == DraftMethod::kEagle3;
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   EagleConfig& eagle = config.eagle;

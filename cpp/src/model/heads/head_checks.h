@@ -8,6 +8,8 @@
 
 #include "model/heads/head_config.h"
 #include "model/json_file.h"
+#include "model/tensor_loader.h"
+#include "model/weight_format.h"
 #include "model/weight_store.h"
 
 namespace specdec {
@@ -38,6 +40,31 @@ class HeadTensors {
 
   WeightStore store_;
   bool is_random_;
+};
+
+// A head that is no transformer.
+class LayerlessHead : public Model {
+ public:
+  const ModelConfig& config() const override { return config_; }
+  int64_t num_parameters() const override { return loaded_.num_parameters; }
+  int64_t weight_bytes() const override { return loaded_.size_bytes; }
+  std::string weight_format() const override {
+    return describe_formats(loaded_.formats, backend_.act_dtype());
+  }
+
+ protected:
+  LayerlessHead(const DraftHeadConfig& config, const HeadLoadArgs& args)
+      : config_(config.model), backend_(args.backend), max_rows_(args.max_rows) {}
+  // Of a pass: [max_rows, width].
+  Buffer allocate_rows(int64_t width, DType dtype = DType::kF32) {
+    const size_t num_elements = static_cast<size_t>(max_rows_) * static_cast<size_t>(width);
+    return backend_.allocate(num_elements * size_of(dtype), "a draft head's workspace");
+  }
+
+  ModelConfig config_;
+  Backend& backend_;
+  int max_rows_;
+  LoadedParts loaded_;  // counts what was loaded
 };
 
 // Of a head that has no layers: it has no KV.

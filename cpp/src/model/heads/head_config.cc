@@ -6,31 +6,43 @@
 #include "specdec/error.h"
 
 namespace specdec {
+namespace {
+
+struct ConfigFile {
+  explicit ConfigFile(const std::string& directory)
+      : path(directory + "/config.json"), json(read_json_object(path)) {}
+  const std::string path;
+  const nlohmann::json json;
+  const JsonFields fields{path, json};
+};
+
+}  // namespace
 
 int32_t load_mask_token(const std::string& directory, int vocab_size) {
-  const std::string path = directory + "/config.json";
-  const nlohmann::json json = read_json_object(path);
-  const JsonFields fields(path, json);
+  const ConfigFile file(directory);
+  const JsonFields& fields = file.fields;
   for (const char* key : {"pard_token", "ptd_token_id", "mask_token_id"}) {
     if (!fields.has(key)) continue;
     const int token = fields.get_int(key, {}, /*minimum=*/0);
     if (token < vocab_size) return token;
     fields.fail(key, str_cat(token, " is not in the vocabulary of ", vocab_size, " tokens"));
   }
-  throw CheckpointError(path, "",
+  throw CheckpointError(file.path, "",
                         "mask_token_id: missing (nor is there pard_token or ptd_token_id); the "
                         "model was not trained for parallel_drafting");
 }
 
 DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget& target) {
+  require_directory(drafter.model);
+  const ConfigFile file(drafter.model);
   switch (drafter.method) {
     case DraftMethod::kEagle:
     case DraftMethod::kEagle3:
-      return parse_eagle(drafter, target);
+      return parse_eagle(file.fields, drafter, target);
     case DraftMethod::kMedusa:
-      return parse_medusa(drafter, target);
+      return parse_medusa(file.fields, drafter, target);
     case DraftMethod::kMlpSpeculator:
-      return parse_mlp_speculator(drafter, target);
+      return parse_mlp_speculator(file.fields, drafter, target);
     default:
       break;
   }
@@ -41,9 +53,9 @@ DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget&
 std::unique_ptr<Model> load_head(const DraftHeadConfig& config, const HeadLoadArgs& args) {
   switch (config.method) {
     case DraftMethod::kMedusa:
-      return load_medusa(config, args);
+      return load_medusa(ConfigFile(config.directory).fields, config, args);
     case DraftMethod::kMlpSpeculator:
-      return load_mlp_speculator(config, args);
+      return load_mlp_speculator(ConfigFile(config.directory).fields, config, args);
     default:
       return load_eagle(config, args);
   }

@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "model/config.h"
+#include "model/json_file.h"
 #include "model/model.h"
 #include "model/parts.h"
 #include "model/taps.h"
@@ -83,11 +84,16 @@ struct HeadLoadArgs {
 std::unique_ptr<Model> load_head(const DraftHeadConfig& config, const HeadLoadArgs& args);
 
 // One method each; load_head_config() and load_head() choose.
-DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& target);
-DraftHeadConfig parse_medusa(const DrafterConfig& drafter, const HeadTarget& target);
-DraftHeadConfig parse_mlp_speculator(const DrafterConfig& drafter, const HeadTarget& target);
+DraftHeadConfig parse_eagle(const JsonFields& fields, const DrafterConfig& drafter,
+                            const HeadTarget& target);
+DraftHeadConfig parse_medusa(const JsonFields& fields, const DrafterConfig& drafter,
+                             const HeadTarget& target);
+DraftHeadConfig parse_mlp_speculator(const JsonFields& fields, const DrafterConfig& drafter,
+                                     const HeadTarget& target);
 std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const HeadLoadArgs& args);
-std::unique_ptr<Model> load_medusa(const DraftHeadConfig& config, const HeadLoadArgs& args);
-std::unique_ptr<Model> load_mlp_speculator(const DraftHeadConfig& config, const HeadLoadArgs& args);
+std::unique_ptr<Model> load_medusa(const JsonFields& fields, const DraftHeadConfig& config,
+                                   const HeadLoadArgs& args);
+std::unique_ptr<Model> load_mlp_speculator(const JsonFields& fields, const DraftHeadConfig& config,
+                                           const HeadLoadArgs& args);
 
 }  // namespace specdec

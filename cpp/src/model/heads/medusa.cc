@@ -12,9 +12,6 @@
 #include "model/config_quantization.h"
 #include "model/heads/head_checks.h"
 #include "model/heads/head_config.h"
-#include "model/json_file.h"
-#include "model/tensor_loader.h"
-#include "model/weight_format.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -178,18 +175,11 @@ std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarge
   return ids;
 }
 
-class Medusa final : public Model {
+class Medusa final : public LayerlessHead {
  public:
   Medusa(const DraftHeadConfig& config, const Spec& spec, const HeadLoadArgs& args);
 
-  const ModelConfig& config() const override { return config_; }
-  int64_t num_parameters() const override { return loaded_.num_parameters; }
-  int64_t weight_bytes() const override { return loaded_.size_bytes; }
   int64_t pass_bytes() const override;
-  std::string weight_format() const override {
-    return describe_formats(loaded_.formats, backend_.act_dtype());
-  }
-
   void forward(const ModelPass& pass) override;
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level) override;
   DraftVocabulary draft_vocabulary() const override;
@@ -205,10 +195,6 @@ class Medusa final : public Model {
   const MedusaHead& head_of(int level) const;
   void run_layers(const MedusaHead& head, float* hidden, int num_rows);
 
-  ModelConfig config_;
-  Backend& backend_;
-  int max_rows_;
-  LoadedParts loaded_;  // counts what was loaded
   bool has_own_outputs_;
   std::vector<MedusaHead> heads_;
 
@@ -219,10 +205,7 @@ class Medusa final : public Model {
 };
 
 Medusa::Medusa(const DraftHeadConfig& config, const Spec& spec, const HeadLoadArgs& args)
-    : config_(config.model),
-      backend_(args.backend),
-      max_rows_(args.max_rows),
-      has_own_outputs_(spec.output == Output::kOwn) {
+    : LayerlessHead(config, args), has_own_outputs_(spec.output == Output::kOwn) {
   const int hidden_size = config_.hidden_size;
   TensorLoader loader(config_, config.directory, args.quantization, backend_);
   for (int head = 0; head < spec.num_heads; ++head) {
@@ -238,14 +221,10 @@ Medusa::Medusa(const DraftHeadConfig& config, const Spec& spec, const HeadLoadAr
   }
   loader.finish(loaded_);
 
-  const auto rows = [&](int64_t width, DType dtype) {
-    const size_t bytes = static_cast<size_t>(max_rows_) * static_cast<size_t>(width);
-    return backend_.allocate(bytes * size_of(dtype), "Medusa workspace");
-  };
-  hidden_ = rows(hidden_size, DType::kF32);
-  block_ = rows(hidden_size, backend_.act_dtype());
+  hidden_ = allocate_rows(hidden_size);
+  block_ = allocate_rows(hidden_size, backend_.act_dtype());
   const Head& output = *heads_.front().output;
-  if (output.project_out) projected_ = rows(output.weight->in_features(), DType::kF32);
+  if (output.project_out) projected_ = allocate_rows(output.weight->in_features());
 }
 
 std::shared_ptr<const Head> Medusa::load_output(TensorLoader& loader, const DraftHeadConfig& config,
@@ -348,11 +327,8 @@ void Medusa::compute_logits(const int32_t* row_ids, int num_rows, float* logits,
 
 }  // namespace
 
-DraftHeadConfig parse_medusa(const DrafterConfig& drafter, const HeadTarget& target) {
-  require_directory(drafter.model);
-  const std::string path = drafter.model + "/config.json";
-  const nlohmann::json json = read_json_object(path);
-  const JsonFields fields(path, json);
+DraftHeadConfig parse_medusa(const JsonFields& fields, const DrafterConfig& drafter,
+                             const HeadTarget& target) {
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   config.model = model_without_layers("Medusa heads", kPrefix, target);
   parse_quantization_config(fields, config.model);
@@ -374,10 +350,8 @@ DraftHeadConfig parse_medusa(const DrafterConfig& drafter, const HeadTarget& tar
   return config;
 }
 
-std::unique_ptr<Model> load_medusa(const DraftHeadConfig& config, const HeadLoadArgs& args) {
-  const std::string path = config.directory + "/config.json";
-  const nlohmann::json json = read_json_object(path);
-  const JsonFields fields(path, json);
+std::unique_ptr<Model> load_medusa(const JsonFields& fields, const DraftHeadConfig& config,
+                                   const HeadLoadArgs& args) {
   MedusaTensors tensors(config.directory, args.target.config.random_weights);
   return std::make_unique<Medusa>(config, read_spec(fields, tensors, args.target), args);
 }

@@ -13,9 +13,6 @@
 #include "model/config_quantization.h"
 #include "model/heads/head_checks.h"
 #include "model/heads/head_config.h"
-#include "model/json_file.h"
-#include "model/tensor_loader.h"
-#include "model/weight_format.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -49,10 +46,7 @@ struct StepNames {
 };
 
 // Says in `model`, too, how matrices are stored and which keys are not known.
-Spec read_spec(const std::string& directory, const HeadTarget& target, ModelConfig& model) {
-  const std::string path = directory + "/config.json";
-  const nlohmann::json object = read_json_object(path);
-  const JsonFields fields(path, object);
+Spec read_spec(const JsonFields& fields, const HeadTarget& target, ModelConfig& model) {
   check_target(fields, target);
   parse_quantization_config(fields, model);
   Spec spec;
@@ -94,18 +88,11 @@ void check_tensors(const Spec& spec, const HeadTensors& tensors, int vocab_size)
   check_count(str_cat(prefix, "emb.", spec.num_steps, ".weight"), false);
 }
 
-class MlpSpeculator final : public Model {
+class MlpSpeculator final : public LayerlessHead {
  public:
-  MlpSpeculator(const DraftHeadConfig& config, const HeadLoadArgs& args);
+  MlpSpeculator(const JsonFields& fields, const DraftHeadConfig& config, const HeadLoadArgs& args);
 
-  const ModelConfig& config() const override { return config_; }
-  int64_t num_parameters() const override { return loaded_.num_parameters; }
-  int64_t weight_bytes() const override { return loaded_.size_bytes; }
   int64_t pass_bytes() const override;
-  std::string weight_format() const override {
-    return describe_formats(loaded_.formats, backend_.act_dtype());
-  }
-
   void forward(const ModelPass& pass) override;
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level) override;
 
@@ -120,11 +107,7 @@ class MlpSpeculator final : public Model {
   Step load_step(TensorLoader& loader, int index) const;
   const Step& step_of(int level) const;
 
-  ModelConfig config_;
   Spec spec_;
-  Backend& backend_;
-  int max_rows_;
-  LoadedParts loaded_;  // counts what was loaded
   std::vector<Step> steps_;
   Norm input_norm_;  // empty where the target's state is taken as it is
   float embedding_scale_ = 1.0f;
@@ -135,11 +118,9 @@ class MlpSpeculator final : public Model {
   Buffer state_;  // likewise
 };
 
-MlpSpeculator::MlpSpeculator(const DraftHeadConfig& config, const HeadLoadArgs& args)
-    : config_(config.model),
-      spec_(read_spec(config.directory, args.target, config_)),
-      backend_(args.backend),
-      max_rows_(args.max_rows) {
+MlpSpeculator::MlpSpeculator(const JsonFields& fields, const DraftHeadConfig& config,
+                             const HeadLoadArgs& args)
+    : LayerlessHead(config, args), spec_(read_spec(fields, args.target, config_)) {
   TensorLoader loader(config_, config.directory, args.quantization, backend_);
   for (int index = 0; index < spec_.num_steps; ++index) {
     steps_.push_back(load_step(loader, index));
@@ -156,13 +137,9 @@ MlpSpeculator::MlpSpeculator(const DraftHeadConfig& config, const HeadLoadArgs& 
       std::sqrt((1.0 - state_weight * state_weight) * spec_.inner_size / 2.0);
   embedding_scale_ = static_cast<float>(embedding_weight / state_weight);
 
-  const auto rows = [&](int width) {
-    const size_t bytes = static_cast<size_t>(max_rows_) * static_cast<size_t>(width);
-    return backend_.allocate(bytes * sizeof(float), "MLP speculator workspace");
-  };
-  input_ = rows(std::max(spec_.hidden_size, spec_.inner_size));
-  sum_ = rows(spec_.inner_size);
-  state_ = rows(spec_.inner_size);
+  input_ = allocate_rows(std::max(spec_.hidden_size, spec_.inner_size));
+  sum_ = allocate_rows(spec_.inner_size);
+  state_ = allocate_rows(spec_.inner_size);
 }
 
 MlpSpeculator::Step MlpSpeculator::load_step(TensorLoader& loader, int index) const {
@@ -253,11 +230,11 @@ void MlpSpeculator::compute_logits(const int32_t* row_ids, int num_rows, float* 
 
 }  // namespace
 
-DraftHeadConfig parse_mlp_speculator(const DrafterConfig& drafter, const HeadTarget& target) {
-  require_directory(drafter.model);
+DraftHeadConfig parse_mlp_speculator(const JsonFields& fields, const DrafterConfig& drafter,
+                                     const HeadTarget& target) {
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   config.model = model_without_layers("an MLP speculator", kPrefix, target);
-  const Spec spec = read_spec(drafter.model, target, config.model);
+  const Spec spec = read_spec(fields, target, config.model);
   const ModelConfig& of_target = target.config;
   check_tensors(spec, HeadTensors(drafter.model, of_target.random_weights), of_target.vocab_size);
   refuse_token_map(drafter);
@@ -269,9 +246,9 @@ DraftHeadConfig parse_mlp_speculator(const DrafterConfig& drafter, const HeadTar
   return config;
 }
 
-std::unique_ptr<Model> load_mlp_speculator(const DraftHeadConfig& config,
+std::unique_ptr<Model> load_mlp_speculator(const JsonFields& fields, const DraftHeadConfig& config,
                                            const HeadLoadArgs& args) {
-  return std::make_unique<MlpSpeculator>(config, args);
+  return std::make_unique<MlpSpeculator>(fields, config, args);
 }
 
 }  // namespace specdec
