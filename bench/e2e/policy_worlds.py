@@ -38,7 +38,7 @@ def right_of_head(engine: Engine, prompt: Sequence[int], answer: Sequence[int]) 
 
 
 def right_of_ngram(prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """The same of the tokens that followed the last equal n-gram; -1 where there is none."""
+    """Tokens that are right of those after the last equal n-gram; -1 where there is none."""
     tokens = [*prompt, *answer]
     return [
         next(

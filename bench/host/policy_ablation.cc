@@ -117,15 +117,20 @@ std::vector<World> make_worlds(int64_t num_tokens) {
 // Seconds by rows, between the measured ones on straight lines.
 double seconds_of(const std::vector<std::pair<int, double>>& passes, int rows) {
   auto next = std::ranges::lower_bound(passes, rows, {}, &std::pair<int, double>::first);
-  if (next == passes.begin()) return next->second;
   if (next == passes.end()) --next;
+  if (next == passes.begin()) return next->second;
   const auto& [low, low_seconds] = *std::prev(next);
   return low_seconds + (next->second - low_seconds) * (rows - low) / (next->first - low);
 }
 
-// Answers one after the other, and eight at once.
+// Each workload's answers one after the other, and all at once.
 std::vector<World> recorded_worlds(const char* file) {
-  const nlohmann::json recorded = nlohmann::json::parse(std::ifstream(file));
+  std::ifstream text(file);
+  if (!text) {
+    std::fprintf(stderr, "policy_ablation: cannot read %s\n", file);
+    std::exit(1);
+  }
+  const nlohmann::json recorded = nlohmann::json::parse(text);
   std::vector<World> worlds;
   for (const auto& [format, steps] : recorded["passes"].items()) {
     const auto passes = steps.get<std::vector<std::pair<int, double>>>();

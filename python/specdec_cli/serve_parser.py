@@ -66,8 +66,8 @@ class FlagCommand(HelpfulCommand):
         entries = read_config(path)
         if "config" in entries:
             raise ValueError(f"{path}: a file cannot name another by config")
-        tokens = [token for item in entries.items() for token in _tokens(*item)]
         try:
+            tokens = [token for item in entries.items() for token in _tokens(*item)]
             return dict(self.make_context(self.name, tokens).params)
         except UsageError as error:
             raise ValueError(f"{path}: {error}") from error
@@ -155,6 +155,8 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def _tokens(key: str, value: Any) -> list[str]:
     """An entry of the file as it would stand on the line."""
     flag = f"--{key.replace('_', '-')}"
+    if not _is_flag(flag):
+        raise UsageError(f"{key!r} is not the name of a flag")
     if value is None:
         return []
     if isinstance(value, bool):

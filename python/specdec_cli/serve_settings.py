@@ -115,7 +115,7 @@ def _model(given: Mapping[str, Any]) -> str:
 
 
 def _options(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The options of `kind` that flags set as they are."""
+    """The fields of `kind` whose flags have the same names, with the values that were given."""
     names = {field.name for field in dataclasses.fields(kind)} - {"root_path", "tool_call_parser"}
     options = {_RENAMED.get(flag, flag): value for flag, value in given.items()}
     return {n: tuple(v) if isinstance(v, list) else v for n, v in options.items() if n in names}

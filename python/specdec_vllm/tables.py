@@ -1,4 +1,4 @@
-"""What becomes of vLLM's names: vllm_names.json, in which most tables list names by the reason."""
+"""vLLM's names and how this package treats each. Most tables of vllm_names.json go by reason."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ struct PassKind {
   int num_levels = 1;
 };
 
-// Hears of a runner's calls, with the host's arrays, before the runner makes them.
+// Is called before the runner's calls of the same names, with arrays on the host.
 class RunnerObserver {
  public:
   virtual ~RunnerObserver() = default;
@@ -80,9 +80,9 @@ class ModelRunner final : public StepModel {
   void begin_forward(BatchInputs& inputs);
   // Runs the rows, writing their KV.
   void forward(BatchInputs& inputs, const PassKind& kind = {});
-  // The same of arrays that are ready. sample() may not follow.
+  // Runs a batch that another rank's runner has made. sample() cannot follow.
   void forward(const BatchView& batch, const PassKind& kind) { run_staged(batch, kind); }
-  // The rows' logits, of the last forward, which sample() reads.
+  // Computes the logits that sample() reads: those of rows of the last forward.
   void compute_logits(std::span<const int32_t> row_ids, int level);
   // Rows of the last forward from those of one level to those of the next.
   int rows_per_level() const { return rows_per_level_; }

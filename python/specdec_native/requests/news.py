@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class HasNews(Protocol):
-    """A request, as far as it is announced."""
+    """What News needs of a request."""
 
     mailbox: Mailbox[Any] | None  # of the coroutine that reads it
 

@@ -187,13 +187,15 @@ TEST_F(EngineLoopTest, AStoppedRequestIsSilentAndItsIdFree) {
   EXPECT_EQ(loop.stats().num_running + loop.stats().num_waiting, 2);
 }
 
-TEST_F(EngineLoopTest, ABadRequestIsRefusedAndNoneIsAdded) {
+TEST_F(EngineLoopTest, ARequestForAnotherEngineIsRefusedAndNoneIsAdded) {
   EngineLoop loop(config());
+  ModelInfo other = loop.model_info();
+  ++other.max_model_len;
   EXPECT_EQ(refused_field([&] {
               loop.add({{.id = 1, .request = {loop.model_info(), prompt_of(1), sampled(5)}},
-                        {.id = 2, .request = {loop.model_info(), {}, sampled(5)}}});
+                        {.id = 2, .request = {other, prompt_of(1), sampled(5)}}});
             }),
-            "prompt");
+            "request");
   EXPECT_EQ(loop.stats().num_waiting, 0);
 }
 

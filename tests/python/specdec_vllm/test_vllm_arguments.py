@@ -78,6 +78,7 @@ def test_what_is_ignored_is_logged_with_the_reason(caplog: pytest.LogCaptureFixt
     [
         ({"enable_lora": True}, ValueError, "enable_lora=True.*merge the adapter"),
         ({"enable_prompt_embeds": True}, ValueError, "enable_prompt_embeds=True.*token ids"),
+        ({"task": "embed"}, ValueError, "task='embed'.*only text generation"),
         ({"runner": "pooling"}, ValueError, "runner='pooling'.*only text generation"),
         ({"device_ids": [1]}, ValueError, r'device_ids=\[1\].*device="cuda:N"'),
         ({"disable_sliding_window": True}, ValueError, "disable_sliding_window=True"),

@@ -239,6 +239,9 @@ def test_priorities_are_checked(model: Path, llm: LLM) -> None:
             given.generate(["abc", "xyz"], PARAMS, priority=wrong)
         with pytest.raises(ValueError, match=r"priority has \d entries for 2 prompts"):
             given.chat([conversation] * 2, PARAMS, priority=wrong)
+    for bad in ("ab", 1.5):
+        with pytest.raises(ValueError, match="priority must be an integer"):
+            given.generate(["abc", "xyz"], PARAMS, priority=bad)
 
 
 def test_priorities_without_a_policy_are_ignored_with_one_warning(

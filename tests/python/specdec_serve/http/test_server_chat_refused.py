@@ -21,6 +21,8 @@ from tiny_text_model import only, text_params
         ("n", {"n": 16385}),
         ("n", {"n": 2, "temperature": 0}),
         ("min_tokens", {"min_tokens": 5, "max_tokens": 2}),
+        ("logit_bias", {"logit_bias": {"99999": 1}}),
+        ("logit_bias", {"logit_bias": {"no_token": 1}}),
         ("logit_bias", {"logit_bias": {"1": "no number"}}),
         ("stop_token_ids", {"stop_token_ids": [99999]}),
         ("stop_token_ids", {"stop_token_ids": [-1]}),
