@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +126,13 @@ def _flags(
             raise UsageError(f"there is no flag {name}; {hint}")
         option = options[flag]
         values = [] if value is None else [value]
-        follow = not option.is_flag and value is None
-        while tokens and follow and tokens[0] != "--" and (path or not _is_flag(tokens[0])):
+        most = 1 if path or not option.multiple else len(tokens)
+        if option.is_flag or value is not None:
+            most = 0
+        while tokens and len(values) < most and tokens[0] != "--":
+            if not path and _is_flag(tokens[0], options):
+                break
             values.append(tokens.popleft())
-            follow = option.multiple and not path
         if option.is_flag and (path or values):
             raise UsageError(f"{name} takes no value")
         if not option.is_flag and not values:
@@ -137,8 +140,9 @@ def _flags(
         yield flag if option.is_flag else option.opts[0], path, values
 
 
-def _is_flag(token: str) -> bool:
-    return _FLAG.fullmatch(token) is not None and " " not in token.partition("=")[0]
+def _is_flag(token: str, options: Collection[str]) -> bool:
+    match = _FLAG.fullmatch(token)
+    return match is not None and (match[1].replace("_", "-") in options or " " not in token)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +159,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def _tokens(key: str, value: Any) -> list[str]:
     """An entry of the file as it would stand on the line."""
     flag = f"--{key.replace('_', '-')}"
-    if not _is_flag(flag):
+    if not _FLAG.fullmatch(flag):
         raise UsageError(f"{key!r} is not the name of a flag")
     if value is None:
         return []

@@ -153,6 +153,11 @@ def test_flags_of_the_listener(flags: str, options: dict[str, Any]) -> None:
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 3},
         ),
         ("--kv-cache-memory-bytes 4e9", {"kv_cache_memory_bytes": 4 * 10**9}),
+        (
+            "-qint8 --chat-template '--a=b c' --",
+            {"quantization": "int8", "chat_template": "--a=b c"},
+        ),
+        ("--hf-overrides.b -x", {"hf_overrides": {"b": "-x"}}),
         ('-sc \'{"method": "ngram"}\'', {"speculative_config": {"method": "ngram"}}),
         (
             "-sc.method ngram --speculative-config.num-speculative-tokens 3",
@@ -239,6 +244,9 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
         ("m --max-modle-len 5", "did you mean --max-model-len"),
         ("m --speculative-conf.method ngram", "did you mean --speculative-config"),
         ("m n", "unexpected argument 'n'"),
+        ("m --api-key=k n", "unexpected argument 'n'"),
+        ("m --first-argument n", "there is no flag --first-argument; --help"),
+        ("m --gpu-memory-utilization x", "'x' is not a number"),
         ("", "MODEL is missing"),
         ("--port 80", "specdec-native serve SmolLM2-135M-Instruct"),
         ("m --model n", "give one model, not m and n"),
@@ -277,6 +285,11 @@ def test_wrong_usage_is_one_line_and_exit_code_2() -> None:
     result = run("serve", "m", "--max-modle-len", 5)
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.startswith("error: there is no flag") and result.stderr.count("\n") == 1
+
+
+def test_help_is_shown_whatever_else_is_wrong() -> None:
+    result = run("serve", "m", "--max-modle-len", "--help")
+    assert result.returncode == 0 and "Listening:" in result.stdout
 
 
 def test_without_a_model_serve_says_that_it_is_missing() -> None:
