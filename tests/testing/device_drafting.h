@@ -105,7 +105,7 @@ class World {
 // A request whose prompt the target has run, but for its last token.
 struct Drafted {
   Drafted(World& world, const Asked& job, int ordinal, int max_depth, int max_nodes)
-      : request(job.id, job.params),
+      : request(static_cast<uint64_t>(ordinal), job.params),
         max_depth(max_depth),
         completion(request, 0, *job.params.seed, ordinal, job.prompt, kBlockSize, kMaxModelLen) {
     EXPECT_TRUE(

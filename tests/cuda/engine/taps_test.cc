@@ -27,7 +27,7 @@ TEST_P(DeviceTaps, AcceptedNodesBringTheirFeatures) {
 
 TEST_P(DeviceTaps, StepsWithoutTheHostStoreFeatures) {
   TappedEngine tapped(config());
-  for (int i = 0; i < 3; ++i) tapped.add(str_cat("r", i), tapped_prompt(i, 9 + 7 * i), 50);
+  for (int i = 0; i < 3; ++i) tapped.add(i, tapped_prompt(i, 9 + 7 * i), 50);
   tapped.run();
   EXPECT_GT(tapped.engine().stats().num_device_steps, 20);
   EXPECT_GE(tapped.check_blocks(), 10);
