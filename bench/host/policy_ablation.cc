@@ -45,7 +45,6 @@ const std::vector<Constant> kConstants = {
     {"interval_by_gain", &DraftTuning::interval_by_gain},
     {"catch_up_rows", &DraftTuning::catch_up_rows},
     {"tokens_per_step", &DraftTuning::tokens_per_step},
-    {"shortest_horizon", &DraftTuning::shortest_horizon},
     {"output_memory", &DraftTuning::output_memory},
     {"stretch", &DraftTuning::stretch},
 };

@@ -129,7 +129,7 @@ double DraftPolicy::catch_up_share(int drafter, const Ask& ask) const {
   const Request* request = beliefs_.find(ask.sequence);
   const double done = request == nullptr ? 0.0 : request->num_output_tokens;
   // A long output tends to get longer still.
-  const double expected = std::max({typical_output_ - done, tuning_.shortest_horizon, done / 2});
+  const double expected = std::max({typical_output_ - done, done / 2, 1.0});
   const double horizon = std::min(expected, std::max<double>(ask.num_remaining, 1));
   const PassCost& pass = passes_[drafter];
   return (pass.seconds(ask.num_unseen) - pass.seconds(tuning_.catch_up_rows)) *

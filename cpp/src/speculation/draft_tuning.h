@@ -27,7 +27,6 @@ struct DraftTuning {
   int first_slots = 4;           // of a request, or a step, nothing is known of
   int catch_up_rows = 4;         // of a usual pass; more rows than these run only once
   double tokens_per_step = 2;    // with drafts, to spread the cost of catching up
-  double shortest_horizon = 32;  // tokens
   double output_memory = 8;      // requests
   int stretch = 8;               // rows over which the cost of one is averaged
 };
