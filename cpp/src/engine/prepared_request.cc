@@ -93,7 +93,9 @@ void PreparedRequest::refuse_length(const std::string& prompt_name, const std::s
       str_cat("has ", amount,
               " tokens. With one output token it is longer than the maximum model length of ",
               max_model_len, ": this model's maximum context length is ", max_model_len,
-              " tokens (max_model_len). Please reduce its length, or raise max_model_len"));
+              " tokens (max_model_len). Please reduce the length of ",
+              prompt_name.starts_with("prompt") ? "the prompt" : prompt_name,
+              ", or raise max_model_len"));
 }
 
 void PreparedRequest::check_resumed() const {
