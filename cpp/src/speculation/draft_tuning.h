@@ -24,11 +24,11 @@ struct DraftTuning {
   int64_t shortest_interval = 8;
   double interval_by_gain = 100;
 
-  int first_slots = 4;           // of a request, or a step, nothing is known of
-  int catch_up_rows = 4;         // of a usual pass; more rows than these run only once
-  double tokens_per_step = 2;    // with drafts, to spread the cost of catching up
-  double output_memory = 8;      // requests
-  int stretch = 8;               // rows over which the cost of one is averaged
+  int first_slots = 4;         // of a request, or a step, nothing is known of
+  int catch_up_rows = 4;       // of a usual pass; more rows than these run only once
+  double tokens_per_step = 2;  // with drafts, to spread the cost of catching up
+  double output_memory = 8;    // requests
+  int stretch = 8;             // rows over which the cost of one is averaged
 };
 
 }  // namespace specdec
