@@ -77,7 +77,8 @@ void PreparedRequest::check_for(const ModelInfo& engine) const {
 
 void PreparedRequest::check_prompt(const std::string& name) const {
   if (prompt_token_ids_.empty()) {
-    throw InvalidArgument(name, "the decoder prompt cannot be empty; give at least one token");
+    throw InvalidArgument(
+        name, "must not be empty: the decoder prompt cannot be empty; give at least one token");
   }
   const int longest = params_.limits_.max_model_len;
   if (prompt_token_ids_.size() >= static_cast<size_t>(longest)) {

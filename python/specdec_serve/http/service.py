@@ -394,7 +394,7 @@ def as_sent(message: str, names: Mapping[str, str] | None = None) -> ApiError:
         return bad_request(re.sub(r"^prompts\b", "prompt", message), field)
     name = names[field]
     if field == "prompt":
-        return bad_request(f"{name}: the {message}", name)
+        return bad_request(re.sub(r"^prompt:?", f"{name}: the prompt", message), name)
     # What comes after a dot is a part of the engine's field.
     return bad_request(name + re.sub(r"^\.\w+", "", message[len(field) :]), name)
 

@@ -64,7 +64,7 @@ def test_no_prompts_give_no_outputs(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
-        (["a", ""], text_params(), r"prompts\[1\]: the decoder prompt cannot be empty"),
+        (["a", ""], text_params(), r"prompts\[1\]: must not be empty"),
         (["a", 3.5], text_params(), r"prompts\[1\]"),
         (["a", [1, "x"]], text_params(), r"prompts\[1\]"),
         ([{"prompt": "a", "multi_modal_data": {"image": 1}}], text_params(), "multi_modal_data"),

@@ -70,7 +70,7 @@ def test_errors_name_what_the_client_sent(world: World) -> None:
     error = world.error("/v1/responses", input=[{"type": "function_call", "arguments": "{}"}])
     assert error["param"] == "input" and error["message"].startswith("input[0] needs")
     error = world.error("/v1/completions", prompt=["a", long])
-    assert error["param"] == "prompt" and error["message"].startswith("prompt[1] has")
+    assert error["param"] == "prompt" and error["message"].startswith("prompt[1]: has")
     error = refusal(world, min_tokens=5, max_tokens=None, max_completion_tokens=2)
     assert error["param"] == "min_tokens" and "max_completion_tokens=2" in error["message"]
     error = world.error("/v1/responses", input="a", min_tokens=5, max_output_tokens=2)
