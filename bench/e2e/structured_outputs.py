@@ -82,7 +82,7 @@ def mask_seconds(
     llm: LLM, sampling: SamplingParams, outputs: list[RequestOutput], clock: Clock
 ) -> float:
     """The mean seconds of a step and a mask of a matcher, once its grammar is warm."""
-    info = llm.llm_engine.engine.model_info()
+    info = llm.engine.model_info()
     tokenizer = llm.get_tokenizer()
     compiler = GrammarCompiler(tokenizer, info.vocab_size, [tokenizer.eos_token_id or 0])
     assert isinstance(sampling.structured_outputs, StructuredOutputsParams)

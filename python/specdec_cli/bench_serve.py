@@ -27,7 +27,6 @@ from specdec_lab.benchmark.load_run import Load, cut_into_rounds, run_rounds
 from specdec_lab.benchmark.questions import custom_questions, random_questions
 from specdec_lab.benchmark.serving_report import ServeReport, make_report
 from specdec_lab.evaluation.head_chart import check_chart
-from specdec_native.async_engine import AsyncEngine
 from specdec_native.common.file_limit import raise_file_limit
 from specdec_native.common.progress import make_step_bar
 
@@ -216,7 +215,7 @@ def serve_command(
         loaded = load(target_of(name, **speculation), engine)
         clients.append(
             EngineClient(
-                AsyncEngine(loaded),
+                loaded,
                 name,
                 is_chat=path.endswith(CHAT),
                 temperature=temperature,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_native import errors
     from specdec_native._core import __version__
-    from specdec_native.async_engine import AsyncEngine
     from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from specdec_native.engine import Engine
     from specdec_native.errors import EngineFailed, RequestError
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
-    "AsyncEngine",
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
@@ -74,7 +72,6 @@ __all__ = [
 ]
 
 _MODULES = {
-    "async_engine": "AsyncEngine",
     "beam_search": "BeamSearchOutput BeamSearchParams BeamSearchSequence",
     "engine": "Engine",
     "errors": "EngineFailed RequestError",

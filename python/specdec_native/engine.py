@@ -50,12 +50,16 @@ class Engine(BuilderMethods, EngineSignature):
     The tokens and logprobs of a request depend on its prompt, parameters and seed alone, whatever
     runs beside it. All methods may be called from several threads. Requests of generate(), chat()
     and stream() run in the background; those of add_request() advance with them and in step().
+    Coroutines read what stream() returns by `async for`.
 
     Attributes:
         vllm_config: what was resolved from options and checkpoint, by vLLM's names.
     """
 
+    _is_sleeping = False
+
     def _load(self, model: str | os.PathLike[str], arguments: EngineArguments) -> None:
+        self._model, self._arguments = model, arguments
         max_logprobs = check_integer("max_logprobs", arguments.max_logprobs, minimum=-1)
         check_quantization(arguments.quantization)
         check_hf_overrides(arguments.hf_overrides)
@@ -144,49 +148,62 @@ class Engine(BuilderMethods, EngineSignature):
         The checkpoint's chat template makes the prompt; `chat_template` replaces it, `tools` and
         `chat_template_kwargs` are handed to it. Otherwise like generate().
         """
-        conversations = messages if is_list_of_conversations(messages) else [messages]
-        prompts = [
-            self._builder.chat_prompt(
-                conversation,  # type: ignore[arg-type]
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                template_kwargs=chat_template_kwargs,
-            )
-            for conversation in conversations
-        ]
+        prompts = self._chat_prompts(
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=chat_template_kwargs,
+        )
         return self._run(prompts, sampling_params, use_tqdm, priority)
 
-    # -- one request, streamed
+    # -- streamed
 
     def stream(
         self,
-        prompt: PromptType,
-        sampling_params: SamplingParams | None = None,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         request_id: str | None = None,
-        priority: int = 0,
+        priority: int | Sequence[int] | None = None,
     ) -> RequestStream:
-        """Starts a request and returns an iterator over its outputs as they grow.
+        """Starts requests and returns an iterator over their outputs as they grow.
+
+        The arguments are those of generate(); `request_id` names the request of a single prompt.
+        Read by `for` or, in asyncio programs, by `async for`. Outputs of several prompts alternate
+        as they come: RequestStream.request_ids has the ids in the order of the prompts.
 
         Outputs hold all text so far, or what is new with `output_kind=RequestOutputKind.DELTA`; one
         comes for every step, or for several where the reader is slower. Text that may yet turn out
-        to be a stop string is held back. Dropping the iterator, or its close(), aborts the request.
-        Raises ValueError at once if the prompt or a parameter is bad.
+        to be a stop string is held back. Dropping the iterator, or its close(), aborts what runs.
+        Raises ValueError at once, with nothing started, if a prompt or a parameter is bad.
         """
-        return self._start_stream(parse_prompt(prompt), sampling_params, request_id, priority)
+        return self._start_stream(parse_prompts(prompts), sampling_params, request_id, priority)
 
     def stream_chat(
         self,
-        messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
-        **template_options: Any,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestStream:
-        """stream() of the answer to a conversation; `template_options` are chat()'s."""
-        kwargs = template_options.pop("chat_template_kwargs", None)
-        prompt = self._builder.chat_prompt(messages, template_kwargs=kwargs, **template_options)
-        return self._start_stream(prompt, sampling_params)
+        """stream() of the answer to a conversation, or to each of several. See chat()."""
+        prompts = self._chat_prompts(
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=chat_template_kwargs,
+        )
+        return self._start_stream(prompts, sampling_params, request_id, priority)
 
     # -- several requests for one coroutine
 
@@ -279,6 +296,30 @@ class Engine(BuilderMethods, EngineSignature):
         """Forgets every cached block no running request uses; returns how many."""
         return self._runner.core.reset_prefix_cache()
 
+    def sleep(self) -> None:
+        """Aborts what runs and frees the model. Calls that need it raise RuntimeError until
+        wake_up()."""
+        self._runner.close()
+        self._is_sleeping = True
+
+    def wake_up(self) -> None:
+        """Loads the model again, as it now is on disk, if the engine sleeps.
+
+        The tokenizer is kept. Counts begin again, as do the seeds of requests that bring none.
+        """
+        if not self._is_sleeping:
+            return
+        arguments = self._arguments
+        if self.has_tokenizer:
+            arguments = dataclasses.replace(arguments, tokenizer=self.tokenizer)
+        self._end.detach()
+        self._load(self._model, arguments)
+        self._is_sleeping = False
+
+    def is_sleeping(self) -> bool:
+        """Whether wake_up() is needed before anything runs."""
+        return self._is_sleeping
+
     def close(self) -> None:
         """Aborts what runs and frees the model. Further calls raise RuntimeError."""
         self._runner.close()
@@ -334,15 +375,25 @@ class Engine(BuilderMethods, EngineSignature):
 
     def _start_stream(
         self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None,
-        request_id: str | None = None,
-        priority: int = 0,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        request_id: str | None,
+        priority: int | Sequence[int] | None,
     ) -> RequestStream:
-        ids = [self._id_of(request_id)]
-        requests = self._builder.build([prompt], sampling_params, ids, priority=priority)
-        handles = self._runner.add(requests)
-        return RequestStream(self, self._runner, requests[0], handles[0])
+        if request_id is not None and len(prompts) != 1:
+            raise ValueError(f"request_id names one request, and there are {len(prompts)} prompts")
+        ids = [self._id_of(request_id) for _ in prompts]
+        requests = self._builder.build(prompts, sampling_params, ids, priority=priority)
+        return RequestStream(self, self._runner, requests, self._runner.add(requests))
+
+    def _chat_prompts(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], **template_options: Any
+    ) -> list[Prompt]:
+        conversations = messages if is_list_of_conversations(messages) else [messages]
+        return [
+            self._builder.chat_prompt(each, **template_options)  # type: ignore[arg-type]
+            for each in conversations
+        ]
 
     def _id_of(self, request_id: str | None) -> str:
         if request_id is not None and not isinstance(request_id, str):

@@ -7,27 +7,26 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
-from specdec_native.async_engine import AsyncEngine
 from specdec_native.options.vllm_config import ModelConfig, VllmConfig
 from specdec_native.requests.inputs import PromptType
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.sampling_params import SamplingParams
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_vllm.engine_args import EngineArgs
-from specdec_vllm.llm_engine import (
-    MadeOfEngineArgs,
-    refuse_request_options,
-    tokenized,
-)
-from specdec_vllm.missing import missing_attribute
+from specdec_vllm.engine_view import EngineView
+from specdec_vllm.request_options import refuse_request_options, tokenized
 
 AsyncEngineArgs = EngineArgs  # with what vLLM's server adds
 
 _logger = logging.getLogger("specdec_native")
 
 
-class AsyncLLM(AsyncEngine, MadeOfEngineArgs):
-    """An AsyncEngine with the methods of vLLM's AsyncLLM, which is also its AsyncLLMEngine."""
+class AsyncLLM(EngineView):
+    """An Engine with the methods of vLLM's AsyncLLM, which is also its AsyncLLMEngine.
+
+    Attributes:
+        engine: the Engine, which has what vLLM's has not, such as stream() and stats().
+    """
 
     log_requests = False
 
@@ -41,21 +40,35 @@ class AsyncLLM(AsyncEngine, MadeOfEngineArgs):
         priority: int = 0,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of a request as they grow; see AsyncEngine.generate.
+        """The outputs of a request as they grow; see Engine.stream.
 
-        Further options are vLLM's; those that would change the answer are refused.
+        The request starts when the first output is asked for, and is aborted when the generator is
+        closed or the task that reads it is cancelled. Further options are vLLM's; those that would
+        change the answer are refused.
         """
         refuse_request_options(**options)
         prompt = tokenized(self.engine, prompt, tokenization_kwargs)
-        priority = self.known_priority(priority)
-        return super().generate(prompt, sampling_params, request_id, priority=priority)
+        return self._outputs(prompt, sampling_params, request_id, self.known_priority(priority))
+
+    async def _outputs(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        async with self.engine.stream(
+            [prompt], sampling_params, request_id=request_id, priority=priority
+        ) as stream:
+            async for output in stream:
+                yield output
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> bool:
         """Ends requests; False when none of them was unfinished."""
         del internal  # ids are the caller's
         aborted = False
         for each in [request_id] if isinstance(request_id, str) else request_id:
-            aborted |= await super().abort(each)
+            aborted |= await asyncio.to_thread(self.engine.abort, each)
         return aborted
 
     async def get_tokenizer(self) -> Tokenizer:
@@ -85,16 +98,17 @@ class AsyncLLM(AsyncEngine, MadeOfEngineArgs):
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Aborts what runs and frees the model's memory until wake_up(). Level 0 does nothing."""
         del mode
-        await asyncio.to_thread(self._fall_asleep, level)
+        if level > 0:
+            await asyncio.to_thread(self.engine.sleep)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Loads the model again, all of it, as it now is on disk."""
         del tags
-        await asyncio.to_thread(self._wake)
+        await asyncio.to_thread(self.engine.wake_up)
 
     async def is_sleeping(self) -> bool:
         """Whether wake_up() is needed before anything runs."""
-        return self._is_sleeping
+        return self.engine.is_sleeping()
 
     async def check_health(self) -> None:
         """Raises what has ended the engine; see Engine.check_health."""
@@ -126,19 +140,16 @@ class AsyncLLM(AsyncEngine, MadeOfEngineArgs):
         return False
 
     async def do_log_stats(self) -> None:
-        """Logs how many requests run and wait; stats() has more."""
+        """Logs how many requests run and wait; engine.stats() has more."""
         load = self.engine.load()
         _logger.info("%d requests run, %d wait", load.num_running, load.num_waiting)
 
     async def start_profile(self, *_: Any, **__: Any) -> None:
-        """Says that there is no profiler: stats() has the seconds of each phase."""
-        _logger.warning("there is no profiler here; stats() has seconds by phase")
+        """Says that there is no profiler: engine.stats() has the seconds of each phase."""
+        _logger.warning("there is no profiler here; engine.stats() has seconds by phase")
 
     async def stop_profile(self) -> None:
         """Does nothing; see start_profile()."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise missing_attribute("AsyncLLM", name)
 
 
 AsyncLLMEngine = AsyncLLM

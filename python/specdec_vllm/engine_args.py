@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from specdec_native.engine import Engine
@@ -59,7 +59,6 @@ class LoadedConfig(VllmConfig):
     """A VllmConfig and the engine it is of, which from_vllm_config() takes."""
 
     engine: Engine = dataclasses.field(repr=False, compare=False)
-    make: Callable[..., Engine] = dataclasses.field(repr=False, compare=False)
 
 
 def create_engine_config(engine_args: Any, *_: Any, **__: Any) -> LoadedConfig:
@@ -68,10 +67,9 @@ def create_engine_config(engine_args: Any, *_: Any, **__: Any) -> LoadedConfig:
     Raises what making an engine raises.
     """
     arguments = arguments_of(engine_args)
-    make = engine_maker(arguments.pop("model"), engine_options(arguments))
-    engine = make()
+    engine = make_engine(arguments.pop("model"), engine_options(arguments))
     facts = {f.name: getattr(engine.vllm_config, f.name) for f in dataclasses.fields(VllmConfig)}
-    return LoadedConfig(**facts, engine=engine, make=make)
+    return LoadedConfig(**facts, engine=engine)
 
 
 def create_model_config(engine_args: Any) -> ModelConfig:
@@ -81,16 +79,11 @@ def create_model_config(engine_args: Any) -> ModelConfig:
     return config.model_config
 
 
-def engine_maker(model: Any, options: Mapping[str, Any]) -> Callable[..., Engine]:
-    """What makes the Engine of these options, with others put over them."""
-
-    def make(**others: Any) -> Engine:
-        merged = {**options, **others}
-        if merged.get("distributed_executor_backend") == "external_launcher":
-            _join_torch()
-        return Engine(model, **merged)
-
-    return make
+def make_engine(model: Any, options: Mapping[str, Any]) -> Engine:
+    """The Engine of engine_options()."""
+    if options.get("distributed_executor_backend") == "external_launcher":
+        _join_torch()
+    return Engine(model, **options)
 
 
 def _join_torch() -> None:

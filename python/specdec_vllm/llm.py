@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from specdec_native.options.vllm_config import ModelConfig
 from specdec_native.requests.inputs import PromptType
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.requests.stream import RequestStream
 from specdec_native.text.chat_template import Message
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_vllm.arguments import engine_options
-from specdec_vllm.engine_args import arguments_of, engine_maker
-from specdec_vllm.llm_engine import LLMEngine, refuse_request_options, tokenized
+from specdec_vllm.engine_args import arguments_of, make_engine
+from specdec_vllm.engine_view import AdviceOnNames
+from specdec_vllm.llm_engine import LLMEngine
 from specdec_vllm.metrics import Metric
-from specdec_vllm.missing import missing_attribute
+from specdec_vllm.request_options import (
+    all_tokenized,
+    refuse_content_format,
+    refuse_request_options,
+)
 
-_logger = logging.getLogger("specdec_native")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-class LLM:
+class LLM(AdviceOnNames):
     """Generates texts with one model.
 
     Takes vLLM's arguments. Those that only tune what is not here, such as a cluster, are accepted
     and ignored; those that would change answers in a way this engine cannot are refused.
 
     Attributes:
-        llm_engine: the LLMEngine behind it, and through it every method of Engine.
+        engine: the Engine, which has what vLLM's LLM has not, such as stats().
+        llm_engine: the same Engine with the methods of vLLM's LLMEngine.
     """
 
     def __init__(
@@ -57,10 +64,11 @@ class LLM:
         Raises TypeError for an argument neither knows, ValueError for one that is not supported.
         """
         options = engine_options({**kwargs, "tokenizer": tokenizer, "dtype": dtype, "seed": seed})
-        self.llm_engine = LLMEngine.made_by(engine_maker(model, options))
+        self.engine = make_engine(model, options)
+        self.llm_engine = LLMEngine(self.engine)
 
     @classmethod
-    def from_engine_args(cls, engine_args: Any) -> LLM:
+    def from_engine_args(cls, engine_args: Any) -> Self:
         """An LLM of an EngineArgs."""
         return cls(**arguments_of(engine_args))
 
@@ -88,13 +96,31 @@ class LLM:
             raise ValueError("give prompts or prompt_token_ids, not both")
         if prompts is None:
             raise ValueError("prompts is missing")
-        if tokenization_kwargs:
-            several = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
-            prompts = [tokenized(self.llm_engine.engine, p, tokenization_kwargs) for p in several]
-        return self.llm_engine.engine.generate(
-            prompts,
+        return self.engine.generate(
+            all_tokenized(self.engine, prompts, tokenization_kwargs),
             sampling_params,
             use_tqdm=use_tqdm,
+            priority=self.llm_engine.known_priority(priority),
+        )
+
+    def stream(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: Any = None,
+        priority: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> RequestStream:
+        """Starts prompts and returns an iterator over their outputs as they grow.
+
+        The arguments are those of generate(). See Engine.stream, also for several prompts.
+        """
+        refuse_request_options(lora_request=lora_request, **kwargs)
+        return self.engine.stream(
+            all_tokenized(self.engine, prompts, tokenization_kwargs),
+            sampling_params,
             priority=self.llm_engine.known_priority(priority),
         )
 
@@ -115,15 +141,43 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers a conversation or each of several. See Engine.chat."""
         refuse_request_options(lora_request=lora_request, **kwargs)
-        if chat_template_content_format not in ("auto", "string"):
-            raise ValueError(
-                'chat_template_content_format must be "auto" or "string", got '
-                f"{chat_template_content_format!r}"
-            )
-        return self.llm_engine.engine.chat(
+        refuse_content_format(chat_template_content_format)
+        return self.engine.chat(
             messages,
             sampling_params,
             use_tqdm=use_tqdm,
+            priority=self.llm_engine.known_priority(priority),
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: Any = None,
+        priority: Any = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> RequestStream:
+        """stream() of the answer to a conversation, or to each of several.
+
+        The arguments are those of chat().
+        """
+        refuse_request_options(lora_request=lora_request, **kwargs)
+        refuse_content_format(chat_template_content_format)
+        return self.engine.stream_chat(
+            messages,
+            sampling_params,
             priority=self.llm_engine.known_priority(priority),
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -152,18 +206,18 @@ class LLM:
         """
         del use_tqdm, priority
         refuse_request_options(lora_request=lora_request)
-        return beam_search(self.llm_engine.engine, prompts, params, concurrency_limit)
+        return beam_search(self.engine, prompts, params, concurrency_limit)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self.llm_engine.engine.get_tokenizer()
+        return self.engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What generate() and chat() use without sampling_params."""
-        return self.llm_engine.engine.get_default_sampling_params()
+        return self.engine.get_default_sampling_params()
 
     def get_metrics(self) -> list[Metric]:
-        """Counts since the model was loaded, by vLLM's names; llm_engine.stats() has more.
+        """Counts since the model was loaded, by vLLM's names; engine.stats() has more.
 
         specdec_vllm.metrics says how those of drafts compare with vLLM's.
         """
@@ -189,14 +243,11 @@ class LLM:
         self.llm_engine.wake_up(tags)
 
     def start_profile(self, *_: Any, **__: Any) -> None:
-        """Says that there is no profiler: llm_engine.stats() has the seconds of each phase."""
-        _logger.warning("there is no profiler here; llm.llm_engine.stats() has seconds by phase")
+        """Says that there is no profiler: engine.stats() has the seconds of each phase."""
+        self.llm_engine.start_profile()
 
     def stop_profile(self) -> None:
         """Does nothing; see start_profile()."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise missing_attribute("LLM", name)
-
     def __repr__(self) -> str:
-        return f"LLM({self.llm_engine.engine!r})"
+        return f"LLM({self.engine!r})"

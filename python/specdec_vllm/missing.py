@@ -59,10 +59,3 @@ def stand_in(name: str) -> type | None:
     if name in ENUM_NAMES:
         return _Enum(name, (), home)
     return None
-
-
-def missing_attribute(owner: str, name: str) -> AttributeError:
-    """The error for what an engine of vLLM's has and `owner` has not."""
-    if name in MISSING_METHODS:
-        return AttributeError(f"{owner}.{name} is not supported: {MISSING_METHODS[name]}")
-    return AttributeError(f"{owner!r} object has no attribute {name!r}")

@@ -6,14 +6,13 @@ import asyncio
 import dataclasses
 
 from specdec_lab.benchmark.answers import Acceptance, Answer, Question
-from specdec_native.async_engine import AsyncEngine
 from specdec_native.engine import Engine
 from specdec_native.requests.outputs import SpeculativeDecodingMetrics
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 
 
 class EngineClient:
-    """An AsyncEngine. Chunks are its outputs, without a server between.
+    """An Engine. Chunks are its outputs, without a server between.
 
     Attributes:
         name: of the model.
@@ -21,7 +20,7 @@ class EngineClient:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: Engine,
         name: str,
         *,
         is_chat: bool = False,
@@ -32,7 +31,7 @@ class EngineClient:
         self.name = name
         self._engine = engine
         self._is_chat = is_chat
-        params = engine.engine.get_default_sampling_params()
+        params = engine.get_default_sampling_params()
         if temperature is not None:
             params = SamplingParams(temperature=temperature)
         self._params = dataclasses.replace(
@@ -49,16 +48,17 @@ class EngineClient:
         pieces: list[str] = []
         try:
             if self._is_chat:
-                question = chat_tokens(self._engine.engine, question)
-            async for output in self._engine.generate(question.prompt, params):
-                if output.outputs:
-                    answer.arrivals.append(clock())
-                    pieces.append(output.outputs[0].text)
-                    answer.num_output_tokens += len(output.outputs[0].token_ids)
-                if output.prompt_token_ids is not None:
-                    answer.num_prompt_tokens = len(output.prompt_token_ids)
-                if output.finished and output.metrics is not None:
-                    answer.acceptance = acceptance_of(output.metrics.speculative_decoding)
+                question = chat_tokens(self._engine, question)
+            async with self._engine.stream([question.prompt], params) as stream:
+                async for output in stream:
+                    if output.outputs:
+                        answer.arrivals.append(clock())
+                        pieces.append(output.outputs[0].text)
+                        answer.num_output_tokens += len(output.outputs[0].token_ids)
+                    if output.prompt_token_ids is not None:
+                        answer.num_prompt_tokens = len(output.prompt_token_ids)
+                    if output.finished and output.metrics is not None:
+                        answer.acceptance = acceptance_of(output.metrics.speculative_decoding)
         except (ValueError, RuntimeError, MemoryError) as error:
             answer.error = str(error) or type(error).__name__
         if answer.error is None and not answer.arrivals:
@@ -68,11 +68,11 @@ class EngineClient:
 
     async def acceptance(self) -> Acceptance | None:
         """How all drafts so far fared."""
-        return acceptance_of((await self._engine.stats()).speculative_decoding)
+        return acceptance_of((await asyncio.to_thread(self._engine.stats)).speculative_decoding)
 
     async def count_tokens(self, text: str) -> int | None:
         """The tokens of a prompt; None without a tokenizer."""
-        engine = self._engine.engine
+        engine = self._engine
         return len(engine.tokenizer.encode(text)) if engine.has_tokenizer else None
 
     async def close(self) -> None:

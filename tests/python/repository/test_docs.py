@@ -105,7 +105,7 @@ def test_code_runs(page: Path, runner: Runner) -> None:
 def test_the_stand_ins_are_used(runner: Runner) -> None:
     script = 'from specdec_native import LLM\nllm = LLM("SmolLM2-135M-Instruct")\n'
     runner.run(Fence("page", 1, "python", {}, script))
-    assert runner.namespace["llm"].llm_engine.model_info().vocab_size == 160
+    assert runner.namespace["llm"].engine.model_info().vocab_size == 160
 
 
 @pytest.mark.parametrize(

@@ -388,7 +388,7 @@ def test_default_parameters_come_from_the_checkpoint(model: Path, tmp_path: Path
 def test_llm_takes_a_dtype_of_torch_and_a_tqdm(model: Path) -> None:
     torch = pytest.importorskip("torch")
     llm = LLM(str(model), dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
-    assert llm.llm_engine.model_info().dtype == "float32"
+    assert llm.engine.model_info().dtype == "float32"
     counts: list[int] = []
 
     class Bar:

@@ -197,7 +197,7 @@ def test_a_configuration_is_of_an_engine(model: Path, llm: LLM) -> None:
     with pytest.raises(TypeError, match=r"create_engine_config\(\)"):
         LLMEngine.from_vllm_config(llm.llm_engine.vllm_config)  # type: ignore[arg-type]
     expected = texts(llm.generate("abc", PARAMS))
-    assert texts(list(engine.stream("abc", PARAMS))[-1:]) == expected
+    assert texts(list(engine.engine.stream("abc", PARAMS))[-1:]) == expected
     engine.sleep()
     engine.wake_up()
-    assert texts(list(engine.stream("abc", PARAMS))[-1:]) == expected
+    assert texts(list(engine.engine.stream("abc", PARAMS))[-1:]) == expected

@@ -23,7 +23,7 @@ def test_dummy_weights_need_no_weight_files(model: Path, tmp_path: Path) -> None
     loaded = LLM(model, load_format="auto", **OPTIONS)
     answers = [one.generate(["abc", "xyz"], PARAMS) for one in (dummy, again, loaded)]
     assert texts(answers[0]) == texts(answers[1]) != texts(answers[2])
-    info, expected = (one.llm_engine.model_info() for one in (dummy, loaded))
+    info, expected = (one.engine.model_info() for one in (dummy, loaded))
     for name in ("num_parameters", "weight_bytes", "weight_format", "vocab_size"):
         assert getattr(info, name) == getattr(expected, name)
     with pytest.raises(ValueError, match="no model"):
@@ -117,7 +117,7 @@ def test_a_generation_config_may_lie_elsewhere(model: Path, tmp_path: Path) -> N
     )
     llm = LLM(model, **OPTIONS, generation_config=str(folder))
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.3, top_k=7)
-    assert llm.llm_engine.eos_token_ids == [4, 5, tiny_text_model.END]
+    assert llm.engine.eos_token_ids == [4, 5, tiny_text_model.END]
     over = LLM(
         model,
         **OPTIONS,
@@ -138,7 +138,7 @@ def test_half_on_a_cpu_is_bfloat16(
     model: Path, dtype: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     half = LLM(model, dtype=dtype, device="cpu", max_model_len=96)
-    assert half.llm_engine.model_info().dtype == "bfloat16"
+    assert half.engine.model_info().dtype == "bfloat16"
     assert "running in bfloat16" in caplog.text
     bfloat16 = LLM(model, dtype="bfloat16", device="cpu", max_model_len=96)
     assert texts(half.generate("abc", PARAMS)) == texts(bfloat16.generate("abc", PARAMS))

@@ -97,7 +97,7 @@ def test_methods_that_are_not_here_come_with_advice(llm: LLM) -> None:
         with pytest.raises(AttributeError, match=f"LLMEngine.{name} is not supported"):
             getattr(llm.llm_engine, name)
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
-        llm.nonsense  # noqa: B018
+        llm.nonsense  # type: ignore[attr-defined] # noqa: B018
 
 
 def test_helpers_that_scripts_call_at_their_ends(
@@ -201,7 +201,9 @@ def test_the_engine_is_stepped_as_in_vllm(model: Path, llm: LLM) -> None:
                 found[output.request_id] = output.outputs[0].text
     assert found == {"0": expected[0], "1": expected[1]}
     assert engine.get_num_unfinished_requests() == 0
-    assert texts(list(engine.stream("abc", PARAMS))[-1:]) == expected[:1]  # Engine's
+    with pytest.raises(AttributeError, match=r"no attribute 'stream': use \.engine\.stream"):
+        engine.stream  # type: ignore[attr-defined] # noqa: B018
+    assert texts(list(engine.engine.stream("abc", PARAMS))[-1:]) == expected[:1]
     with pytest.raises(TypeError, match="request_id must be a string.*prompt, params"):
         engine.add_request("abc" and 3, "abc", PARAMS)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"lora_request.*merge"):
@@ -316,7 +318,7 @@ def test_metrics_of_a_request_have_vllms_names(llm: LLM) -> None:
     for name in ("encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params"):
         assert getattr(output, name) is None
     assert output.outputs[0].routed_experts is None
-    states = [o.metrics for o in llm.llm_engine.stream("abc", PARAMS)]
+    states = [o.metrics for o in llm.stream("abc", PARAMS)]
     assert [m.num_generation_tokens for m in states if m][-1] == 20
     assert all(m.num_generation_tokens == 0 for m in states if m and not m.finished_time)
 
@@ -368,7 +370,7 @@ def test_helpers_do_what_their_names_say(model: Path, monkeypatch: pytest.Monkey
 
 def test_the_platform_is_the_device_of_engines(llm: LLM) -> None:
     platform = specdec_native.current_platform
-    assert platform.device_type == llm.llm_engine.model_info().device.partition(":")[0] == "cpu"
+    assert platform.device_type == llm.engine.model_info().device.partition(":")[0] == "cpu"
     assert platform.is_cpu() and not platform.is_cuda() and not platform.is_rocm()
     assert platform.device_count() == 1 and platform.get_device_name()
 
@@ -409,13 +411,13 @@ def test_metrics_have_vllms_names(model: Path) -> None:
     tokens = metrics["vllm:iteration_tokens_total"]
     assert isinstance(tokens, Histogram)
     assert list(tokens.buckets)[:3] == ["1.0", "8.0", "16.0"]
-    assert tokens.buckets["+Inf"] == tokens.count == llm.llm_engine.stats().num_steps
+    assert tokens.buckets["+Inf"] == tokens.count == llm.engine.stats().num_steps
     assert list(tokens.buckets.values()) == sorted(tokens.buckets.values())
 
 
 def test_without_speculation_there_are_no_metrics_of_drafts(llm: LLM) -> None:
     assert not any("spec_decode" in metric.name for metric in llm.get_metrics())
-    assert llm.llm_engine.stats().speculative_decoding is None
+    assert llm.engine.stats().speculative_decoding is None
 
 
 # -- a script

@@ -114,7 +114,7 @@ def test_a_class_changes_the_requests_that_ask_for_it(
     with pytest.raises(ValueError, match="target must be an integer"):
         given.generate("abc", SamplingParams(extra_args={"target": "x"}))
     if drafts:
-        assert given.llm_engine.stats().speculative_decoding.num_accepted_draft_tokens > 0
+        assert given.engine.stats().speculative_decoding.num_accepted_draft_tokens > 0
 
 
 @pytest.mark.parametrize("drafts", [None, DRAFTS], ids=["plain", "drafts"])

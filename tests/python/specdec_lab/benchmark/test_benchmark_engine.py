@@ -13,7 +13,7 @@ from specdec_lab.benchmark.answers import Acceptance, Answer, Question
 from specdec_lab.benchmark.batches import measure_latency, measure_throughput
 from specdec_lab.benchmark.in_process import EngineClient, chat_tokens
 from specdec_lab.benchmark.load_run import Load, Result, run_rounds
-from specdec_native import AsyncEngine, Engine, SamplingParams
+from specdec_native import Engine, SamplingParams
 from tiny_text_model import OPTIONS
 
 
@@ -34,7 +34,7 @@ def ask(client: EngineClient, question: Question) -> Answer:
 def test_answers_are_those_of_generate(engine: Engine) -> None:
     prompts = ["abc", "xyzxyz", "hello"]
     questions = [Question("x", text, 8 + i) for i, text in enumerate(prompts)]
-    client = EngineClient(AsyncEngine(engine), "tiny", ignore_eos=True)
+    client = EngineClient(engine, "tiny", ignore_eos=True)
     result = run(client, questions, Load(max_concurrency=2))
     for question, answer in zip(questions, result.answers, strict=True):
         params = SamplingParams(temperature=0, max_tokens=question.max_tokens, ignore_eos=True)
@@ -48,7 +48,7 @@ def test_answers_are_those_of_generate(engine: Engine) -> None:
 
 
 def test_chats_are_put_into_the_template(engine: Engine) -> None:
-    client = EngineClient(AsyncEngine(engine), "tiny", is_chat=True)
+    client = EngineClient(engine, "tiny", is_chat=True)
     answer = ask(client, Question("x", "hi", 6))
     params = SamplingParams(temperature=0, max_tokens=6)
     messages = [{"role": "user", "content": "hi"}]
@@ -61,13 +61,13 @@ def test_chats_are_put_into_the_template(engine: Engine) -> None:
 
 
 def test_sampling_is_seeded(engine: Engine) -> None:
-    client = EngineClient(AsyncEngine(engine), "tiny", temperature=1.0, ignore_eos=True)
+    client = EngineClient(engine, "tiny", temperature=1.0, ignore_eos=True)
     texts = [ask(client, Question("x", "abc", 20, seed)).text for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_acceptance_of_answers_adds_up_to_the_engines(drafting: Engine) -> None:
-    client = EngineClient(AsyncEngine(drafting), "tiny", ignore_eos=True)
+    client = EngineClient(drafting, "tiny", ignore_eos=True)
     result = run(client, [Question("x", "abab" * 4, 30), Question("y", "cdcdcd", 30)])
     found = [answer.acceptance for answer in result.answers]
     assert all(counts is not None for counts in found)
@@ -77,7 +77,7 @@ def test_acceptance_of_answers_adds_up_to_the_engines(drafting: Engine) -> None:
 
 
 def test_what_the_engine_refuses_is_an_error(engine: Engine) -> None:
-    client = EngineClient(AsyncEngine(engine), "tiny")
+    client = EngineClient(engine, "tiny")
     answer = ask(client, Question("x", "a" * 500, 4))
     assert answer.error is not None and "500" in answer.error and answer.status is None
     assert asyncio.run(client.count_tokens("abc")) == 3

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from specdec_native import LLM, AsyncLLM, Engine, LLMEngine, RequestOutput
-from specdec_native.async_engine import AsyncEngine
 from specdec_native.requests.outputs import (
     AcceptanceCounts,
     DraftPolicyStats,
@@ -94,16 +93,15 @@ def test_vllms_classes_take_priorities(model: Path) -> None:
     llm = LLM(model, **options)
     assert llm.llm_engine.vllm_config.scheduler_config.policy == "priority"
     expected = texts(llm.generate(["abc", "xyz"], PARAMS, priority=[2, 1]))
-    engine = LLMEngine(llm.llm_engine.engine)
+    engine = LLMEngine(llm.engine)
     engine.add_request("0", "abc", PARAMS, priority=1)
     engine.add_request("1", "xyz", PARAMS, None, None, None, None, -1)
     assert order_of_ends(engine) == ["1", "0"]
 
     async def ask() -> list[RequestOutput]:
-        given = AsyncLLM(llm.llm_engine.engine)
-        ours = AsyncEngine(llm.llm_engine.engine)
+        given = AsyncLLM(llm.engine)
         first = [output async for output in given.generate("abc", PARAMS, "a", priority=5)]
-        second = [output async for output in ours.generate("xyz", PARAMS, priority=-5)]
+        second = [output async for output in llm.stream("xyz", PARAMS, priority=-5)]
         return [first[-1], second[-1]]
 
     assert texts(asyncio.run(ask())) == expected

@@ -111,8 +111,8 @@ def test_a_head_given_as_the_model_drafts_for_its_target(
     expected = texts(engine.generate(PROMPT, PARAMS))
     llm = LLM(self_contained, **tiny_text_model.OPTIONS)
     assert texts(llm.generate(PROMPT, PARAMS, use_tqdm=False)) == expected
-    assert llm.llm_engine.engine.model_directory == model
-    assert [drafter.name for drafter in llm.llm_engine.stats().drafters] == ["eagle3"]
+    assert llm.engine.model_directory == model
+    assert [drafter.name for drafter in llm.engine.stats().drafters] == ["eagle3"]
     resolved = llm.llm_engine.vllm_config.speculative_config
     assert resolved is not None
     assert resolved.model == str(self_contained) and resolved.num_speculative_tokens == 3

@@ -473,4 +473,4 @@ def test_llm_takes_a_config_or_older_arguments(model: Path) -> None:
     output = older.generate("abab", text_params(), use_tqdm=False)[0]
     assert output.outputs == expected.outputs
     assert metrics_of(output).num_spec_tokens == metrics_of(expected).num_spec_tokens == 3
-    assert [drafter.name for drafter in older.llm_engine.stats().drafters] == ["ngram"]
+    assert [drafter.name for drafter in older.engine.stats().drafters] == ["ngram"]

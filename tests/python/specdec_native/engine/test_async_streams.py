@@ -1,25 +1,29 @@
-"""AsyncEngine: streams of many coroutines, cancelled or not, give the answers of generate()."""
+"""Streams that coroutines read, cancelled or not, give the answers of generate()."""
 
 import asyncio
+import contextlib
 import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdec_native import (
-    AsyncEngine,
     AsyncEngineArgs,
     AsyncLLM,
     Engine,
+    RequestOutput,
     RequestOutputKind,
     SamplingParams,
     TokensPrompt,
 )
+from tiny_text_model import is_idle
 
 NUM_STREAMS = 64
+LONG = SamplingParams(max_tokens=100, seed=1, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +50,39 @@ def answer_of(output: Any) -> tuple[list[int], list[Any]]:
     return output.outputs[0].token_ids, output.outputs[0].logprobs
 
 
-async def read(engine: AsyncEngine, i: int, stop_after: int | None) -> list[int]:
+async def streamed(
+    engine: Engine, i: int, params: SamplingParams
+) -> AsyncGenerator[RequestOutput, None]:
+    """The outputs of request i: of Engine.stream(), of AsyncLLM every other time."""
+    if i % 2:
+        generator = AsyncLLM(engine).generate(prompt_of(i), params)
+        try:
+            async for output in generator:
+                yield output
+        finally:
+            await generator.aclose()
+    else:
+        async with engine.stream(prompt_of(i), params) as stream:
+            async for output in stream:
+                yield output
+
+
+async def read(engine: Engine, i: int, stop_after: int | None) -> list[int]:
     """The tokens of a stream, which is left after some outputs."""
     tokens: list[int] = []
     params = params_of(i, output_kind=RequestOutputKind.DELTA)
-    outputs = engine.generate(prompt_of(i), params)
     num_outputs = 0
-    async for output in outputs:
-        for completion in output.outputs:
-            tokens += completion.token_ids
-        num_outputs += 1
-        if num_outputs == stop_after:
-            break
-    await outputs.aclose()
+    async with contextlib.aclosing(streamed(engine, i, params)) as outputs:
+        async for output in outputs:
+            for completion in output.outputs:
+                tokens += completion.token_ids
+            num_outputs += 1
+            if num_outputs == stop_after:
+                break
     return tokens
 
 
-async def run_streams(engine: AsyncEngine, expected: list[list[int]]) -> list[int]:
+async def run_streams(engine: Engine, expected: list[list[int]]) -> list[int]:
     """Reads all streams at once; cancels some tasks, leaves others. Returns what was wrong."""
     draw = random.Random(3)
     kinds = [draw.choice(("read", "leave", "cancel")) for _ in range(NUM_STREAMS)]
@@ -88,8 +108,8 @@ async def run_streams(engine: AsyncEngine, expected: list[list[int]]) -> list[in
 def test_many_streams_give_the_answers_of_generate(engine: Engine) -> None:
     prompts = [prompt_of(i) for i in range(NUM_STREAMS)]
     params = [params_of(i) for i in range(NUM_STREAMS)]
-    expected = [output.outputs[0].token_ids for output in engine.generate(prompts, params)]
-    wrong = asyncio.run(run_streams(AsyncEngine(engine), expected))  # type: ignore[arg-type]
+    expected = [list(output.outputs[0].token_ids) for output in engine.generate(prompts, params)]
+    wrong = asyncio.run(run_streams(engine, expected))
     assert wrong == []
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting) == (0, 0)
@@ -99,8 +119,8 @@ def test_streams_have_logprobs_and_ids(engine: Engine) -> None:
     expected = answer_of(engine.generate(prompt_of(5), params_of(5))[0])
 
     async def run() -> Any:
-        outputs = AsyncEngine(engine).generate(prompt_of(5), params_of(5), "mine")
-        return [output async for output in outputs][-1]
+        stream = engine.stream(prompt_of(5), params_of(5), request_id="mine")
+        return [output async for output in stream][-1]
 
     output = asyncio.run(run())
     assert output.request_id == "mine" and output.finished
@@ -112,8 +132,7 @@ def test_several_event_loops_share_an_engine(engine: Engine) -> None:
     results: list[Any] = [None] * 4
 
     async def run(i: int) -> Any:
-        outputs = AsyncEngine(engine).generate(prompt_of(i), params_of(i))
-        return [output async for output in outputs][-1]
+        return [output async for output in engine.stream(prompt_of(i), params_of(i))][-1]
 
     def work(i: int) -> None:
         results[i] = answer_of(asyncio.run(run(i)))
@@ -128,9 +147,8 @@ def test_several_event_loops_share_an_engine(engine: Engine) -> None:
 
 def test_a_request_is_aborted_by_its_id(engine: Engine) -> None:
     async def run() -> Any:
-        asynchronous = AsyncEngine(engine)
-        params = SamplingParams(max_tokens=100, seed=1, ignore_eos=True)
-        outputs = [asynchronous.generate(prompt_of(i), params, f"{i}") for i in range(8)]
+        asynchronous = AsyncLLM(engine)
+        outputs = [asynchronous.generate(prompt_of(i), LONG, f"{i}") for i in range(8)]
         first = [await anext(stream) for stream in outputs]
         assert len(first) == 8
         assert not await asynchronous.abort("unknown")
@@ -169,8 +187,44 @@ def test_scripts_for_vllm_run(checkpoint: Callable[[str], Path], engine: Engine)
 
 def test_bad_requests_are_refused(engine: Engine) -> None:
     async def run() -> None:
-        async for _ in AsyncEngine(engine).generate([], params_of(1)):
+        async for _ in AsyncLLM(engine).generate([], params_of(1)):
             raise AssertionError("there is nothing to say")
 
     with pytest.raises(ValueError, match="prompt"):
         asyncio.run(run())
+
+
+def test_a_coroutine_reads_several_requests(engine: Engine) -> None:
+    which = range(6)
+    prompts, params = [prompt_of(i) for i in which], [params_of(i) for i in which]
+    expected = [answer_of(output) for output in engine.generate(prompts, params)]
+
+    async def run() -> tuple[list[str], dict[str, RequestOutput]]:
+        last: dict[str, RequestOutput] = {}
+        async with engine.stream(prompts, params) as stream:
+            async for output in stream:
+                assert output.request_id not in last or not last[output.request_id].finished
+                last[output.request_id] = output
+        return stream.request_ids, last
+
+    ids, last = asyncio.run(run())
+    assert [answer_of(last[request_id]) for request_id in ids] == expected
+    assert set(last) == set(ids) and all(output.finished for output in last.values())
+
+
+def test_leaving_a_stream_early_aborts_its_requests(engine: Engine) -> None:
+    aborted = engine.stats().num_aborted_requests
+
+    async def run(is_cancelled: bool) -> None:
+        async with engine.stream([prompt_of(i) for i in range(3)], LONG) as stream:
+            await anext(stream)
+            if is_cancelled:
+                raise asyncio.CancelledError
+            assert not stream.finished
+
+    asyncio.run(run(False))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run(True))
+    while not is_idle(engine):  # the abort is not waited for
+        time.sleep(0.01)
+    assert engine.stats().num_aborted_requests == aborted + 6
