@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import specdec_native
 import tiny_text_model
 import training_runs
 from doc_snippets import ROOT, Fence, Runner, SnippetError, anchors, fences, links
@@ -156,6 +157,12 @@ def test_named_files_are_there(page: Path) -> None:
     for name in re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()):
         path = ROOT / name
         assert path.exists() or path.with_suffix(".py").exists(), f"{page.name}: {name}"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    missing = [name for name in specdec_native.__all__ if not re.search(rf"\b{name}\b", page)]
+    assert missing == []
 
 
 def test_readme_is_short_and_has_every_page() -> None:

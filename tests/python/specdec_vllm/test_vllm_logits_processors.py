@@ -114,7 +114,8 @@ def test_a_class_changes_the_requests_that_ask_for_it(
     with pytest.raises(ValueError, match="target must be an integer"):
         given.generate("abc", SamplingParams(extra_args={"target": "x"}))
     if drafts:
-        assert given.engine.stats().speculative_decoding.num_accepted_draft_tokens > 0
+        counts = given.engine.stats().speculative_decoding
+        assert counts is not None and counts.num_accepted_draft_tokens > 0
 
 
 @pytest.mark.parametrize("drafts", [None, DRAFTS], ids=["plain", "drafts"])

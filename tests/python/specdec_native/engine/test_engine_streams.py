@@ -1,5 +1,6 @@
 """Engine on a tiny checkpoint: streams, requests run step by step, threads, aborts and failures."""
 
+import asyncio
 import gc
 import itertools
 import json
@@ -11,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from specdec_native import Engine, RequestOutputKind, SamplingParams
+from specdec_native import Engine, RequestOutput, RequestOutputKind, SamplingParams
 from specdec_native.errors import RequestError
 from specdec_native.requests.request import Request
-from tiny_text_model import is_idle, only, text_params
+from tiny_text_model import OPTIONS, is_idle, only, text_params
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,104 @@ def test_streams_in_one_thread_run_together(engine: Engine) -> None:
     assert rest == [] or rest[-1] == expected[0]
 
 
+def test_a_stream_of_several_prompts_has_the_answers_of_all(engine: Engine) -> None:
+    prompts = [f"prompt {i}" for i in range(5)]
+    params = [text_params(max_tokens=1 + 7 * i, seed=i, n=1 + i % 2) for i in range(5)]
+    expected = [output.outputs for output in engine.generate(prompts, params)]
+    stream = engine.stream(prompts, params)
+    of_prompt = {request_id: i for i, request_id in enumerate(stream.request_ids)}
+    assert len(of_prompt) == 5
+    seen: list[list[RequestOutput]] = [[] for _ in prompts]
+    for output in stream:
+        seen[of_prompt[output.request_id]].append(output)
+    assert [[output.prompt for output in outputs[:1]] for outputs in seen] == [[p] for p in prompts]
+    assert [outputs[-1].outputs for outputs in seen] == expected
+    for outputs in seen:
+        assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
+        num_tokens = [sum(len(c.token_ids) for c in output.outputs) for output in outputs]
+        assert all(a < b for a, b in itertools.pairwise(num_tokens))
+    assert stream.finished and list(stream) == [] and is_idle(engine)
+
+
+def test_outputs_of_several_requests_alternate(patient_engine: Engine) -> None:
+    """A request that has always something to show keeps no other from being shown."""
+    with patient_engine.stream(["abc", "xyz", "123"], endless_params()) as stream:
+        shown = [next(stream).request_id for _ in range(60)]
+    counts = [shown.count(request_id) for request_id in stream.request_ids]
+    assert sum(counts) == 60 and min(counts) >= 10
+
+
+def test_no_prompts_make_a_stream_without_outputs(engine: Engine) -> None:
+    stream = engine.stream([], text_params())
+    assert list(stream) == [] and stream.request_ids == []
+
+
+def test_a_bad_prompt_among_several_starts_none(engine: Engine) -> None:
+    before = engine.stats()
+    with pytest.raises(ValueError, match=r"prompts\[1\]: must not be empty"):
+        engine.stream(["abc", ""], text_params())
+    with pytest.raises(ValueError, match="1 entries for 2 prompts"):
+        engine.stream(["abc", "xyz"], [text_params()])
+    with pytest.raises(ValueError, match="request_id names one request, and there are 2 prompts"):
+        engine.stream(["abc", "xyz"], text_params(), request_id="mine")
+    assert engine.stats() == before and is_idle(engine)
+
+
+def test_a_stream_of_several_has_no_single_id(engine: Engine) -> None:
+    assert engine.stream(["abc"], text_params(), request_id="mine").request_id == "mine"
+    with pytest.raises(ValueError, match="2 requests: use request_ids"):
+        engine.stream(["abc", "xyz"], text_params()).request_id  # noqa: B018
+
+
+def test_one_request_of_several_may_be_aborted(patient_engine: Engine) -> None:
+    params = [endless_params(), text_params(max_tokens=8)]
+    stream = patient_engine.stream(["abc", "xyz"], params)
+    endless, short = stream.request_ids
+    last = {}
+    for output in stream:
+        last[output.request_id] = output
+        if output.finished and output.request_id == short:
+            assert not stream.finished and patient_engine.abort(endless)
+    assert last[short].outputs[0] == only(patient_engine.generate("xyz", params[1]))
+    assert last[endless].finished and last[endless].outputs[0].finish_reason == "abort"
+
+
+def test_leaving_a_stream_of_several_aborts_all_of_them(patient_engine: Engine) -> None:
+    aborted = patient_engine.stats().num_aborted_requests
+
+    def leave() -> None:
+        for output in patient_engine.stream(["abc", "xyz", "123"], endless_params()):
+            assert not output.finished
+            break
+
+    async def leave_in_a_task(is_cancelled: bool) -> None:
+        async with patient_engine.stream(["abc", "xyz", "123"], endless_params()) as stream:
+            assert not (await anext(stream)).finished
+            if is_cancelled:
+                raise asyncio.CancelledError
+
+    leave()
+    asyncio.run(leave_in_a_task(False))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(leave_in_a_task(True))
+    gc.collect()
+    while not is_idle(patient_engine):  # aborts are not waited for
+        time.sleep(0.01)
+    assert patient_engine.stats().num_aborted_requests == aborted + 9
+
+
+def test_chats_are_streamed_as_they_are_answered(engine: Engine) -> None:
+    conversation = [{"role": "user", "content": "hi"}]
+    chats = [conversation, [*conversation, *conversation]]
+    options: dict[str, Any] = {"chat_template": "{{ messages | length }}{{ extra }}"}
+    options["chat_template_kwargs"] = {"extra": "!"}
+    expected = engine.chat(chats, text_params(), **options)
+    assert [output.prompt for output in expected] == ["1!", "2!"]
+    stream = engine.stream_chat(chats, text_params(), **options)
+    last = {output.request_id: output for output in stream}
+    assert [last[i].outputs for i in stream.request_ids] == [o.outputs for o in expected]
+
+
 def test_streams_and_batches_of_several_threads_work_together(engine: Engine) -> None:
     prompts = [f"thread {i}" for i in range(8)]
     expected = [only(engine.generate(prompt, text_params())).text for prompt in prompts]
@@ -171,6 +270,24 @@ def test_a_closed_engine_says_so(patient_model: Path) -> None:
     with pytest.raises(RuntimeError, match="closed"):
         engine.stats()
     engine.close()
+
+
+def test_an_engine_that_slept_answers_as_before(model: Path, engine: Engine) -> None:
+    with Engine(model, **OPTIONS) as sleeping:
+        sleeping.tokenizer.chat_template = "{{ messages[0].content }}"
+        sleeping.wake_up()  # does nothing
+        for _ in range(2):
+            stream = sleeping.stream("abc", text_params(max_tokens=80))
+            sleeping.sleep()
+            assert sleeping.is_sleeping() and stream.finished
+            with pytest.raises(RuntimeError, match="closed"):
+                sleeping.generate("abc", text_params())
+            sleeping.wake_up()
+            assert not sleeping.is_sleeping()
+            assert sleeping.generate("abc", text_params())[0].outputs == (
+                engine.generate("abc", text_params())[0].outputs
+            )
+        assert sleeping.tokenizer.chat_template == "{{ messages[0].content }}"
 
 
 # -- step by step
@@ -259,7 +376,14 @@ def test_a_failure_in_one_request_spares_the_others(
     good, bad = engine.stream(good_ids, text_params()), engine.stream(bad_ids, text_params())
     with pytest.raises(Panic):
         list(bad)
-    assert list(good)[-1].outputs[0] == expected
+    assert list(bad) == [] and list(good)[-1].outputs[0] == expected
+    mixed, last = engine.stream([bad_ids, good_ids], text_params()), {}
+    with pytest.raises(Panic):
+        for output in mixed:
+            last[output.request_id] = output
+    last |= {output.request_id: output for output in mixed}  # reading on gives the others
+    of_bad, of_good = (last[request_id] for request_id in mixed.request_ids)
+    assert len(of_bad.outputs[0].token_ids) > 2 and of_good.outputs[0] == expected
     with pytest.raises(RequestError, match="no way on") as caught:
         engine.generate([bad_ids, good_ids, bad_ids, good_ids], text_params())
     outputs = caught.value.outputs
