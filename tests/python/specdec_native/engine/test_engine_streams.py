@@ -159,7 +159,10 @@ def test_a_stream_of_several_prompts_has_the_answers_of_all(engine: Engine) -> N
 def test_outputs_of_several_requests_alternate(patient_engine: Engine) -> None:
     """A request that has always something to show keeps no other from being shown."""
     with patient_engine.stream(["abc", "xyz", "123"], endless_params()) as stream:
-        shown = [next(stream).request_id for _ in range(60)]
+        shown = []
+        for _ in range(60):
+            shown.append(next(stream).request_id)
+            time.sleep(0.002)  # all have something to show by now
     counts = [shown.count(request_id) for request_id in stream.request_ids]
     assert sum(counts) == 60 and min(counts) >= 10
 
@@ -207,8 +210,11 @@ def test_leaving_a_stream_of_several_aborts_all_of_them(patient_engine: Engine) 
             assert not output.finished
             break
 
+    kept = []  # so that leaving aborts, and not the end of the stream's life
+
     async def leave_in_a_task(is_cancelled: bool) -> None:
         async with patient_engine.stream(["abc", "xyz", "123"], endless_params()) as stream:
+            kept.append(stream)
             assert not (await anext(stream)).finished
             if is_cancelled:
                 raise asyncio.CancelledError
@@ -275,7 +281,9 @@ def test_a_closed_engine_says_so(patient_model: Path) -> None:
 def test_an_engine_that_slept_answers_as_before(model: Path, engine: Engine) -> None:
     with Engine(model, **OPTIONS) as sleeping:
         sleeping.tokenizer.chat_template = "{{ messages[0].content }}"
-        sleeping.wake_up()  # does nothing
+        sleeping.generate("abc", text_params())
+        sleeping.wake_up()
+        assert sleeping.stats().num_steps > 0  # it was awake, so nothing was loaded again
         for _ in range(2):
             stream = sleeping.stream("abc", text_params(max_tokens=80))
             sleeping.sleep()
