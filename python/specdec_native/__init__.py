@@ -22,7 +22,19 @@ if TYPE_CHECKING:
     from specdec_native.errors import EngineFailed, RequestError
     from specdec_native.requests.inputs import PromptType, TextPrompt, TokensPrompt
     from specdec_native.requests.logprobs import FlatLogprobs, Logprob
-    from specdec_native.requests.outputs import CompletionOutput, RequestOutput
+    from specdec_native.requests.outputs import (
+        CompletionOutput,
+        DraftedToken,
+        DrafterStats,
+        DraftPolicyStats,
+        DraftTree,
+        EngineLoad,
+        EngineStats,
+        RequestMetrics,
+        RequestOutput,
+        SpeculativeDecodingMetrics,
+        StepTokens,
+    )
     from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
     from specdec_native.requests.stream import RequestStream
     from specdec_native.requests.structured_outputs import (
@@ -45,9 +57,15 @@ __all__ = [
     "BeamSearchSequence",
     "CompletionOutput",
     "Counter",
+    "DraftPolicyStats",
+    "DraftTree",
+    "DraftedToken",
+    "DrafterStats",
     "Engine",
     "EngineArgs",
     "EngineFailed",
+    "EngineLoad",
+    "EngineStats",
     "FlatLogprobs",
     "FlexibleArgumentParser",
     "Gauge",
@@ -58,10 +76,13 @@ __all__ = [
     "Metric",
     "PromptType",
     "RequestError",
+    "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "RequestStream",
     "SamplingParams",
+    "SpeculativeDecodingMetrics",
+    "StepTokens",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -77,7 +98,9 @@ _MODULES = {
     "errors": "EngineFailed RequestError",
     "requests.inputs": "PromptType TextPrompt TokensPrompt",
     "requests.logprobs": "FlatLogprobs Logprob",
-    "requests.outputs": "CompletionOutput RequestOutput",
+    "requests.outputs": """
+        CompletionOutput DraftPolicyStats DraftTree DraftedToken DrafterStats EngineLoad EngineStats
+        RequestMetrics RequestOutput SpeculativeDecodingMetrics StepTokens""",
     "requests.sampling_params": "RequestOutputKind SamplingParams",
     "requests.stream": "RequestStream",
     "requests.structured_outputs": "GuidedDecodingParams StructuredOutputsParams",
