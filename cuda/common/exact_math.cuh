@@ -1,5 +1,5 @@
-// Arithmetic that rounds as the CPU does: products that are never fused with a sum that follows,
-// and the exponential of cpu/kernels/math.h.
+// Arithmetic that rounds as on the CPU: products that the compiler never fuses with a following
+// addition, and the exponential of cpu/kernels/math.h.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,8 @@ inline double product(double a, double b) { return a * b; }
 __device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
 #endif
 
-// e^x for x <= 0, within 2e-7 relative; 0 where it is below the smallest normal number.
+// e^x for x <= 0, with a relative error of at most 2e-7; 0 where e^x is below the smallest normal
+// number.
 __device__ __forceinline__ float exp_negative(float x) {
   if (x < -0x1.5d589ep+6f) return 0.0f;
   const float n = rintf(x * 0x1.715476p+0f);
@@ -35,7 +36,7 @@ __device__ __forceinline__ float exp_negative(float x) {
   return power * __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// limit * tanh(x / limit), within 2e-7 of the limit.
+// limit * tanh(x / limit), with an error of at most 2e-7 * limit.
 __device__ __forceinline__ float soft_cap(float x, float limit) {
   const float decay = exp_negative(product(fabsf(x), -2.0f / limit));
   return copysignf(product(limit, (1.0f - decay) / (1.0f + decay)), x);

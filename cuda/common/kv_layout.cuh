@@ -1,6 +1,6 @@
-// Where a slot's keys or values lie in a layer of the paged cache: [block][kv head][offset in
-// block] [head_dim] elements, so that a block of one head is one piece. Int8 caches hold codes in
-// the same order, followed by their float32 scales [block][kv head][offset].
+// Where a slot's keys or values lie in a layer of the paged cache: [block][KV head][offset in
+// block][head_dim] elements, so that the rows of one block and head are contiguous. Int8 caches
+// hold codes in the same order, followed by their float32 scales [block][KV head][offset in block].
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@ struct KvLayout {
   int num_kv_heads;
   int head_dim;
 
-  // Rows of head_dim elements before that of a slot (block * block_size + offset) and head. A layer
-  // has no more than an int can count (check_kv), and a division of 64 bits is long.
+  // Index of the row of head_dim elements of a slot (block * block_size + offset) and KV head. 32
+  // bits are enough (check_kv refuses larger layers), and a 64-bit division takes many
+  // instructions.
   __host__ __device__ int64_t row(int64_t slot, int head) const {
     const auto place = static_cast<uint32_t>(slot);
     const auto size = static_cast<uint32_t>(block_size);
@@ -27,7 +28,7 @@ struct KvLayout {
   __host__ __device__ int64_t num_rows() const {
     return static_cast<int64_t>(num_blocks) * num_kv_heads * block_size;
   }
-  // Of an int8 layer.
+  // The scales of an int8 layer, which follow its codes.
   __host__ __device__ const float* scales(const void* codes) const {
     return reinterpret_cast<const float*>(static_cast<const int8_t*>(codes) +
                                           num_rows() * head_dim);

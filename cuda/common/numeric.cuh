@@ -1,4 +1,5 @@
-// Conversions between the storage types and float, alike on a GPU and emulated.
+// Conversions between the storage types and float, with the same bits on a GPU and in the
+// emulation.
 #pragma once
 
 #include <cstdint>
@@ -55,16 +56,17 @@ __device__ __forceinline__ float2 unpack<Half>(uint32_t pair) {
                      to_float(Half{static_cast<uint16_t>(pair >> 16)}));
 }
 
-// The 8-bit floats of core/dtype.h, but for NaN. To nearest, ties to even; what is too large
-// becomes the largest.
+// The 8-bit floats (e4m3) of core/dtype.h, without NaN. to_e4m3 rounds to nearest, ties to even,
+// and clamps to the largest number, 448.
 __device__ __forceinline__ float from_e4m3(uint8_t code) {
-  // Half's exponent is less by 8 for the same bits, its subnormals too.
+  // The same bits read as a Half are 2^8 times smaller, subnormals too.
   return 256.0f * to_float(Half{static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7)});
 }
 __device__ __forceinline__ uint8_t to_e4m3(float value) {
   const uint32_t sign = __float_as_uint(value) >> 24 & 0x80u;
   const float magnitude = fminf(fabsf(value), 448.0f);
-  // Subnormals are multiples of 2^-9; the 8th is the least normal number, as it should be.
+  // Subnormals are multiples of 2^-9. Where rounding gives 8 of them, the code is that of the
+  // smallest normal number, as it should be.
   if (magnitude < 0x1p-6f) return sign | static_cast<uint32_t>(rintf(magnitude * 0x1p9f));
   const uint32_t bits = __float_as_uint(magnitude);
   const uint32_t rounded = bits + 0x7ffffu + (bits >> 20 & 1u);

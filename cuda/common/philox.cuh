@@ -1,6 +1,9 @@
-// Random numbers of the device: Philox words at the counters that the CPU uses, and the Gumbel
-// noise and coins made from them, bit for bit the CPU's (cpu/kernels/philox_simd.h,
+// Random numbers on the device: Philox words at the counters that the CPU uses, and the Gumbel
+// noise and coins made from them. Bit for bit the CPU's (cpu/kernels/philox_simd.h,
 // speculation/verification.cc).
+//
+// tests/cuda/common/noise_test.cc compares the noise with a closed formula in double precision and
+// the coins with step_uniforms.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +32,13 @@ __device__ __forceinline__ PhiloxWords philox4x32_10(PhiloxWords c, uint32_t key
   return c;
 }
 
-// Where a row's noise comes from: token t takes word t % 4 of counter (position, t / 4, stream).
+// The source of a row's noise: token t takes word t % 4 of counter (position, t / 4, stream).
 struct NoiseSource {
   uint64_t seed;
   int64_t position;
   uint32_t stream;
 
-  // Of tokens 4 * quad to 4 * quad + 3.
+  // The words of tokens 4 * quad to 4 * quad + 3.
   __device__ __forceinline__ PhiloxWords words(uint32_t quad) const {
     const auto bits = static_cast<uint64_t>(position);
     return philox4x32_10(
@@ -63,8 +66,8 @@ __device__ __forceinline__ float log1p_reduced(float f) {
   return fmaf(square * f, p, fmaf(square, -0.5f, f));
 }
 
-// log(x) for positive normal x; x_minus_1 is used where x lies in [sqrt(1/2), sqrt(2)), since the
-// caller may know it more precisely than x tells.
+// log(x) for positive normal x. For x in [sqrt(1/2), sqrt(2)) the result is made from x_minus_1,
+// which the caller may know more precisely than x can tell.
 __device__ __forceinline__ float log_positive(float x, float x_minus_1) {
   constexpr uint32_t kSqrtHalf = 0x3F3504F3u;
   const uint32_t above = __float_as_uint(x) - kSqrtHalf;
@@ -86,7 +89,7 @@ __device__ __forceinline__ float gumbel_noise(uint32_t word) {
   return -log_positive(exponential, exponential - 1.0f);
 }
 
-// step_uniforms of speculation/verification.h: in (0, 1), index 0 for the final draw, i + 1 for the
+// step_uniforms of speculation/verification.h, in (0, 1): index 0 for the final draw, i + 1 for the
 // coin of attempt i.
 __device__ __forceinline__ double step_uniform(uint64_t seed, int64_t root_position, int depth,
                                                int index) {

@@ -1,5 +1,7 @@
-// The instructions that CUDA C++ has no name for, one thin wrapper each; the only place with PTX.
-// The emulation gives every wrapper a second body of the same meaning (emulation/ptx.h).
+// One thin wrapper for each instruction that CUDA C++ has no name for; no other file has PTX. The
+// emulation has a second body of the same meaning for every wrapper (emulation/ptx.h).
+// tests/cuda/emulation/ptx_conformance_test.cc compares both with plain loops written from the PTX
+// documentation.
 #pragma once
 
 #include "cuda/common/target.cuh"
@@ -26,8 +28,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// d += a b for a 16x16 (row-major) and b 16x8 (column-major) tile, float32 sums. With lane = 4g +
-// t:
+// d += a b for a 16x16 (row-major) and b 16x8 (column-major) tile, float32 sums. In lane 4g + t:
 //   a[0]: row g,     k 2t, 2t+1      a[1]: row g + 8, k 2t, 2t+1
 //   a[2]: row g,     k 2t+8, 2t+9    a[3]: row g + 8, k 2t+8, 2t+9
 //   b[0]: k 2t, 2t+1, column g       b[1]: k 2t+8, 2t+9, column g
@@ -56,8 +57,8 @@ __device__ __forceinline__ void mma_m16n8k16<Half>(float (&d)[4], const uint32_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane 8i + r gives the address of row r
-// (16 bytes) of matrix i; out[i] of lane 4g + t is elements 2t, 2t+1 of its row g.
+// Loads four 8x8 matrices of 16-bit elements from shared memory. Lane 8i + r gives the address of
+// row r (16 bytes) of matrix i; out[i] of lane 4g + t is elements 2t, 2t+1 of row g of matrix i.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&out)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -73,8 +74,8 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t (&out)[4], const
                : "memory");
 }
 
-// Copies 16 bytes to shared memory, some time before a wait for their group returns; zeros when not
-// valid (then `global` is not read). Both addresses are multiples of 16.
+// Begins a copy of 16 bytes to shared memory, which is complete when a wait for its group returns.
+// Writes zeros if not valid, and then does not read `global`. Both addresses are multiples of 16.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool valid = true) {
   const int source_bytes = valid ? 16 : 0;
   asm volatile(
@@ -85,14 +86,14 @@ __device__ __forceinline__ void copy_async_16(void* shared, const void* global, 
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most kPending of this thread's groups are under way.
+// Waits until at most kPending of this thread's groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// 16 bytes that are read once and never written while the kernel runs: past L1, ahead in L2. No
-// ld.global.nc: the assembler moves those behind wait_for_previous.
+// Loads 16 bytes that are read once and never written while the kernel runs: not kept in L1, 256
+// bytes prefetched into L2. Not ld.global.nc, which the assembler moves behind wait_for_previous.
 __device__ __forceinline__ uint4 load_streaming(const void* global) {
   uint4 value;
   asm volatile("ld.weak.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -101,7 +102,7 @@ __device__ __forceinline__ uint4 load_streaming(const void* global) {
   return value;
 }
 
-// Brings 16-byte aligned memory into L2, without waiting; before compute capability 9.0 not.
+// Prefetches 16-byte aligned memory into L2. Does nothing before compute capability 9.0.
 __device__ __forceinline__ void prefetch_to_l2(const void* global, uint32_t size_bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(size_bytes));
@@ -109,7 +110,7 @@ __device__ __forceinline__ void prefetch_to_l2(const void* global, uint32_t size
 }
 
 // Programmatic dependent launch (LaunchConfig::overlaps_previous). Before compute capability 9.0
-// kernels do not overlap and both do nothing.
+// kernels do not overlap and both functions do nothing.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -121,13 +122,14 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// A barrier among num_threads threads (a multiple of 32), by number: 0 is __syncthreads'.
+// Barrier `number` among num_threads threads (a multiple of 32). __syncthreads uses number 0.
 __device__ __forceinline__ void named_barrier(int number, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(num_threads) : "memory");
 }
 
-// Adds and returns what was there. By one thread behind a barrier, and before another one, it
-// orders the memory of its block with that of the others that add.
+// Adds atomically and returns the old value. One thread of a block calls it between two barriers of
+// the block: the block then sees what blocks that added before it had written, and blocks that add
+// later see what this one has.
 __device__ __forceinline__ uint32_t add_acquire_release(uint32_t* global, uint32_t count) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -162,9 +164,9 @@ __device__ __forceinline__ uint64_t nanoseconds() {
   return time;
 }
 
-// In every turn of a loop that waits for what comes in microseconds, with the count of its turns in
-// shared memory: what has not come after some seconds, at a way to L2 and back each, never will.
-// The kernel then ends with an error, which is better than a device that hangs.
+// For every iteration of a loop that waits for other blocks, usually for microseconds. `turns`, in
+// shared memory, counts the iterations. Each takes a round trip to L2, so kMostTurns take some
+// seconds; the kernel then ends with an error instead of hanging the device.
 __device__ __forceinline__ void bound_wait(volatile uint32_t* turns) {
   constexpr uint32_t kMostTurns = 1u << 22;
   const uint32_t turn = *turns + 1;
@@ -174,13 +176,13 @@ __device__ __forceinline__ void bound_wait(volatile uint32_t* turns) {
 
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 
-// mbarriers: a phase completes when the expected arrivals and bytes are there.
+// mbarriers: a phase completes when the expected arrivals and bytes have come.
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int num_arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
                "r"(num_arrivals)
                : "memory");
 }
-// Makes initialised barriers visible to bulk copies; then comes a __syncthreads.
+// Makes initialised barriers visible to bulk copies. A __syncthreads has to follow.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -195,7 +197,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int si
       "r"(size_bytes)
       : "memory");
 }
-// Waits for the end of the phase with this parity: 0 the first, 1 the second, 0 ...
+// Waits for the end of the phase with this parity; phases have parities 0, 1, 0, ...
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
   uint32_t done = 0;
   do {
@@ -212,7 +214,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Copies size_bytes (a multiple of 16) to shared memory; completes them on the barrier.
+// Begins a copy of size_bytes (a multiple of 16) to shared memory; the barrier counts the bytes.
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, int size_bytes,
                                           uint64_t* barrier) {
   asm volatile(
@@ -228,11 +230,11 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, int 
 
 // wgmma: d += a b by the four warps of a warpgroup, for a 64x16 tile a and a 16xN tile b, both in
 // shared memory, float32 sums. It runs asynchronously: from the call until a wait for its group
-// returns, neither d nor the tiles may be touched (wgmma_hold keeps the compiler from d).
+// returns, neither d nor the tiles may be touched (wgmma_hold keeps the compiler from touching d).
 //
 // Tiles are rows of 64 16-bit elements along k (128 bytes): row r of a is output row r, row n of b
 // is output column n. Groups of 8 rows begin at multiples of 1024 bytes of shared memory, and the
-// 16-byte piece c of row r lies at piece c ^ (r % 8). Of warp w (of four), lane 4g + t:
+// 16-byte piece c of row r lies at piece c ^ (r % 8). Lane 4g + t of warp w (of four) has:
 //   d[4j], d[4j + 1]: row 16w + g, columns 8j + 2t, 8j + 2t + 1    d[4j + 2], d[4j + 3]: row + 8
 __device__ __forceinline__ uint64_t wgmma_tile(const void* tile) {
   constexpr uint64_t kGroupBytes = 1024;  // from 8 rows to the next
@@ -240,19 +242,19 @@ __device__ __forceinline__ uint64_t wgmma_tile(const void* tile) {
   return (shared_address(tile) & 0x3ffffu) >> 4 | uint64_t{1} << 16 | kGroupBytes >> 4 << 32 |
          kSwizzle128 << 62;
 }
-// The tile's elements from k = 16 `step` on (step 0 to 3).
+// The tile's elements from k = 16 n on, n being the second argument (0 to 3).
 __device__ __forceinline__ uint64_t wgmma_step(uint64_t tile, int step) {
   return tile + static_cast<uint64_t>(2 * step);
 }
 
-// Before the first wgmma, and after d or tiles were written by other instructions.
+// Goes before the first wgmma, and after other instructions have written d or tiles.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until at most kPending committed groups are under way.
+// Waits until at most kPending committed groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -363,15 +365,16 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[N / 2], uint64_t a, uint
                                              bool accumulate = true) {
   WgmmaInstruction<T, N>::run(d, a, b, accumulate ? 1 : 0);
 }
-// The same with `a` in registers, each warp's 16 rows as for mma_m16n8k16. They too may not be
-// touched until it is done. N: 128 or 256.
+// The same with `a` in registers, each warp's 16 rows as for mma_m16n8k16. These registers, too,
+// may not be touched until the wgmma is done. N: 128 or 256.
 template <class T, int N>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
                                              bool accumulate = true) {
   WgmmaFromRegisters<T, N>::run(d, a, b, accumulate ? 1 : 0);
 }
 
-// Gives registers of this warpgroup back to the block, or takes more; a multiple of 8, 24 to 256.
+// Sets the registers per thread of this warpgroup, a multiple of 8 from 24 to 256: gives some back
+// to the block, or takes more.
 template <int kRegisters>
 __device__ __forceinline__ void shrink_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

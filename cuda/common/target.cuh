@@ -1,9 +1,9 @@
 // First include of every kernel source. The same sources are compiled by nvcc (namespace `native`)
 // and by the host compiler for the emulation (namespace `emulated`).
 //
-// Rules that keep both true: kernels are started by launch() only; the one dynamic shared array is
-// named by SPECDEC_SHARED_BYTES; PTX is in ptx.cuh only; no static variables in kernels besides
-// __shared__ ones.
+// Rules that keep the sources valid for both: kernels are started by launch() only; the one dynamic
+// shared array is named by SPECDEC_SHARED_BYTES; PTX is in ptx.cuh only; no static variables in
+// kernels besides __shared__ ones.
 #pragma once
 
 #include <utility>
@@ -34,7 +34,7 @@ void launch(const char* name, Stream& stream, void (*kernel)(Params...), const L
 #endif
   [&](Params... values) {
 #ifdef SPECDEC_EMULATED
-    (__builtin_clear_padding(&values), ...);  // where old pointers may lie
+    (__builtin_clear_padding(&values), ...);  // which may hold old pointers
 #endif
     void* pointers[] = {&values..., nullptr};
     constexpr size_t kBytes[] = {sizeof(Params)..., 0};

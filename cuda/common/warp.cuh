@@ -1,6 +1,6 @@
-// Reductions over the 32 lanes of a warp, in one fixed order; every lane gets the result. They are
-// loops, because the compiler adds 100 bytes to each shuffle in the code, for warps whose lanes
-// come apart.
+// Reductions over the 32 lanes of a warp, in one fixed order; every lane gets the result. The loops
+// are rolled, because the compiler adds 100 bytes of code to every shuffle, for warps whose lanes
+// have diverged.
 #pragma once
 
 #include "cuda/common/target.cuh"

@@ -1,4 +1,5 @@
-// The launchers of one target: native (a GPU) or emulated. Chosen once, when a backend is made.
+// The launchers of one target, native (a GPU) or emulated. A backend chooses one when it is made.
+// The header of each family names the plain version that its kernels are compared with.
 #pragma once
 
 #include "cuda/kernels/attention.h"

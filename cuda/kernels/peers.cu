@@ -10,8 +10,8 @@ namespace specdec::cuda::SPECDEC_TARGET {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPollsBetweenLooks = 64;  // at the clock and at what has failed
-// Elements of a sum in a round: a rank has up to kMaxSubtrees planes of them.
+constexpr int kPollsBetweenLooks = 64;  // polls between looks at the clock and `missing`
+// Elements of a sum per round: a rank sends up to kMaxSubtrees planes of each.
 constexpr int kSumFloats = kSlotFloats / kMaxSubtrees;
 
 __device__ __forceinline__ void begin(const PeerLinks& links) {
@@ -19,26 +19,27 @@ __device__ __forceinline__ void begin(const PeerLinks& links) {
   if (!links.shares_device) ptx::let_next_start();
 }
 
-// A block's rounds.
+// The rounds of a block.
 template <bool kMailboxes>
 class Rounds {
  public:
   __device__ explicit Rounds(const PeerLinks& links)
       : links_(links), round_(kMailboxes ? links.rounds[blockIdx.x] : 0) {}
 
-  // fill(other, slot) writes what `other` is to read, with all threads.
+  // fill(other, slot) writes what rank `other` is to read; all threads call it.
   template <class Fill>
   __device__ void send(const Fill& fill) const {
     if constexpr (kMailboxes) {
       for (int i = 1; i < links_.size; ++i) {
-        const int other = (links_.rank + i) % links_.size;  // not all ranks to the same one at once
+        const int other = (links_.rank + i) % links_.size;  // so that ranks do not all write to the
+                                                            // same one
         fill(other, slot(other, links_.rank));
       }
       meet();
     }
   }
 
-  // What another rank sent in this round, or all of its part.
+  // What rank `other` sent in this round; without mailboxes all of its part.
   __device__ const float* from(int other) const {
     return kMailboxes ? slot(links_.rank, other) : links_.parts[other];
   }
@@ -60,7 +61,8 @@ class Rounds {
     return reinterpret_cast<uint32_t*>(links_.mailboxes[at]) + blockIdx.x * kMaxPeers + from;
   }
 
-  // Others see what this block has written, and it what they have.
+  // Exchanges flags with the other ranks: they then see what this block has written, and it sees
+  // what they have.
   __device__ void meet() const {
     __syncthreads();
     const int other = threadIdx.x;
@@ -106,7 +108,7 @@ __device__ __forceinline__ float scale_of(const PeerSumParams& params, int row, 
   return reinterpret_cast<const float*>(weights + experts.offset)[column];
 }
 
-// Element `index` of what is stored, as LinearArgs says.
+// Stores element `index` of the output, as LinearArgs says.
 __device__ __forceinline__ void finish_sum(const PeerSumParams& params, int index, float sum) {
   const FinishParams& finish = params.finish;
   const int row = index / finish.out_features;
@@ -118,7 +120,7 @@ __device__ __forceinline__ void finish_sum(const PeerSumParams& params, int inde
   *out = finish.accumulate ? value + *out : value;
 }
 
-// The planes of `count` elements from `begin` on, to another rank.
+// Writes this rank's planes of `count` elements from `begin` on into another rank's buffer.
 __device__ __forceinline__ void send_planes(const PeerSumParams& params, int begin, int count,
                                             float* slot) {
   const PeerLinks& links = params.links;
@@ -131,7 +133,7 @@ __device__ __forceinline__ void send_planes(const PeerSumParams& params, int beg
   }
 }
 
-// Element begin + i, of all ranks' planes.
+// Element begin + i, folded from all ranks' planes.
 template <bool kMailboxes>
 __device__ __forceinline__ float folded(const PeerSumParams& params,
                                         const Rounds<kMailboxes>& rounds, int begin, int i) {
@@ -288,7 +290,7 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const GatherRowsP
   rounds.end();
 }
 
-// `num_floats` of which a block takes `each` in a round.
+// For `num_floats` elements, of which a block takes `each` per round.
 LaunchConfig config_of(const PeerLinks& links, int64_t num_floats, int64_t each) {
   const int64_t num_blocks = (num_floats + each - 1) / each;
   const bool waits = links.has_mailboxes();

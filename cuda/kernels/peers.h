@@ -1,12 +1,19 @@
-// What the ranks of a group bring each other: partial sums, which every rank folds in the same
-// order, columns of rows, and whole rows. All of float32.
+// Exchanges between the ranks of a group: partial sums, which every rank folds in the same order,
+// columns of rows, and whole rows. All data is float32.
 //
-// Ranks that reach each other's memory need no other help: each has a mailbox that the others write
-// to. A block works in rounds of its own. In a round it writes to its slots in the mailboxes of
-// others, raises its flags there, waits for theirs, and reads its own slots. There are two of
-// each, in turns: the flag of a round says that its sender has read all of the round before.
+// Ranks that reach each other's memory exchange by mailboxes: every rank has one, which the others
+// write to. A block works in rounds of its own. In a round it writes to its buffers in the other
+// ranks' mailboxes, raises its flags there, waits for the flags in its own mailbox, and reads the
+// buffers there. Each buffer is double, used in turn: the flag of a round also says that its sender
+// has read everything of the round before.
 //
-// Where they do not, parts have been copied to this device before.
+// Between ranks that do not reach each other's memory, the host copies the parts to this device
+// first.
+//
+// Plain version: the tree of slices written out, sum_of_slices (tests/testing/on_ranks.h) and
+// sum_of_node (tests/cuda/backend/peers_test.cc), compared by peers_test.cc. Gathers have no plain
+// version: CudaSlices.OutputsThatRanksShareAreGathered (tests/cuda/backend/slices_test.cc) compares
+// outputs and embeddings that ranks share with whole ones.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +27,11 @@
 namespace specdec::cuda {
 
 inline constexpr int kMaxPeers = 64;
-inline constexpr int kPeerBlocks = 64;    // of a grid, at most
-inline constexpr int kSlotFloats = 4096;  // that a block writes to another rank in a round
+inline constexpr int kPeerBlocks = 64;    // most blocks of a grid
+inline constexpr int kSlotFloats = 4096;  // floats that a block sends a rank in a round
 
-// A mailbox: flags [kPeerBlocks, kMaxPeers], uint32, then slots [kPeerBlocks, 2, ranks,
-// kSlotFloats]. Both are by sender.
+// A mailbox: uint32 flags [kPeerBlocks, kMaxPeers], then buffers [kPeerBlocks, 2, ranks,
+// kSlotFloats]. Both are indexed by the sending rank.
 inline constexpr int64_t kMailboxFlagBytes = int64_t{kPeerBlocks} * kMaxPeers * 4;
 inline constexpr int64_t mailbox_bytes(int num_ranks) {
   return kMailboxFlagBytes + int64_t{kPeerBlocks} * 2 * num_ranks * kSlotFloats * 4;
@@ -33,44 +40,44 @@ inline constexpr int64_t mailbox_bytes(int num_ranks) {
 struct PeerLinks {
   int rank = 0;
   int size = 1;
-  // Null: parts are there already.
-  std::byte* mailboxes[kMaxPeers] = {};  // by rank, this one's own among them
+  // Null: `parts` have been copied to this device.
+  std::byte* mailboxes[kMaxPeers] = {};  // by rank, this rank's included
   const float* parts[kMaxPeers] = {};    // by rank
-  int num_blocks = 0;                    // of a grid, at most: the same for all ranks
-  uint32_t* rounds = nullptr;            // [kPeerBlocks] this rank's, that each block has had
-  // In pinned memory: 1 + a rank that did not come in time, from when on nobody waits; or 0.
+  int num_blocks = 0;                    // most blocks of a grid, the same for all ranks
+  uint32_t* rounds = nullptr;            // [kPeerBlocks] rounds that each block has finished
+  // In pinned memory: 0, or 1 + the rank that did not come in time. Once set, no block waits again.
   uint32_t* missing = nullptr;
   uint64_t timeout = 0;  // nanoseconds
-  // Other ranks have the device, too. The next kernel must not start while a block waits: it would
-  // take the room that another rank's kernel, which this one waits for, may need.
+  // Other ranks run on this device, too. The next kernel must not start while a block waits: it
+  // could take the room of another rank's kernel, the one that this block waits for.
   bool shares_device = false;
 
   bool has_mailboxes() const { return mailboxes[0] != nullptr; }
 };
 
-// The scales of outputs where every row is an expert's, in order of expert.
+// The scales of outputs where rows belong to experts, in the order of the experts.
 struct ExpertScales {
-  int num_experts = 0;                    // 0: FinishParams::scales
+  int num_experts = 0;                    // 0: FinishParams::scales applies
   const int32_t* cu_rows = nullptr;       // [num_experts + 1]
-  int64_t offset = 0;                     // in bytes of weights
+  int64_t offset = 0;                     // of the scales in the weights, bytes
   const void* weights[kMaxExperts] = {};  // packed
 };
 
-// Sums with Finish::kStore.
+// A sum over ranks, with the epilogue of Finish::kStore.
 struct PeerSumParams {
   PeerLinks links = {};
-  const float* planes = nullptr;        // this rank's [planes, num_rows, out_features]
-  int first_plane[kMaxPeers + 1] = {};  // of each rank, among those of all
-  FoldOrder plan = {};                  // of those of all
+  const float* planes = nullptr;        // [planes of this rank, num_rows, out_features]
+  int first_plane[kMaxPeers + 1] = {};  // of each rank, among all ranks' planes
+  FoldOrder plan = {};                  // of all ranks' planes
   FinishParams finish = {};
   ExpertScales experts = {};
   int num_rows = 0;
-  // Every rank folds a share of the columns and sends the sums, which moves fewer bytes and takes a
-  // round more. The same bits.
+  // Every rank folds a share of the elements and sends its sums. This moves fewer bytes, takes one
+  // more round, and gives the same bits.
   bool two_shot = false;
 };
 
-// Two runs of columns of a rank's part, as they lie in the rows of all.
+// The columns of a rank's part: two runs of columns of the whole rows.
 struct PeerColumns {
   int first[2] = {};
   int count[2] = {};
@@ -80,7 +87,7 @@ struct PeerColumns {
 
 struct GatherColumnsParams {
   PeerLinks links = {};
-  const float* own = nullptr;  // [num_rows, own_stride], whose first columns are the part
+  const float* own = nullptr;  // [num_rows, own_stride]; the part is the first columns
   int64_t own_stride = 0;
   PeerColumns columns[kMaxPeers] = {};
   int num_rows = 0;
@@ -91,7 +98,7 @@ struct GatherColumnsParams {
 // Row i comes from the rank that has output token_ids[i] + index_offset.
 struct GatherRowsParams {
   PeerLinks links = {};
-  const float* own = nullptr;  // [num_rows, dim], of which this rank's rows hold something
+  const float* own = nullptr;  // [num_rows, dim]; valid in this rank's rows
   const int32_t* token_ids = nullptr;
   int32_t index_offset = 0;
   int32_t first_output[kMaxPeers + 1] = {};  // of each rank

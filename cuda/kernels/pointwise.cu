@@ -16,10 +16,10 @@ namespace {
 constexpr int kNormThreads = 256;
 constexpr int kEmbedThreads = 128;
 
-// Sum of the block's values, for every thread; in an order of its own, whatever they are.
+// The sum of the block's values, for every thread; always added in the same order.
 __device__ float block_sum(float value, float* partial) {
   value = warp_sum(value);
-  __syncthreads();  // readers of the sum before
+  __syncthreads();  // the sum before has been read
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
   __syncthreads();
   float total = partial[0];
@@ -27,7 +27,7 @@ __device__ float block_sum(float value, float* partial) {
   return total;
 }
 
-// Sum of term(x[i]). A thread takes the same elements however they are loaded.
+// Sum of term(x[i]). A thread adds the same elements however they are loaded.
 template <class Term>
 __device__ float row_sum(const float* x, int dim, bool is_aligned, float* partial, Term&& term) {
   float total = 0.0f;

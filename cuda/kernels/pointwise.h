@@ -1,4 +1,8 @@
 // Norms, embedding lookups and rows of features.
+//
+// Plain versions: reference::norm and reference::loaded_rows (tests/testing/oracle/operations.cc).
+// tests/cuda/backend/pointwise_test.cc and features_test.cc compare with them, and lookups with the
+// rows of the table.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +19,14 @@ struct NormRowsParams {
   const float* weight;  // [dim]
   const float* bias;    // [dim], or null
   float eps;
-  bool is_layer;    // takes the mean off first
-  bool accumulate;  // of a float32 out: out += norm(x)
+  bool is_layer;    // subtracts the mean first
+  bool accumulate;  // out += norm(x); only with a float32 out
   Activation activation;
   void* out;  // row i goes to `out` + i * out_stride, in elements
   DType out_dtype;
   int num_rows;
   int dim;
-  // Not null: row i goes to `out` + slot_mapping[i] * out_stride, or nowhere where that is -1.
+  // Not null: row i goes to `out` + slot_mapping[i] * out_stride; with -1 it is not written.
   const int64_t* slot_mapping;
   int64_t out_stride;
 };

@@ -1,4 +1,7 @@
-// Weights that are made up, where they are packed: what the host would fill and copy otherwise.
+// Random weights, made on the device in place of filling and copying them on the host. Plain
+// version: fill_random in core/random_weights.cc;
+// CudaQuantized.WeightsMadeOnTheDeviceAreThoseOfTheHost (tests/cuda/backend/quantized_test.cc)
+// compares them.
 #include <cstdint>
 
 #include "core/check.h"
@@ -11,7 +14,7 @@ namespace specdec::cuda::SPECDEC_TARGET {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kEach = 8;  // elements of a counter
+constexpr int kEach = 8;  // elements per Philox counter
 
 __device__ void store(float* to, float value) { *to = value; }
 template <class T>
@@ -19,7 +22,7 @@ __device__ void store(T* to, float value) {
   *to = from_float<T>(value);
 }
 
-// A thread has the elements of one counter that are wanted.
+// A thread makes the elements of one counter, as far as they are among the `count` wanted.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     random_weights_kernel(const RandomWeightsParams params) {

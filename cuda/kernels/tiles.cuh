@@ -1,30 +1,33 @@
-// How weights and rows lie in memory for products, and in what order k is summed.
+// How weights and rows lie in memory for projections, and in what order k is summed.
 //
-// A product has weights as the A operand of mma.sync (16 outputs) and rows as the B operand (8
-// rows). Weights are blocks of 16 outputs x 32 inputs, [tile][k block], each block one or more
-// 16-byte pieces a lane in the order of lanes, so that a warp streams them into registers
-// without shared memory. Rows are records of 32 inputs, [row][k block], act elements in order. What
-// a block holds is up to the format, a policy with
+// Weights are the A operand of mma.sync (16 outputs), rows the B operand (8 rows). Weights are
+// stored as blocks of 16 outputs x 32 inputs, [tile][k block]. A block is one or more 16-byte
+// pieces per lane, in the order of the lanes, so a warp streams it into registers without shared
+// memory. Rows are stored as records of 32 inputs, [row][k block], act elements in order. A format
+// is a policy class that says what a block holds:
 //
-//   Element                        the activations' dtype
-//   kBlockBytes                    of a block of weights (a multiple of 16)
-//   kMaxTilesAtOnce                tiles that a warp of few rows may work on together, 1 or 2
-//   kManyRowsBlocksPerSm           what the registers of many rows leave room for
-//   kMaxStages                     of few rows: loads under way
+//   Element                        the act dtype
+//   kBlockBytes                    size of a block of weights (a multiple of 16)
+//   kMaxTilesAtOnce                few rows: tiles that a warp may work on together, 1 or 2
+//   kManyRowsBlocksPerSm           many rows: blocks per SM that registers allow
+//   kMaxStages                     few rows: most stages of weights in flight
 //   Weights                        registers: a lane's part of a block
 //   load_weights(block, lane)      `block` is in global memory and never written
 //   multiply(sums, weights, inputs)  sums of a 16 x 8 tile += the products of one block
 //
-// A block is two mma steps. Step s multiplies inputs 16s .. 16s + 15, and lane 4g + t has four of
-// them, 16s + 4t .. +3, of weights and rows alike. By MMA-Sim, Hopper adds the 16 products of a
-// step in one sum, whatever their order: only which inputs make a group can show in a result, and
-// the groups are those of wgmma, too (ptx_conformance_test.cc asks a GPU).
+// A block takes two mma. Mma s multiplies inputs 16s .. 16s + 15; lane 4g + t has four of them, 16s
+// + 4t .. +3, of weights and rows alike. By MMA-Sim, Hopper adds the 16 products of an mma in one
+// sum, whatever their order, so a result depends only on which inputs form a group. wgmma forms the
+// same groups (ptx_conformance_test.cc checks both on a GPU).
 //
-// A format with scales multiplies and adds within a block exactly and scales that into `sums`:
-// the order in which blocks are added is the kernels' alone.
+// A format with group scales first sums the products of a block, then scales that sum into `sums`.
+// The kernels alone decide the order in which blocks are added.
 //
-// The order, for every number of rows: k blocks are cut into slices (SliceParams); the blocks of a
-// slice are added one after the other to zero; then the slices are folded pairwise.
+// That order is the same for every number of rows: k blocks are cut into slices (SliceParams); the
+// blocks of a slice are added one after the other to zero; then the slices are folded pairwise.
+// ProjectionTest.SumsAreThoseOfConsecutiveGroupsOfSixteen (tests/cuda/backend/projection_test.cc)
+// and CudaSlices.TotalIsTheTreeOfItsSlices (tests/cuda/backend/slices_test.cc) check it bit for
+// bit.
 #pragma once
 
 #include <cstdint>
@@ -41,18 +44,18 @@ struct Range {
   int end;
 };
 
-// The k blocks of a slice. May be empty, and those past the last one are.
+// The k blocks of a slice. May be empty; slices past the last one are.
 __device__ __forceinline__ Range slice_blocks(int slice, const SliceParams& slices) {
   const int last = slices.plan.num_steps;
   return {slices.bounds[min(slice, last)], slices.bounds[min(slice + 1, last)]};
 }
 
-// A lane's inputs of a record: x and y of step 0, z and w of step 1.
+// A lane's inputs of a record: x and y for the first mma, z and w for the second.
 using Inputs = uint4;
-inline constexpr int kStepBytes = kRecordBytes / 2;  // of a record
-inline constexpr int kInputBytes = kStepBytes / 4;   // of a lane in it
+inline constexpr int kStepBytes = kRecordBytes / 2;  // of a record: the inputs of one mma
+inline constexpr int kInputBytes = kStepBytes / 4;   // a lane's part of them
 
-// The record of row g = lane / 4, in global memory. Lanes without a row take no_inputs().
+// Loads from the record of row lane / 4, in global memory. Lanes without a row take no_inputs().
 __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int lane) {
   const unsigned char* first = record + lane % 4 * kInputBytes;
   const uint2 low = *reinterpret_cast<const uint2*>(first);
@@ -61,9 +64,9 @@ __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int l
 }
 __device__ __forceinline__ Inputs no_inputs() { return make_uint4(0, 0, 0, 0); }
 
-// Records in shared memory lie [k block][row]. Rows 0 and 2 of four would meet in a bank, and so
-// would 1 and 3: rows 2 and 3 have their two steps in turned order, and the 16 lanes that read four
-// rows at once meet in none.
+// Records in shared memory lie [k block][row]. Rows 0 and 2 of every four would share banks, and so
+// would rows 1 and 3. Rows 2 and 3 therefore have their halves swapped, and the 16 lanes that read
+// four rows at once have no bank conflicts.
 __device__ __forceinline__ int shared_offset(int row, int offset) {
   return offset ^ (row & 2) * (kStepBytes / 2);
 }
@@ -74,7 +77,7 @@ __device__ __forceinline__ Inputs load_shared_inputs(const unsigned char* record
   return make_uint4(low.x, low.y, high.x, high.y);
 }
 
-// Weights in the activations' dtype. Piece s of a lane is its operand of step s as it goes into
+// Weights in the act dtype. Piece s of a lane is its operand of mma s in the order of the
 // registers: two inputs of output g, the same of g + 8, then the other two of each.
 template <class T>
 struct ActFormat {
@@ -101,8 +104,8 @@ struct ActFormat {
   }
 };
 
-// Where output `n` of a matrix with `out_features` outputs stands among the outputs of its tiles.
-// Gated: 8 gates and the 8 ups they are multiplied with share a tile.
+// The index of output `n` of a matrix with `out_features` outputs among the outputs of its tiles.
+// Gated: a tile has 8 gates and the 8 ups that they multiply.
 __host__ __device__ inline int64_t packed_place(int64_t n, int64_t out_features, bool gated) {
   if (!gated) return n;
   const int64_t dim = out_features / 2;
@@ -111,8 +114,8 @@ __host__ __device__ inline int64_t packed_place(int64_t n, int64_t out_features,
   return feature / 8 * kTileOutputs + feature % 8 + (is_up ? 8 : 0);
 }
 
-// Where inputs k and k + 1 (k even) of an output lie in ActFormat's weights, in bytes; `place` is
-// the output's packed_place.
+// The byte offset of inputs k and k + 1 (k even) of an output in ActFormat's weights. The first
+// argument is the output's packed_place.
 __host__ __device__ inline int64_t act_pair_offset(int64_t place, int k, int num_k_blocks) {
   const int64_t block = place / kTileOutputs * num_k_blocks + k / kBlockInputs;
   const int output = static_cast<int>(place % kTileOutputs);
