@@ -19,9 +19,10 @@ void tree_attention(Stream& stream, const AttentionParams& params) {
   }
 }
 
-// Copies one element of a row, or its scale, for all pairs; place(slot) is the element's of a slot.
-// Within a request slots are read in rising order and written at or below, so no pair reads what
-// one before it wrote: a few are read together, then written in order.
+// Copies one element of a row, or its scale, for all pairs; the last argument maps a slot to the
+// element's index. Within a request slots are read in rising order and written at or below the slot
+// read, so no pair reads what an earlier pair wrote: kBatch pairs are read together, then written
+// in order.
 template <class Element, class Place>
 __device__ __forceinline__ void copy_elements(const int64_t* slots, int num_pairs,
                                               Element* elements, const Place& place) {
@@ -40,7 +41,7 @@ __device__ __forceinline__ void copy_elements(const int64_t* slots, int num_pair
   }
 }
 
-// Block (layer, head, keys or values).
+// Grid: [layers, KV heads, keys or values].
 __global__ void __launch_bounds__(kCopyThreads) copy_kv_kernel(const CopyKvParams params) {
   ptx::wait_for_previous();
   const KvLayerPointers layer = params.layers[blockIdx.x];
@@ -61,7 +62,8 @@ __global__ void __launch_bounds__(kCopyThreads) copy_kv_kernel(const CopyKvParam
   ptx::let_next_start();
 }
 
-// A thread has one chunk of every row: 16 bytes, or an element where rows are no whole chunks.
+// A thread copies one chunk of every row: 16 bytes, or one element where 16 bytes do not divide a
+// row.
 template <class Chunk>
 __global__ void __launch_bounds__(kCopyThreads)
     copy_rows_kernel(const CopyRowsParams params, int64_t row_chunks) {

@@ -1,9 +1,14 @@
-// Attention over the paged cache, and moves within it.
+// Attention over the paged cache, and copies within the cache.
 //
-// What a row gets is defined by positions alone: keys come in tiles of kAttentionTile positions,
-// tiles in splits (split_of in attention_plan.cuh). A softmax runs over the tiles of a split in
-// order, splits are joined in order. Which block computes which split, and beside which other rows,
-// leaves no trace.
+// A row's result depends on positions alone: keys come in tiles of kAttentionTile positions, tiles
+// in splits (split_of in attention_plan.cuh). A softmax runs over the tiles of a split in order,
+// and splits are joined in order. Which block computes which split, and beside which other rows,
+// never changes a bit.
+//
+// Plain version: reference::tree_attention (tests/testing/oracle/operations.cc), double loops that
+// AttentionTest.MatchesDoubleLoop (tests/cuda/backend/attention_test.cc) compares with; its
+// MatchesCpuBackend compares with the CPU kernel (cpp/src/cpu/kernels/attention.cc). Copies have no
+// plain version: kv_copy_test.cc and features_test.cc, in the same folder, write the result out.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +19,20 @@
 namespace specdec::cuda {
 
 inline constexpr int kAttentionTile = 64;         // positions
-inline constexpr int kFewAttentionRows = 64;      // of a batch: decoding, mostly
-inline constexpr int kMaxAttentionHeadDim = 256;  // a multiple of 8, of 16 in int8 caches
-// Shared memory of a block, which not every GPU has for heads of more than 128.
+inline constexpr int kFewAttentionRows = 64;      // most rows of a decoding batch
+inline constexpr int kMaxAttentionHeadDim = 256;  // a multiple of 8, of 16 with int8
+// Most shared memory of a block. Not every GPU has as much as heads of more than 128 need.
 inline constexpr int attention_shared_bytes(int head_dim) {
   return (head_dim <= 128 ? 98 : 162) * 1024;
 }
 
-// Who computes what is the same in all layers of a pass that see the same positions: the first
-// one's launch works it out and writes it down, the others read it.
+// The work list of attention: which block computes which (row, head, split). It is the same in all
+// layers of a pass that see the same positions, so the first of them writes it to memory and the
+// others read it.
 struct AttentionPlan {
-  void* memory = nullptr;  // null: the launch works it out for itself
-  size_t size_bytes = 0;   // where the items may not fit, every launch works them out
-  bool is_made = false;    // by a launch before it with the same batch, heads and positions
+  void* memory = nullptr;  // null: the launch works it out for itself alone
+  size_t size_bytes = 0;   // where the list may not fit, every launch works it out
+  bool is_made = false;    // by an earlier launch with the same batch, heads and positions
 };
 
 struct AttentionParams {
@@ -41,9 +47,9 @@ struct AttentionParams {
   int sliding_window = 0;
   int first_position = 0;
   int num_multiprocessors = 0;
-  int max_shared_bytes = 0;  // of a block
-  // Partial results. Zeroed once, before its first use; one stream at a time. Work that does not
-  // fit is shared out less widely.
+  int max_shared_bytes = 0;  // per block
+  // Partial results. Zeroed once, before its first use; used by one stream at a time. Work whose
+  // partial results do not fit is shared among fewer blocks.
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   AttentionPlan plan{};
@@ -54,8 +60,8 @@ struct KvLayerPointers {
   void* values = nullptr;
 };
 
-// Copies the keys and values of slots in every layer: as CopyKvArgs says, but all of it in device
-// memory, so that it can be captured.
+// Copies the keys and values of slots in every layer, as CopyKvArgs says. All arguments are in
+// device memory, so that the launch can be captured.
 struct CopyKvParams {
   const KvLayerPointers* layers = nullptr;  // [num_layers]
   int num_layers = 0;
@@ -66,7 +72,7 @@ struct CopyKvParams {
 
 // Copies rows of features likewise.
 struct CopyRowsParams {
-  PagedRowsView rows;  // of 2 bytes an element
+  PagedRowsView rows;  // 2 bytes per element
   const int64_t* slots = nullptr;
   const int32_t* num_pairs = nullptr;
 };

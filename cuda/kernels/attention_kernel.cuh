@@ -1,10 +1,11 @@
-// The attention kernel: blocks take items until there are none, and run over each one's tiles, the
-// next tiles under way while one is computed. What is there of the first ones before this pass's
-// keys and values is on its way before the kernel waits for them. Where splits are shared out, the
-// block that fills the last slot of a row and head joins them. Few pairs are computed by all warps
-// together, each with some of the keys and then some of the columns; many by a warp for each 16.
-// Both do the same arithmetic in the same order, as weights pass through shared memory or registers
-// as they are.
+// The attention kernel. Blocks take items until none are left. A block runs over the tiles of an
+// item and computes one while the next are loaded. It loads the cached part of the first tiles
+// before it waits for this pass's keys and values. Where splits are shared among blocks, the block
+// that writes the last partial result of a row and head joins them all.
+//
+// Few pairs are computed by all warps together, each with some of the keys and then some of the
+// columns; many pairs by one warp per 16. Both do the same arithmetic in the same order, because
+// weights pass unchanged, through shared memory or registers.
 #pragma once
 
 #include <type_traits>
@@ -13,7 +14,7 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// Of an item by row: the slots of its ancestors.
+// Lists the ancestors of an item's tree row, as offsets from base_len.
 template <class Tiles>
 __device__ __forceinline__ void list_ancestors(const AttentionParams& params, const BlockWork& work,
                                                const AttentionMemory<Tiles>& memory) {
@@ -36,14 +37,14 @@ __device__ __forceinline__ void list_ancestors(const AttentionParams& params, co
   }
 }
 
-// The ranges of an item's pairs.
+// Works out the ranges of an item's pairs.
 template <class Tiles>
 __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWork& work,
                                           const AttentionMemory<Tiles>& memory) {
   const Item& item = work.item;
 #pragma unroll 1
   for (int i = threadIdx.x; i < Tiles::kPairs; i += kAttentionThreads) {
-    // Beyond the last pair there is a copy of it, whose results are not written.
+    // Indices past the last pair repeat it; their results are not written.
     const int pair = item.first_pair + min(i, item.num_pairs - 1);
     const int group_size = work.shape.group_size;
     const int row = pair / group_size;
@@ -77,7 +78,7 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
   if (threadIdx.x == 0) work.range = range;
 }
 
-// Writes down what is known of item work.next.
+// Writes item work.next to the work list.
 template <class Tiles>
 __device__ __forceinline__ void keep_item(const AttendArgs& args, const BlockWork& work,
                                           const AttentionMemory<Tiles>& memory) {
@@ -95,7 +96,7 @@ __device__ __forceinline__ void keep_item(const AttendArgs& args, const BlockWor
   }
 }
 
-// Reads it again.
+// Reads item work.next from the work list.
 template <class Tiles>
 __device__ __forceinline__ void recall_item(const AttendArgs& args, BlockWork& work,
                                             const AttentionMemory<Tiles>& memory) {
@@ -139,7 +140,7 @@ __device__ __forceinline__ void begin_query_copy(const AttentionParams& params,
 template <class Tiles, int kWarpColumns>
 __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork& work,
                                          const AttentionMemory<Tiles>& memory) {
-  constexpr int kAhead = Tiles::kStages - 1;  // tiles under way while one is computed
+  constexpr int kAhead = Tiles::kStages - 1;  // tiles in flight while one is computed
   const AttentionParams& params = args.params;
   WarpTile<Tiles, kWarpColumns> warp;
   warp.begin_item();
@@ -148,11 +149,11 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
   RowFinder finder;
   float scale = 0.0f;
   int next_stage = kAhead;
-  // `next` is the tile whose copy begins, from one before the first on, whose turn only looks up
-  // where the first one's rows are.
+  // `next` is the tile whose copy begins. The loop starts one tile early, with an iteration that
+  // only looks up the cache rows of the first tile.
 #pragma unroll 1
   for (int next = first - 1; next < limit + kAhead; ++next) {
-    const int tile = next - kAhead;  // that is computed
+    const int tile = next - kAhead;  // the tile that is computed
     const int stage = next_stage == kAhead ? 0 : next_stage + 1;
     if (next >= first) {
       finder.store(params, work, memory.rows(next_stage));
@@ -161,7 +162,7 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
         if (next > first) memory.scales(before)[threadIdx.x] = scale;
       }
       if (tile == first) {
-        ptx::copy_async_wait<0>();  // the query, too
+        ptx::copy_async_wait<0>();  // includes the query
       } else if (tile > first) {
         ptx::copy_async_wait<kAhead - 1>();
       }
@@ -175,7 +176,7 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
         ptx::wait_for_previous();
         begin_query_copy(params, work, memory);
       }
-      ptx::copy_async_commit();  // of nothing, too: groups are counted
+      ptx::copy_async_commit();  // an empty group, too: waits count groups
     }
     finder.look_up(params, work, memory.ancestors(), next + 1);
     next_stage = stage;
@@ -199,26 +200,27 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
   ptx::copy_async_wait<0>();
 }
 
-// By a warp: joins the partial results of a row and head, num_slots of them from `slot` on, in
-// their order. They come as asynchronous copies to the warp's part of the ring, many at a time,
-// because what the warp waits for is latency. out: [head_dim].
+// A warp joins num_slots consecutive partial results of a row and head, in order. It copies them
+// asynchronously to its part of the ring, many at a time, because the join is bound by latency.
+// out: [head_dim].
 template <class Tiles>
 __device__ __forceinline__ void join_slots(const AttendArgs& args,
                                            const AttentionMemory<Tiles>& memory, int64_t slot,
                                            int num_slots, typename Tiles::Element* out) {
   using T = typename Tiles::Element;
   constexpr int kDim = Tiles::kPaddedDim;
-  constexpr int kValues = kDim / kWarpSize;  // of a lane, side by side
+  constexpr int kValues = kDim / kWarpSize;  // consecutive values of a lane
   constexpr int kVector = kValues < 4 ? 2 : 4;
   using Vector = std::conditional_t<kVector == 2, float2, float4>;
   constexpr int kSlotBytes = kDim * 4;
   constexpr int kPartBytes = Tiles::kRingBytes / kAttentionWarps;
-  constexpr int kSlots = kPartBytes / kSlotBytes / kWarpSize * kWarpSize;  // that come together
+  constexpr int kSlots = kPartBytes / kSlotBytes / kWarpSize * kWarpSize;  // copied together
   static_assert(kSlots > 0);
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
   unsigned char* part_of_ring = memory.ring() + warp * kSlots * kSlotBytes;
-  // Of each of 32 slots: what totals are multiplied with, what its values are, and its sum.
+  // For each of 32 partial results: the factor of the totals, the factor of its values, and its
+  // sum.
   float* factors = reinterpret_cast<float*>(memory.weights()) + warp * 3 * kWarpSize;
   float totals[kValues];
 #pragma unroll
@@ -241,7 +243,7 @@ __device__ __forceinline__ void join_slots(const AttendArgs& args,
     if (lane < count) {
       part = *reinterpret_cast<const float2*>(args.workspace.sums + (slot + first + lane) * 2);
     }
-    // The maximum after each slot, and what its join multiplies with.
+    // The maximum after each partial result, and the factors of its join.
     float maximum = fmaxf(total_maximum, part.x);
 #pragma unroll 1
     for (int step = 1; step < kWarpSize; step *= 2) {
@@ -282,8 +284,8 @@ __device__ __forceinline__ void join_slots(const AttendArgs& args,
   }
 }
 
-// Counts the slots that an item filled, and joins those of every row and head that has all of them
-// now. Every thread of the block calls it.
+// Counts the partial results that an item wrote, and joins those of every row and head that are now
+// complete. Every thread of the block calls it.
 template <class Tiles>
 __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWork& work,
                                           const AttentionMemory<Tiles>& memory) {
@@ -298,14 +300,14 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
   const auto slot_of = [&](int pair) {
     return item.slot - item.column + memory.places()[pair] * item.num_columns;
   };
-  __syncthreads();  // the slots are filled
+  __syncthreads();  // the partial results are written
   if (static_cast<int>(threadIdx.x) < item.num_pairs) {
     const int pair = threadIdx.x;
     const int first = first_column(pair);
     const int count =
         shape.column_of(item.plan, item.sharing, split_of(memory.limits()[pair] - 1)) + 1 - first;
     const int num_filled = min(first + count, item.column + item.num_filled()) -
-                           max(first, item.column);  // of those that the pair sees
+                           max(first, item.column);  // of those that the pair needs
     num_slots[pair] = 0;
     if (memory.begins()[pair] < memory.limits()[pair] && num_filled > 0) {
       uint32_t* arrivals = args.workspace.arrivals + slot_of(pair);
@@ -327,7 +329,7 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
   }
 }
 
-// Zeros for the rows of no request.
+// Writes zeros to the rows of no request.
 template <class T>
 __device__ __forceinline__ void clear_unused_rows(const AttentionParams& params) {
   const int row_words = params.num_heads * params.kv.head_dim / 2;
@@ -341,7 +343,7 @@ __device__ __forceinline__ void clear_unused_rows(const AttentionParams& params)
   }
 }
 
-// By a block: the item work.next, as its layer works it out or as the pass's plan has it.
+// The block takes item work.next: works it out, or reads it from the work list.
 template <class Tiles, bool kIsPlanned>
 __device__ __forceinline__ void take_item(const AttendArgs& args, BlockWork& work,
                                           const AttentionMemory<Tiles>& memory) {
@@ -357,7 +359,7 @@ __device__ __forceinline__ void take_item(const AttendArgs& args, BlockWork& wor
   __syncthreads();
 }
 
-// By a block: how many items there are, and the one it begins with.
+// Sets work.next to the block's first item and returns the number of all items.
 template <class Tiles, bool kIsPlanned>
 __device__ __forceinline__ int take_work(const AttendArgs& args, BlockWork& work,
                                          const AttentionMemory<Tiles>& memory) {
@@ -379,7 +381,7 @@ __device__ __forceinline__ int take_work(const AttendArgs& args, BlockWork& work
   return memory.num_requests > 0 ? memory.item_ends()[memory.num_requests - 1] : 0;
 }
 
-// kIsPlanned: a launch before this one in the same pass has written down who computes what.
+// kIsPlanned: an earlier launch of the same pass has written the work list.
 template <class Tiles, bool kIsPlanned>
 __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
     attend_kernel(const AttendArgs args) {
@@ -391,7 +393,7 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
   const bool in_turn = num_items > static_cast<int>(gridDim.x);
 #pragma unroll 1
   while (work.next < num_items) {
-    int next = num_items;  // wanted only when this one is done
+    int next = num_items;  // looked up only when this item is done
     take_item<Tiles, kIsPlanned>(args, work, memory);
     if (work.range.begin < work.range.limit) {
       const int num_pairs = work.item.num_pairs;
@@ -408,7 +410,7 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
     }
     if constexpr (Tiles::kIsFew && !kIsPlanned) {
       if (args.num_planned != nullptr) {
-        ptx::wait_for_previous();  // layers of the pass before read the plan
+        ptx::wait_for_previous();  // layers of the previous pass may read the list
         keep_item(args, work, memory);
       }
     }

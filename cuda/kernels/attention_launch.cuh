@@ -1,5 +1,5 @@
-// Launches of the attention kernel: its workspace, its shared memory, the place of a pass's plan,
-// and which of its variants runs.
+// Launches of the attention kernel: its workspace, its shared memory, where a pass's work list is
+// kept, and which variant runs.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// The same places for all launches, whatever their rows and heads: counts are zero where another
-// launch may look for them.
+// Counters and arrivals have the same addresses in all launches, whatever their rows and heads, so
+// that a launch finds them at zero, as every launch leaves them.
 inline AttentionWorkspace share_workspace(const AttentionParams& params, int padded_dim) {
   constexpr size_t kCounterBytes = 256;
   const auto round_down = [](size_t bytes) { return bytes / 256 * 256; };
@@ -31,11 +31,12 @@ inline AttentionWorkspace share_workspace(const AttentionParams& params, int pad
   return workspace;
 }
 
-// Of one launch, as a block has 8 bytes of shared memory for each; others are launched after them.
+// Requests per launch: a block has 8 bytes of shared memory for each. More requests take further
+// launches.
 constexpr int kMostRequests = 960;
 constexpr int kMostMaskWords = 32;  // trees of 2,048 slots
 
-// `count` requests from `begin` on. Rows keep their numbers.
+// `count` requests from `begin` on. Rows keep their indices.
 inline BatchView requests_from(BatchView batch, int64_t begin, int count) {
   batch.num_requests = count;
   batch.cu_rows += begin;
@@ -46,7 +47,7 @@ inline BatchView requests_from(BatchView batch, int64_t begin, int count) {
   return batch;
 }
 
-// Of the blocks for few rows on a multiprocessor and of a product's block beside them.
+// Shared memory of an SM's blocks for few rows together with a projection's block beside them.
 template <class Tiles>
 constexpr int64_t shared_bytes_with_product() {
   return Tiles::kBlocksPerSm *
@@ -60,8 +61,8 @@ int shared_bytes_of(const BatchView& batch) {
                              batch.ancestor_mask != nullptr ? batch.mask_words : 0);
 }
 
-// Items that there may be, whatever the lengths: WorkShape. An item of shared splits has a block's
-// share of all tiles, but the last one of each list.
+// Most items that there may be, whatever the lengths: see WorkShape. An item of shared splits has a
+// block's share of all tiles, except the last item of each list.
 template <class Tiles>
 int64_t most_items(const AttentionParams& params) {
   const BatchView& batch = params.batch;
@@ -78,7 +79,8 @@ int64_t most_items(const AttentionParams& params) {
 
 constexpr size_t kPlanHeaderBytes = 256;
 
-// Whether a pass's plan is written down. Prompts plan in every layer: beside them it is nothing.
+// Whether the work list is written to memory. With prompts every layer works it out: that takes no
+// time worth saving there.
 template <class Tiles>
 bool keeps_plan(const AttentionParams& params) {
   if (!Tiles::kIsFew || params.plan.memory == nullptr) return false;
@@ -110,7 +112,8 @@ void launch_requests(Stream& stream, const AttentionParams& params) {
     if (keeps && params.plan.is_made) {
       return launch(Tiles::kPlannedName, stream, reader, config, args);
     }
-    // The next layer's launch may be the first one in a capture, which could not load it.
+    // Loads the next layers' kernel: their first launch may be in a capture, which could not load
+    // it.
     if (keeps && !stream.is_capturing()) {
       stream.prepare({.name = Tiles::kPlannedName,
                       .config = config,
@@ -129,14 +132,14 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
   static_assert(shared_bytes_with_product<One>() <= kMultiprocessorSharedBytes);
   static_assert(shared_bytes_with_product<Two>() <= kMultiprocessorSharedBytes);
   const int group_size = params.num_heads / params.kv.num_kv_heads;
-  // Of a request; one where none speculates.
+  // Most rows that a request can have; one if none speculates.
   const int most_rows = params.batch.num_rows - params.batch.num_requests + 1;
   AttentionParams turn = params;
   int begin = 0;
-  do {  // without requests, too: all rows become zeros
+  do {  // runs without requests, too: all rows become zeros
     const int left = params.batch.num_requests - begin;
     turn.batch = requests_from(params.batch, begin, left < kMostRequests ? left : kMostRequests);
-    if (params.batch.num_requests > kMostRequests) turn.plan = {};  // a plan is that of one launch
+    if (params.batch.num_requests > kMostRequests) turn.plan = {};  // a list is of one launch
     const bool is_few = params.batch.num_rows <= kFewAttentionRows && params.soft_cap == 0.0f;
     if (is_few && most_rows * group_size <= 16 &&
         shared_bytes_of<One>(turn.batch) <= params.max_shared_bytes) {

@@ -1,4 +1,4 @@
-// The attention launchers by activation dtype, each in a source file of its own; included behind
+// The attention launchers by activation dtype, each in a source file of its own; included after
 // target.cuh.
 #pragma once
 

@@ -1,11 +1,12 @@
-// Who computes what in attention. The lengths are in device memory, so the blocks of a pass's first
-// layer work the plan out for themselves, while the kernel before still runs: a list of items, each
-// some (row, head) pairs of a request that share a KV head, and a range of splits. A block's first
-// item is that of its own index; further ones the blocks take one after another. What a block finds
-// out about an item it writes down for the layers behind (PlannedItem).
+// The work list of attention: which block computes which (row, head, split). Lengths are in device
+// memory, so the blocks of a pass's first layer work the list out themselves, while the kernel
+// before still runs. An item is a few (row, head) pairs of a request that share a KV head, and a
+// range of splits. A block's first item is the one with its own index; further items come from a
+// shared counter. What a block works out about an item it also stores for later layers
+// (PlannedItem).
 //
-// Rows of a tree have their ancestors at scattered slots: splits wholly below base_len are computed
-// for many rows together, as all of a chain's are; the others for each tree row by itself.
+// Rows of a tree have their ancestors at scattered slots. Splits wholly below base_len are computed
+// for many rows together, as all splits of a chain are; the others for each tree row by itself.
 #pragma once
 
 #include <climits>
@@ -19,11 +20,11 @@ namespace specdec::cuda::SPECDEC_TARGET {
 constexpr int kWarpSize = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// Splits are short where a context is, so that there is something to share out, and longer behind.
-// Results depend on these numbers. At one request of 8 KV heads and 1,000 positions there are 32
-// items of 256 positions, for which most multiprocessors have no work; items of 128 would save a
-// microsecond there, as the first tiles are on their way before queries are there, and cost one at
-// 16,000, where twice as many partial results are joined.
+// Splits are short up to kShortEnd, so that a short context can be shared among blocks, and longer
+// beyond. Results depend on these numbers. A request with 8 KV heads and 1,000 positions has 32
+// items of 256 positions, so most SMs have no work. Items of 128 would save a microsecond there,
+// since the first tiles are loaded before queries arrive, and cost one at 16,000 positions, where
+// twice as many partial results are joined.
 constexpr int kShortSplit = 256;  // positions
 constexpr int kLongSplit = 1024;
 constexpr int kShortEnd = 16384;
@@ -38,7 +39,7 @@ __device__ __forceinline__ int split_begin(int split) {
                                  : kShortEnd + (split - kNumShortSplits) * kLongSplit;
 }
 
-// The first split that begins at a position or behind it.
+// The first split that begins at or after a position.
 __device__ __forceinline__ int split_from(int position) {
   const int split = split_of(position);
   return split_begin(split) < position ? split + 1 : split;
@@ -46,31 +47,32 @@ __device__ __forceinline__ int split_from(int position) {
 
 // A launch's share of the workspace.
 struct AttentionWorkspace {
-  // Where there are more items than blocks: items taken, and blocks that found none left. 0 between
-  // launches.
+  // If there are more items than blocks: items taken from the counter, and blocks that found none
+  // left. 0 between launches.
   uint32_t* counters;
-  // [capacity] Of a row and head, at its first slot: how many of its slots are filled. 0 between
-  // launches.
+  // [capacity] Per row and head, at the index of its first partial result: how many of its partial
+  // results are written. 0 between launches.
   uint32_t* arrivals;
   float* sums;       // [capacity, 2] maximum, sum of weights
   float* values;     // [capacity, padded head_dim] weighted values
-  int64_t capacity;  // slots
+  int64_t capacity;  // partial results
 };
 
 struct AttendArgs {
   AttentionParams params;
   AttentionWorkspace workspace;
-  float scale_log2;   // of scores, to powers of two
+  float scale_log2;   // score * scale_log2 is an exponent of 2
   float score_limit;  // soft cap of scores before they are scaled; 0: none
-  // Of this pass: written by the kernel that plans, unless null, and read by the one that does not.
+  // The work list of the pass: written by the kernel that works it out, unless null, and read by
+  // the other.
   int* num_planned;     // items
   void* planned_items;  // [*num_planned] PlannedItem
 };
 
-// How a request's splits are shared out.
+// How a request's splits are divided among items.
 enum class Sharing : int {
-  kSplits,  // an item runs over a few splits, whose results it keeps apart
-  kPairs,   // an item runs over all its splits; a tree's tails are items of their own
+  kSplits,  // an item has a few splits and a partial result for each
+  kPairs,   // an item has all shared splits; a tree's tails are items of their own
   kAlone,   // an item is one row, from its first position to its last
 };
 
@@ -80,7 +82,7 @@ struct RequestPlan {
   int base_len;
   int num_tree_slots;
   bool is_tree;
-  int first_split;  // that any row sees
+  int first_split;  // the first that any row sees
   int shared_end;   // splits before it are computed for many rows together
   int split_end;
 
@@ -88,7 +90,7 @@ struct RequestPlan {
   __device__ int num_tail() const { return split_end - shared_end; }
 };
 
-// The first position that a row sees, given one past the last.
+// The first position that a row sees; `limit` is one past the last.
 __device__ __forceinline__ int row_begin(const AttentionParams& params, int limit) {
   const int window_begin = params.sliding_window > 0 ? limit - params.sliding_window : 0;
   return max(params.first_position, window_begin);
@@ -115,7 +117,7 @@ __device__ __forceinline__ RequestPlan plan_request(const AttentionParams& param
   return plan;
 }
 
-// What is read before the kernel waits is read from L2: L1 may have what was there before.
+// Loads from L2 what is read before the kernel waits: L1 may hold older contents.
 __device__ __forceinline__ uint64_t load_mask(const uint64_t* mask) {
   return __ldcg(reinterpret_cast<const unsigned long long*>(mask));
 }
@@ -135,7 +137,7 @@ __device__ __forceinline__ int row_limit(const AttentionParams& params, const Re
   }
   return plan.base_len + count;
 }
-// What all items are made of; the same in every block.
+// The quantities that define all items; the same in every block.
 struct WorkShape {
   int num_kv_heads;
   int num_heads;
@@ -143,8 +145,8 @@ struct WorkShape {
   int pair_bits;      // an item may have 2^pair_bits pairs
   int num_blocks;     // of the grid
   int64_t num_tiles;  // of positions, over all items
-  int item_tiles;     // that an item has of shared splits, about: a block's share
-  int level;          // 0: as wide as is useful; 1: few slots; 2: none
+  int item_tiles;     // of shared splits per item, about a block's share
+  int level;          // 0: as wide as is useful; 1: few partial results; 2: none
 
   __device__ int pair_tiles(int num_pairs) const {
     return (num_pairs + (1 << pair_bits) - 1) >> pair_bits;
@@ -160,14 +162,15 @@ struct WorkShape {
     const int64_t tails = static_cast<int64_t>(plan.num_rows) * pair_tiles(group_size) * tail_tiles;
     return num_kv_heads * (shared + tails);
   }
-  // Splits are joined over memory; it is worth it where one block would work for twice its share.
+  // Shared splits are joined through memory: worth it where one block alone would do more than
+  // twice its share of the work.
   __device__ Sharing sharing(const RequestPlan& plan, int at_level) const {
     if (at_level == 2) return plan.is_tree ? Sharing::kAlone : Sharing::kPairs;
     if (at_level == 1 || plan.num_shared() <= 1) return Sharing::kPairs;
     const int64_t alone = static_cast<int64_t>(shared_tiles(plan)) * num_blocks;
     return alone > 2 * num_tiles ? Sharing::kSplits : Sharing::kPairs;
   }
-  // Slots of a pair: columns of a table of partial results.
+  // Partial results per pair: columns of a table of them.
   __device__ int num_columns(const RequestPlan& plan, Sharing sharing) const {
     if (sharing == Sharing::kSplits) return plan.split_end - plan.first_split;
     if (sharing == Sharing::kAlone || !plan.is_tree) return 0;
@@ -205,8 +208,8 @@ __device__ __forceinline__ WorkShape work_shape(const AttentionParams& params, i
           .level = 0};
 }
 
-// Steps of a shuffle are loops here: the compiler gives each one in the code 100 bytes more, for
-// warps whose lanes come apart.
+// A rolled loop: the compiler adds 100 bytes of code to every shuffle, for warps whose lanes have
+// diverged.
 __device__ __forceinline__ int64_t warp_total(int64_t value) {
 #pragma unroll 1
   for (int step = kWarpSize / 2; step > 0; step /= 2) {
@@ -215,9 +218,10 @@ __device__ __forceinline__ int64_t warp_total(int64_t value) {
   return value;
 }
 
-// By one warp: completes the shape, and writes for every request where its items end and its slots
-// begin. It looks at the requests four times: for the tiles, the slots at levels 0 and 1, and the
-// places. A loop, as code that runs once a layer had better be short.
+// One warp completes the shape, and writes for every request where its items end and its partial
+// results begin. It goes through the requests four times: for the tiles, for the partial results at
+// levels 0 and 1, and for the prefix sums. In one loop, because code that runs once per layer
+// should be short.
 __device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& shape, int* item_ends,
                                           int* slot_begins) {
   const int lane = threadIdx.x % kWarpSize;
@@ -285,15 +289,15 @@ struct Item {
   int kv_head;
   int first_pair;
   int num_pairs;
-  bool by_row;  // of one tree row, whose slots past base_len are its ancestors'
+  bool by_row;  // one tree row, whose slots past base_len are its ancestors'
   int split_first;
   int split_limit;
-  int slot;  // of head 0 and the request's row 0; -1: the results are written out
+  int slot;  // partial result of the request's row 0, head 0; -1: results go to out
   int num_columns;
   int column;  // of split_first
   Sharing sharing;
 
-  // Slots that it fills of a pair.
+  // Partial results that it writes per pair.
   __device__ int num_filled() const {
     return sharing == Sharing::kSplits ? split_limit - split_first : 1;
   }
@@ -319,7 +323,7 @@ __device__ __forceinline__ Item item_at(const AttentionParams& params, const Wor
   const int num_shared_items = shape.num_shared_items(plan, sharing);
   item.by_row = local >= num_shared_items;
   if (!item.by_row) {
-    // Last pairs first: in a prompt they see most.
+    // Last pairs first: in a prompt they see the most positions.
     const int num_pairs = plan.num_rows * shape.group_size;
     const int num_tiles = shape.pair_tiles(num_pairs);
     item.first_pair = (num_tiles - 1 - local % num_tiles) << shape.pair_bits;

@@ -1,8 +1,8 @@
-// The tiles of keys and values that attention runs over: a block's shared memory for them, where a
-// tile's rows are in the cache, copying it, unpacking codes.
+// Tiles of keys and values: a block's shared memory, the lookup of a tile's rows in the cache,
+// their copy, and the unpacking of int8 codes.
 //
-// Matrices in shared memory are rows of 16-byte chunks, chunk c of row r at c ^ (r & 7), so that
-// ldmatrix finds eight rows of a column in different banks.
+// Matrices in shared memory are rows of 16-byte chunks. Chunk c of row r lies at c ^ (r & 7), so
+// that ldmatrix finds eight rows of a column in different banks.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ constexpr int kAttentionWarps = kAttentionThreads / kWarpSize;
 constexpr int kChunkBytes = 16;
 constexpr int kChunk = 8;  // elements
 
-// kDim: head_dim, padded with zeros. kCodes: the cache is int8. kWarpRows: m16 tiles of an item's
-// pairs, at most. With 1 or 2 the kernel is for batches of few rows: it computes all items as those
-// of so many tiles, and knows no soft cap, so that its code is short.
+// kDim: head_dim, padded with zeros. kCodes: the cache is int8. kWarpRows: most m16 tiles of an
+// item's pairs. With 1 or 2 this is the kernel for batches of few rows: it computes every item as
+// if it had that many tiles and has no soft cap, so that its code is short.
 //
-// The kernel for few rows leaves half of a multiprocessor's registers, and the shared memory of the
-// largest product of few rows, to the products before and behind it, which so are there beside it.
-// Fewer blocks with more stages have as many bytes under way: 96 KB a multiprocessor in caches of
-// 16 bits, where about 40 KB are needed to read at full speed; and more of them are under way
-// before queries are there.
+// The kernel for few rows leaves half of an SM's registers, and the shared memory of the largest
+// few-rows projection, to the projections before and after it, whose blocks can then share the SM.
+// Fewer blocks with more stages keep as many bytes in flight: 96 KB per SM with a 16-bit cache,
+// where about 40 KB are needed to read at full speed. More of them are in flight before queries
+// arrive.
 template <class T, int kDim, bool kCodes, int kWarpRows>
 struct AttentionTiles {
   using Element = T;
@@ -37,9 +37,9 @@ struct AttentionTiles {
   static constexpr bool kIsFew = kWarpRows <= 2;
   static constexpr int kMostWarpRows = kDim <= 128 || kIsFew ? kWarpRows : 2;
   static constexpr int kPairBits = kMostWarpRows == 1 ? 4 : kMostWarpRows == 2 ? 5 : 6;
-  static constexpr int kPairs = 1 << kPairBits;  // of an item
+  static constexpr int kPairs = 1 << kPairBits;  // per item
   static_assert(kPairs == 16 * kMostWarpRows);
-  // Of its launches, and of those that read a plan.
+  // Names of launches that work the list out, and of those that read it.
   static constexpr const char* kName = kPairs == 16   ? "attention 16"
                                        : kPairs == 32 ? "attention 32"
                                                       : "attention 64";
@@ -49,7 +49,7 @@ struct AttentionTiles {
                                       : kDim > 128          ? 1
                                       : kDim > 64 || kCodes ? 2
                                                             : 3;
-  // That the compiler makes room for.
+  // Blocks per SM that the compiler leaves registers for.
   static constexpr int kRegisterBlocks = kIsFew ? 2 * kBlocksPerSm : kBlocksPerSm;
   static constexpr int kStages = kIsFew && kDim <= 128 ? 4 : 2;
   static constexpr int kTileElements = kAttentionTile * kDim;
@@ -57,7 +57,7 @@ struct AttentionTiles {
 
   // Shared memory, in bytes from its start.
   static constexpr int kQuery = 0;
-  static constexpr int kTiles = kQuery + kPairs * kDim * 2;  // [stages][keys, values]; codes: one
+  static constexpr int kTiles = kQuery + kPairs * kDim * 2;  // [stages][K, V]; int8: one stage
   static constexpr int kRaw = kTiles + (kCodes ? 1 : kStages) * 2 * kTileElements * 2;
   static constexpr int kWeights = kRaw + (kCodes ? kStages * 2 * kRawBytes : 0);
   static constexpr int kRingBytes = kWeights - kTiles;
@@ -94,24 +94,24 @@ struct AttentionMemory {
   }
   __device__ T* weights() const { return reinterpret_cast<T*>(base + Tiles::kWeights); }
   __device__ float* maxima() const { return reinterpret_cast<float*>(base + Tiles::kMaxima); }
-  // [2][tile] of keys, of values
+  // [2][tile] scales of keys, then of values
   __device__ float* scales(int stage) const {
     return reinterpret_cast<float*>(base + Tiles::kScales) + stage * 2 * kAttentionTile;
   }
-  // All stages together, where no tile is in use.
+  // The memory of all stages, free while no tile is in use.
   __device__ unsigned char* ring() const { return base + Tiles::kTiles; }
   // [tile] rows of the cache; -1: none
   __device__ int* rows(int stage) const {
     return reinterpret_cast<int*>(base + Tiles::kRows) + stage * kAttentionTile;
   }
-  // Of each pair: the first position it sees, and one past the last.
+  // Per pair: the first position it sees, and one past the last.
   __device__ int* begins() const { return reinterpret_cast<int*>(base + Tiles::kRanges); }
   __device__ int* limits() const { return begins() + Tiles::kPairs; }
-  // Of each pair: its row of the request * num_heads + its head.
+  // Per pair: its row in the request * num_heads + its head.
   __device__ int* places() const { return limits() + Tiles::kPairs; }
   __device__ int* item_ends() const { return reinterpret_cast<int*>(base + Tiles::kPlan); }
   __device__ int* slot_begins() const { return item_ends() + num_requests; }
-  // Of an item by row: the slots past base_len it sees, in order.
+  // For an item of one tree row: its ancestors, as offsets from base_len, in order.
   __device__ uint16_t* ancestors() const {
     return reinterpret_cast<uint16_t*>(slot_begins() + num_requests);
   }
@@ -119,7 +119,7 @@ struct AttentionMemory {
 
 // Positions that an item's pairs see.
 struct ItemRange {
-  int begin;  // of any pair
+  int begin;  // the first that any pair sees
   int limit;
   int common_begin;  // from here to common_limit all pairs see everything
   int common_limit;
@@ -131,23 +131,22 @@ struct ItemWork {
   ItemRange range;
 };
 
-// What a block's threads share about its work; in shared memory, to spare registers.
+// A block's work; in shared memory, to spare registers.
 struct BlockWork : ItemWork {
   int next;  // item
 };
 
-// All that is found out about an item, for other layers; of a tree row they list the ancestors
-// themselves.
+// An entry of the work list. It has no ancestors of tree rows: every layer lists those itself.
 template <class Tiles>
 struct PlannedItem {
   ItemWork work;
   int ranges[3 * Tiles::kPairs];  // AttentionMemory::begins, limits, places
 };
 
-// Finds the rows of tiles in the cache: thread t < kAttentionTile the row of the tile's key t. The
-// table is read one step before the result is wanted.
+// Finds the cache rows of tiles: thread t < kAttentionTile finds the row of the tile's key t. The
+// block table is read one iteration before the row is needed.
 struct RowFinder {
-  int block = -1;  // of the cache; -1: nothing to be read
+  int block = -1;  // block id; -1: nothing to read
   int offset = 0;
 
   __device__ __forceinline__ void look_up(const AttentionParams& params, const BlockWork& work,
@@ -175,7 +174,7 @@ struct RowFinder {
   }
 };
 
-// Begins the copy of a tile's keys and values, as the cache has them.
+// Begins the copy of a tile's keys and values, in the dtype of the cache.
 template <class Tiles>
 __device__ __forceinline__ void begin_copy(const AttentionMemory<Tiles>& memory,
                                            const PagedKvView& kv, int stage) {
@@ -205,7 +204,7 @@ __device__ __forceinline__ void begin_copy(const AttentionMemory<Tiles>& memory,
   }
 }
 
-// The scale of a tile's key (or value) number threadIdx.x % kAttentionTile.
+// The scale of the tile's key (or value) with index threadIdx.x % kAttentionTile.
 __device__ __forceinline__ float load_scale(const PagedKvView& kv, const int* rows) {
   const int row = rows[threadIdx.x % kAttentionTile];
   if (row < 0) return 0.0f;
@@ -221,7 +220,7 @@ __device__ __forceinline__ uint32_t unpack_codes(uint32_t codes, int first, floa
   return pack<T>(low * scale, high * scale);
 }
 
-// A tile of codes, as elements.
+// Unpacks a tile of codes into act elements.
 template <class Tiles>
 __device__ __forceinline__ void unpack_tile(const AttentionMemory<Tiles>& memory, int stage) {
   using T = typename Tiles::Element;

@@ -1,4 +1,4 @@
-// What a warp computes of a tile: scores, softmax and weighted values, and the results of its item.
+// A warp's part of a tile: scores, softmax and weighted values, and the results of its item.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// Weights relative to a maximum: 2^((score - maximum) * scale_log2). A maximum of nothing is
-// replaced by 0, so that nothing stays nothing.
+// Weights are relative to a maximum: 2^((score - maximum) * scale_log2). Without any score the
+// maximum is -inf; 0 replaces it, so that weights become 0 and not NaN.
 __device__ __forceinline__ float finite_maximum(float maximum) {
   return maximum == -INFINITY ? 0.0f : maximum;
 }
@@ -24,13 +24,13 @@ __device__ __forceinline__ float join(float total, float total_weight, float par
   return fmaf(part, part_weight, total * total_weight);
 }
 __device__ __forceinline__ float inverse_of(float sum) { return sum > 0.0f ? 1.0f / sum : 0.0f; }
-// Normalised. The sign of a zero could tell who computed it.
+// Normalises. Adding 0 makes -0 a +0, as a zero's sign could depend on how splits were joined.
 __device__ __forceinline__ float finished(float value, float inverse) {
   return fmaf(value, inverse, 0.0f);
 }
 
-// A warp's share of an item: 16 pairs, and of the kWarpColumns warps that work on them those keys
-// (for scores) and those columns of the values that are this warp's.
+// A warp's share of an item. kWarpColumns warps work on the same 16 pairs: each computes the scores
+// of some of the keys and then some columns of the values.
 template <class Tiles, int kWarpColumns>
 struct WarpTile {
   using T = typename Tiles::Element;
@@ -39,8 +39,8 @@ struct WarpTile {
   static constexpr int kValues = kDim / kWarpColumns;
 
   int lane, warp_row, warp_column;
-  float maxima[2];  // of the split so far, of the pairs lane / 4 and lane / 4 + 8
-  float sums[4];    // as a column of values: [0] and [2] are used
+  float maxima[2];  // of the split so far, for pairs lane / 4 and lane / 4 + 8
+  float sums[4];    // like a tile of values; [0] and [2] are used
   float values[kValues / 8][4];
   float total_maxima[2];
   float total_sums[2];
@@ -146,8 +146,8 @@ struct WarpTile {
     }
   }
 
-  // Scores become weights of type T, in words of two keys: [n][0] of the first pair, [n][1] of the
-  // second.
+  // Turns scores into weights of type T, in words of two keys: [n][0] for the lane's first pair,
+  // [n][1] for its second.
   __device__ __forceinline__ void softmax(const AttentionMemory<Tiles>& memory, float scale_log2,
                                           const float (&scores)[kKeys / 8][4],
                                           uint32_t (&weights)[kKeys / 8][2]) {
@@ -198,7 +198,7 @@ struct WarpTile {
     }
   }
 
-  // Hands this warp's weights to the others of its pairs.
+  // Gives this warp's weights to the other warps of its pairs.
   __device__ __forceinline__ void share_weights(const AttentionMemory<Tiles>& memory,
                                                 const uint32_t (&weights)[kKeys / 8][2]) const {
     T* shared = memory.weights();  // [pairs, tile]
@@ -263,12 +263,12 @@ struct WarpTile {
     weigh(memory, tile + Tiles::kTileElements, weights);
   }
 
-  // What became of the item, or of one of its splits that are kept apart.
+  // Writes the result of the item, or the partial result of one of its splits.
   __device__ __forceinline__ void write(const AttendArgs& args, const WorkShape& shape,
                                         const Item& item, const AttentionMemory<Tiles>& memory,
                                         int split) const {
     const int head_dim = args.params.kv.head_dim;
-    // A division is 500 bytes of code, and needed once in a while: one for both.
+    // A division is 500 bytes of code and seldom runs: one copy for both halves.
     float inverses[2] = {0.0f, 0.0f};
 #pragma unroll 1
     for (int half = 0; half < 2 && item.slot < 0; ++half) {

@@ -7,8 +7,8 @@
 // buffers there. Each buffer is double, used in turn: the flag of a round also says that its sender
 // has read everything of the round before.
 //
-// Between ranks that do not reach each other's memory, the host copies the parts to this device
-// first.
+// Where ranks do not reach each other's memory, their parts are copied to this device before the
+// kernel runs.
 //
 // Plain version: the tree of slices written out, sum_of_slices (tests/testing/on_ranks.h) and
 // sum_of_node (tests/cuda/backend/peers_test.cc), compared by peers_test.cc. Gathers have no plain
@@ -98,7 +98,7 @@ struct GatherColumnsParams {
 // Row i comes from the rank that has output token_ids[i] + index_offset.
 struct GatherRowsParams {
   PeerLinks links = {};
-  const float* own = nullptr;  // [num_rows, dim]; valid in this rank's rows
+  const float* own = nullptr;  // [num_rows, dim]; valid where this rank has the row
   const int32_t* token_ids = nullptr;
   int32_t index_offset = 0;
   int32_t first_output[kMaxPeers + 1] = {};  // of each rank
