@@ -1,6 +1,12 @@
-// Products with weight matrices: rows on their way in (gathered, normalised, converted), the
-// product, and what becomes of the sums; and the packing of weights. kernels/tiles.cuh has the
-// layouts and the order of sums.
+// Projections: rows times a weight matrix, with what prepares the rows before (gather, norm,
+// conversion) and the epilogue after; and the packing of weights. kernels/tiles.cuh has the layouts
+// and the order of sums.
+//
+// Plain versions: reference::norm, linear, activate and split_qkv
+// (tests/testing/oracle/operations.cc). ProjectionTest and QkvTest
+// (tests/cuda/backend/projection_test.cc) and WideProjectionTest (projection_wide_test.cc) compare
+// with them. Finish::kBest: best_tokens_test.cc takes the argmax of the outputs that Finish::kStore
+// gives. ProductPlanTest (product_plan_test.cc) checks that the tiling changes no bit.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +20,15 @@ namespace specdec::cuda {
 
 inline constexpr int kTileOutputs = 16;    // outputs of a tile of weights
 inline constexpr int kBlockInputs = 32;    // inputs of a block of weights, and of a row's record
-inline constexpr int kFewRows = 16;        // rows that read the weights once, as one stream
-inline constexpr int kMaxColumnTiles = 8;  // of 8 rows, of one block of the kernel for many rows
+inline constexpr int kFewRows = 16;        // most rows that read the weights once, as one stream
+inline constexpr int kMaxColumnTiles = 8;  // most tiles of 8 rows in a block, with many rows
 
-// Consecutive outputs of a matrix from a checkpoint into ActFormat's layout.
+// Packs consecutive outputs of a checkpoint's matrix into ActFormat's layout.
 struct PackParams {
   const void* source = nullptr;  // [num_rows, in_features], on the device
   DType source_dtype = DType::kF32;
   DType act_dtype = DType::kBF16;
-  int64_t first_row = 0;  // the output that row 0 is
+  int64_t first_row = 0;  // the output of row 0
   int64_t num_rows = 0;
   int64_t out_features = 0;
   int in_features = 0;
@@ -32,7 +38,7 @@ struct PackParams {
 
 enum class RowNorm : uint8_t { kNone, kRms, kLayer };
 
-// The rows of a product as they come: ProjectionInput.
+// The rows of a projection before their preparation: ProjectionInput.
 struct RowsParams {
   const void* x = nullptr;  // [*, dim]
   bool is_float = true;     // float32, else act
@@ -45,12 +51,13 @@ struct RowsParams {
   float eps = 0.0f;
 };
 
-// Rows that all products of few rows prepare themselves. The code for others would be in the way.
+// Rows that every few-rows kernel can prepare itself. Code for other rows would make them all
+// longer.
 inline bool is_plain(const RowsParams& rows) {
   return rows.is_float && rows.dim % 4 == 0 && rows.norm != RowNorm::kLayer && rows.bias == nullptr;
 }
 
-// Rows as records.
+// Converts rows to records.
 struct PrepareParams {
   RowsParams rows;
   DType act_dtype = DType::kBF16;
@@ -72,28 +79,28 @@ struct HeadsParams {
   void* q = nullptr;
   PagedKvView kv;
   float* sums = nullptr;  // workspace [num_rows, out_features]
-  // With norm_all_heads, a row's q, then k, of all heads, which may be more than num_heads.
+  // With norm_all_heads: a row's q, then k, of the whole model's heads, which may be more than
+  // num_heads.
   const float* norm_sums = nullptr;  // [num_rows, norm_stride]
   int norm_stride = 0;
   int norm_q_dim = 0;
   int norm_k_dim = 0;
-  const SharedHeads* shared_heads = nullptr;  // of the host: see QkvArgs
-  // How many tiles of a head are done, for every row tile: [row tiles, all heads]. Zero between
-  // launches.
+  const SharedHeads* shared_heads = nullptr;  // in host memory: see QkvArgs
+  // [row tiles, all heads] How many tiles of a head are done. Zero between launches.
   uint32_t* arrivals = nullptr;
 };
 
-// kBest: of few rows that the product prepares itself.
+// kBest: only for few rows that the kernel prepares itself.
 enum class Finish : uint8_t { kStore, kActivate, kActivateGated, kHeads, kBest };
 
-// What a kernel for few rows is compiled for beside its Finish, as code for what is not there would
-// be in the way: sums that are stored or compared may have a soft cap, and heads of keys and values
-// may go to a cache of int8 codes. Others look at FinishParams when they run, and so do those for
-// rows that are not plain.
+// Compile-time variant of a few-rows kernel, beside its Finish. Unused features are compiled out to
+// fit the instruction cache. kSoftCap: stored or compared sums have a soft cap. kCodes: keys and
+// values go to a cache of int8 codes. kAny, and kLayerRows for rows that are not plain, look at
+// FinishParams at run time.
 enum class FinishVariant : uint8_t { kAny, kPlain, kSoftCap, kCodes, kLayerRows };
 
-// Whether a product of few rows prepares these rows itself. Those with a layer norm or a bias have
-// kernels of their own for what a layer begins its blocks with.
+// Whether a few-rows kernel prepares these rows itself. Rows with a layer norm or a bias have
+// kernels only for the projections that begin a layer's blocks.
 inline bool prepares_rows(const RowsParams& rows, Finish finish) {
   const bool begins_block =
       finish == Finish::kHeads || finish == Finish::kActivate || finish == Finish::kActivateGated;
@@ -108,21 +115,22 @@ struct BestParams {
   uint32_t* arrivals = nullptr;        // [1] of blocks, zero between launches
 };
 
-// Whether products let the next kernel start before they wait themselves. Not where that is
-// attention, which then plans in the time of the product: LaunchConfig::reads_before_wait.
+// Whether a projection lets the next kernel start before it has waited itself. Not with kHeads: the
+// next kernel is attention, which works out its work list beside the projection and for that reads
+// lengths before it waits (LaunchConfig::reads_before_wait).
 inline constexpr bool starts_next_early(Finish finish) { return finish != Finish::kHeads; }
 
-// What becomes of the sums.
+// The epilogue of a projection.
 struct FinishParams {
   Finish kind = Finish::kStore;
-  // [tiles, kTileOutputs] what the sums of an output are multiplied with, or null
+  // [tiles, kTileOutputs] factors of the outputs' sums, or null
   const float* scales = nullptr;
   const float* bias = nullptr;  // [out_features], or null
-  int out_features = 0;         // of the product; gated: gates and ups
+  int out_features = 0;         // of the projection; gated: gates and ups
   void* out = nullptr;          // kStore: float32; kActivate*: act
-  // kStore of sums that are not folded to one: floats from one plane of them to the next.
+  // kStore, where sums are not folded to one: floats from one plane of sums to the next.
   int64_t plane_stride = 0;
-  bool accumulate = false;  // kStore: this and what follows, as of LinearArgs
+  bool accumulate = false;  // kStore: this, scale and soft_cap as in LinearArgs
   float scale = 1.0f;
   float soft_cap = 0.0f;
   Activation activation = Activation::kIdentity;
@@ -130,13 +138,13 @@ struct FinishParams {
   BestParams best = {};
 };
 
-// Whether more than an addition to what is there becomes of stored sums.
+// Whether stored sums are changed by more than an addition to the old output.
 inline bool changes_sums(const FinishParams& finish) {
   return finish.bias != nullptr || finish.scale != 1.0f || finish.soft_cap != 0.0f;
 }
 
-// A FoldPlan as kernels take it. Not as an array of structs: GCC 12 would leave the padding behind
-// it as it is, where the emulation clears it.
+// A FoldPlan as a kernel parameter. Not an array of structs: GCC 12's __builtin_clear_padding, by
+// which the emulation clears parameters, would miss the padding behind the array.
 struct FoldOrder {
   int8_t num_folds[kNumSlices] = {};
   int8_t slots[kNumSlices] = {};
@@ -151,33 +159,33 @@ struct FoldOrder {
     }
   }
   constexpr FoldStep step(int i) const { return {num_folds[i], slots[i]}; }
-  // Of all slices, to one sum.
+  // Folds all slices to one sum.
   constexpr bool is_whole() const { return num_steps == kNumSlices && num_left == 1; }
 };
 
 // The slices of k that a weight has, in order, and how their sums fold: core/k_slices.h.
 struct SliceParams {
   int bounds[kNumSlices + 1] = {};  // k blocks: slice i is [bounds[i], bounds[i + 1])
-  FoldOrder plan = {};              // a step a slice
+  FoldOrder plan = {};              // an entry per slice
 };
 
-// Where the streaming kernel for few rows has them from.
+// Where the few-rows kernel gets its rows from.
 enum class RowSource : uint8_t {
-  kRecords,    // records that are there
+  kRecords,    // records that an earlier kernel has written
   kShared,     // every block prepares all rows for itself, in shared memory; at most 8 rows
   kExchanged,  // every block prepares some of the rows for all; blocks wait for each other
   // The last two are for rows that prepares_rows() allows, and no others.
 };
 
-// How a product is cut up; never changes a result, but for wide_rows.
+// The tiling of a projection. Only wide_rows can change a result.
 struct ProductPlan {
-  bool few_rows = false;                       // at most kFewRows: the streaming kernel
+  bool few_rows = false;                       // at most kFewRows: the few-rows kernel
   RowSource row_source = RowSource::kRecords;  // few_rows
-  int tiles_at_once = 1;      // few_rows: 1 or 2 tiles a warp, where the kernel can
-  int num_blocks = 1;         // few_rows: of the grid, at most num_tiles
-  int column_tiles = 8;       // else: 4 or 8 tiles of 8 rows a block
-  bool split_slices = false;  // else: a block a slice; partial sums meet in memory
-  int wide_rows = 0;          // not 0: wide_product, so many rows a block; one of kWideRows
+  int tiles_at_once = 1;      // few_rows: 1 or 2 tiles per warp, where the kernel can
+  int num_blocks = 1;         // few_rows: blocks of the grid, at most num_tiles
+  int column_tiles = 8;       // else: 4 or 8 tiles of 8 rows per block
+  bool split_slices = false;  // else: a block per slice; partial sums meet in memory
+  int wide_rows = 0;          // not 0: wide_product, so many rows per block; one of kWideRows
 };
 
 struct ProductParams {
@@ -188,55 +196,56 @@ struct ProductParams {
   int num_k_blocks = 0;
   SliceParams slices = {};
   RowsParams rows;
-  // Records [*, num_k_blocks] of the rows; few rows: by rows.row_ids if those are given. Unused
-  // with other sources than kRecords.
+  // The rows' records [*, num_k_blocks]; with few rows indexed by rows.row_ids, if given. Only read
+  // with RowSource::kRecords.
   const void* records = nullptr;
-  // kExchanged: records [rows.num_rows, num_k_blocks] that the blocks write, and counts of rows and
-  // of blocks, zero between launches.
+  // kExchanged: the records [rows.num_rows, num_k_blocks] that the blocks write, and the number of
+  // rows written and of blocks that have read on, zero between launches.
   void* exchanged = nullptr;
   uint32_t* exchange_counts = nullptr;  // [2]
   FinishParams finish;
   ProductPlan plan;
-  // With split_slices: [blocks of tiles, row tiles, slices] x partial_floats, and a zero count for
-  // every block of tiles and row tile.
+  // With split_slices: [blocks of tiles, row tiles, slices] x partial_floats, and for every block
+  // of tiles and row tile a counter, zero between launches.
   float* partials = nullptr;
   uint32_t* partial_arrivals = nullptr;
 };
 
-// Of one block of the kernel for many rows: 8 warps, each with a tile.
+// Tiles of a block of the many-rows kernel: its 8 warps have one each.
 inline constexpr int kManyRowsTiles = 8;
 inline constexpr int64_t partial_floats(int column_tiles) {
   return int64_t{kManyRowsTiles} * kTileOutputs * column_tiles * 8;
 }
 
-// Blocks of wide_product: rows, and tiles of weights.
+// Blocks of wide_product: their rows, and their tiles of weights.
 inline constexpr int kWideRows[2] = {128, 256};
 inline constexpr int wide_tiles(int wide_rows) { return wide_rows == kWideRows[0] ? 4 : 8; }
 
-// Bytes of 32 inputs of a row, as the products read them: act elements.
+// Bytes of a record: 32 inputs of a row, as act elements.
 inline constexpr int kRecordBytes = kBlockInputs * 2;
-// Bytes of dynamic shared memory of the streaming kernel before the prepared rows: sums of slices,
-// twice; or a head for every warp.
+// Bytes of dynamic shared memory of the few-rows kernel before the prepared rows: two buffers for
+// the sums of slices, which are also scratch for a head per warp.
 inline constexpr int64_t few_rows_exchange_bytes(int num_rows, int tiles_at_once) {
   return int64_t{2} * 8 * tiles_at_once * (num_rows > 8 ? 2 : 1) * kTileOutputs * 8 * 4;
 }
-// What lies behind the prepared rows. Of heads: a row's rotation and slot. Of likeliest tokens: the
-// best one of every warp.
+// Bytes of its shared memory behind the prepared rows. With heads: every row's rotation and slot.
+// For likeliest tokens: every warp's best keys.
 inline constexpr int64_t heads_tail_bytes(int num_rows, int rotary_dim) {
   return int64_t{kFewRows} * 8 + int64_t{num_rows} * rotary_dim * 4;
 }
 inline constexpr int64_t kBestKeyBytes = int64_t{8} * kFewRows * 8;
-// Rows as records up to which every block prepares them for itself: that must be done when the
-// first weights are there.
+// Most bytes of records that every block prepares for itself: the rows must be ready when the first
+// weights arrive.
 inline constexpr int64_t kSharedRowBytes = int64_t{16} << 10;
-// Of any kind of it beside attention with heads of up to 128.
+// Most shared memory of any few-rows kernel: attention leaves so much to the block that shares its
+// SM.
 inline constexpr int64_t kMostFewRowsBytes =
     std::max({few_rows_exchange_bytes(8, 2) + kSharedRowBytes + kBestKeyBytes,
               few_rows_exchange_bytes(kFewRows, 2) + kBestKeyBytes,
               few_rows_exchange_bytes(8, 1) + kSharedRowBytes + heads_tail_bytes(8, 256),
               few_rows_exchange_bytes(kFewRows, 1) + heads_tail_bytes(kFewRows, 256)});
 
-// Tiles of WeightFormat::kAct as a plain matrix, for products by code that is not ours.
+// Unpacks tiles of WeightFormat::kAct into a row-major matrix, for a library's GEMM.
 struct UnpackParams {
   const void* weights = nullptr;  // of the first tile
   int num_tiles = 0;
@@ -244,17 +253,18 @@ struct UnpackParams {
   void* out = nullptr;  // [num_tiles * kTileOutputs, num_k_blocks * kBlockInputs] act
 };
 
-// What becomes of sums that such code left in memory, outputs in the order of the tiles.
+// The epilogue for sums in memory, such as a library's GEMM leaves, outputs in the order of the
+// tiles.
 struct FinishSumsParams {
   DType act_dtype = DType::kBF16;
-  // kHeads: all sums are in heads.sums, and the fields below but num_rows say nothing.
+  // kHeads: all sums are in heads.sums; of the fields below only num_rows is read.
   FinishParams finish;
   int num_rows = 0;
   const float* sums = nullptr;  // [num_rows, ld]
   int64_t ld = 0;
-  int first_tile = 0;  // that the first sum of a row belongs to
+  int first_tile = 0;  // tile of a row's first sum
   int num_tiles = 0;
-  // With steps: planes of partial sums, a step each, that fold to one.
+  // Unless empty: the sums are planes of partial sums, an entry each, that fold to one.
   FoldOrder plan = {};
   int64_t plane_stride = 0;  // floats
 };
@@ -263,8 +273,8 @@ struct ProjectionKernels {
   void (*pack)(Stream& stream, const PackParams& params) = nullptr;
   void (*prepare_rows)(Stream& stream, const PrepareParams& params) = nullptr;
   void (*product)(Stream& stream, const ProductParams& params) = nullptr;
-  // For WeightFormat::kAct on compute capability 9.0, by wgmma, which adds in an order of its own.
-  // Null where the build has no kernels for it.
+  // WeightFormat::kAct on compute capability 9.0, by wgmma, whose order of addition is its own.
+  // Null if the build has no kernels for it.
   void (*wide_product)(Stream& stream, const ProductParams& params) = nullptr;
   void (*unpack)(Stream& stream, const UnpackParams& params) = nullptr;
   void (*finish_sums)(Stream& stream, const FinishSumsParams& params) = nullptr;

@@ -1,5 +1,7 @@
-// The likeliest token of each row, found as the sums of a product are: of a tile by the warp that
-// finishes it, of a block's tiles in shared memory, of all blocks by the one that comes last.
+// The likeliest token of each row, found while a projection makes the logits: the warp that
+// finishes a tile reduces over the tile, the block over its tiles in shared memory, and the block
+// that comes last over all blocks. tests/cuda/backend/best_tokens_test.cc compares with the argmax
+// of stored logits.
 #pragma once
 
 #include "cuda/kernels/projection_finish.cuh"
@@ -9,8 +11,8 @@ namespace specdec::cuda::SPECDEC_TARGET {
 
 __device__ __forceinline__ uint64_t lesser_key(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-// By a warp: sums [num_rows, 16 outputs] of a tile, in shared memory. keys: [num_rows] the best of
-// this warp's tiles so far, in shared memory.
+// Called by a warp. sums: [num_rows, 16 outputs] of a tile; keys: [num_rows] the best of this
+// warp's tiles so far; both in shared memory.
 template <FinishVariant kVariant>
 __device__ __forceinline__ void find_best_of_tile(const FinishParams& finish, int tile,
                                                   int num_rows, const float* sums, uint64_t* keys) {
@@ -36,8 +38,8 @@ __device__ __forceinline__ void find_best_of_tile(const FinishParams& finish, in
   }
 }
 
-// By a block, when its tiles are done. keys: [kWarps, kFewRows] of its warps; is_last: shared
-// scratch.
+// Called by all threads of a block when its tiles are done. keys: [kWarps, kFewRows] of its warps;
+// is_last: shared scratch.
 template <int kWarps>
 __device__ __forceinline__ void find_best_of_blocks(const BestParams& best, int num_rows,
                                                     const uint64_t* keys, int* is_last) {

@@ -1,7 +1,12 @@
-// Weights that are codes, integers or 8-bit floats, as formats of kernels/tiles.cuh;
-// kernels/quantize_layout.h says what lies in a block. Codes become act elements, exactly, in
-// registers; with scales of groups a block is multiplied into sums of its own, which are scaled
-// into the float32 sums. A min adds its product with the sum of the row's inputs of the block.
+// Formats of kernels/tiles.cuh whose weights are codes: integers or 8-bit floats.
+// kernels/quantize_layout.h says what a block holds. Codes become act elements in registers,
+// exactly. With group scales a block is multiplied into sums of its own, which are scaled into the
+// float32 sums. A min adds its product with the sum of the row's inputs of the block.
+//
+// Plain version: double loops over the unpacked weights, expect_products
+// (tests/testing/quantized_products.h). CudaQuantized.ProductsMatchDoubleLoops
+// (tests/cuda/backend/quantized_test.cc) and CudaFp8.ProductsMatchDoubleLoops (fp8_test.cc)
+// compare.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +19,8 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// What makes numbers of codes: small integers in the low bits of a float whose unit they are.
+// Constants that make numbers of codes: in the low bits of a float whose unit in the last place is
+// 1, a small integer adds itself to the base.
 template <class T>
 struct CodeBits;
 
@@ -84,13 +90,13 @@ template <class T>
 __device__ __forceinline__ uint32_t elements_of_bytes(uint32_t word);
 template <>
 __device__ __forceinline__ uint32_t elements_of_bytes<Bf16>(uint32_t word) {
-  // 128 + the low 7 bits, less 128 or, where the sign is set, 256.
+  // 128 + the low 7 bits, minus 128, or minus 256 if the sign bit is set.
   return add_pairs<Bf16>((word & 0x007f007fu) | CodeBits<Bf16>::kBase,
                          (word & 0x00800080u) | CodeBits<Bf16>::kMinusBase);
 }
 template <>
 __device__ __forceinline__ uint32_t elements_of_bytes<Half>(uint32_t word) {
-  // The sign turned over is 128 more.
+  // Flipping the sign bit adds 128.
   return add_pairs<Half>((word & 0x00ff00ffu) ^ 0x64806480u, 0xe480e480u);
 }
 
@@ -102,9 +108,9 @@ __device__ __forceinline__ uint32_t elements_of_halves(uint32_t word) {
                       kLessEight ? Bits::kMinusBaseAndEight : Bits::kMinusBase);
 }
 
-// A pair of elements from the 8-bit floats in bytes 1 and 3 of a word. Their exponent and mantissa
-// at the upper end of the mantissa make a number that is less by the difference of the exponents'
-// biases, subnormals too: the product is exact.
+// A pair of elements from the 8-bit floats in bytes 1 and 3 of a word. Their exponent and mantissa,
+// shifted to the upper end of T's mantissa, make a number that is too small by a power of two, the
+// difference of the exponents' biases. So do subnormals, and the product that corrects it is exact.
 template <class T>
 __device__ __forceinline__ uint32_t elements_of_floats(uint32_t word);
 template <>
@@ -120,7 +126,7 @@ __device__ __forceinline__ uint32_t elements_of_floats<Half>(uint32_t word) {
 
 enum class CodeKind { kInt8, kInt4, kInt4LessEight, kFp8 };
 
-// The A operand of mma step `step` (0 or 1) from a lane's codes.
+// The A operand of a block's mma 0 or 1 (`step`) from a lane's codes.
 template <class T, CodeKind kKind>
 __device__ __forceinline__ void operand_of(const uint4& codes, int step, uint32_t (&a)[4]) {
   const uint32_t first = step == 0 ? codes.x : codes.z;
@@ -147,7 +153,7 @@ __device__ __forceinline__ void operand_of(const uint2& codes, int step, uint32_
   a[3] = elements_of_halves<T, kLessEight>(word >> 12);
 }
 
-// kInt8 and kFp8: products of codes; the finish multiplies them with the output's scale.
+// kInt8 and kFp8: sums of products with codes; the epilogue multiplies them by the output's scale.
 template <class T, CodeKind kKind>
 struct OutputScaleFormat {
   using Element = T;
@@ -171,8 +177,8 @@ struct OutputScaleFormat {
   }
 };
 
-// The formats with a scale, and a min, for every block of an output. 8-bit floats have a scale of
-// the output, too, which is the finish's.
+// Formats with a scale, some with a min, per block of an output. 8-bit floats also have a scale per
+// output, which the epilogue applies.
 template <class T, CodeKind kKind, bool kMins>
 struct GroupedFormat {
   using Element = T;
@@ -216,7 +222,8 @@ struct GroupedFormat {
     ptx::mma_m16n8k16<T>(part, a, {inputs.z, inputs.w});
     add(sums, weights.scales, part);
     if constexpr (kMins) {
-      // A product with ones: the sum of every column, where the lane wants it, for g and g + 8.
+      // A product with ones gives the sum of a row's inputs, in the registers where the lane needs
+      // it, for outputs g and g + 8.
       constexpr uint32_t kOnes = CodeBits<T>::kOnes;
       part[0] = part[1] = part[2] = part[3] = 0.0f;
       ptx::mma_m16n8k16<T>(part, {kOnes, kOnes, kOnes, kOnes}, {inputs.x, inputs.y});
@@ -251,7 +258,7 @@ using Fp8Format = OutputScaleFormat<T, CodeKind::kFp8>;
 template <class T>
 using Fp8GroupedFormat = GroupedFormat<T, CodeKind::kFp8, false>;
 
-// Products with each of the formats; a source file each.
+// Projections with each format, one source file per format.
 void product_int8(Stream& stream, const ProductParams& params);
 void product_int8_grouped(Stream& stream, const ProductParams& params);
 void product_int8_grouped_min(Stream& stream, const ProductParams& params);

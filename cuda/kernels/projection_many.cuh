@@ -1,10 +1,10 @@
-// Products of more rows: a block has 8 tiles of weights, one a warp, and kColumns tiles of 8 rows,
-// which its warps share in shared memory. Weights go straight to registers, a ring of kRing k
-// blocks ahead; rows come by cp.async, kDepth stages ahead.
+// Projections of more than kFewRows rows. A block has 8 tiles of weights, one per warp, and
+// kColumns tiles of 8 rows, which its warps share in shared memory. Weights go straight to
+// registers, through a ring of kRing k blocks; rows come by cp.async, through kDepth stages.
 //
-// A warp folds the slices of k as it goes. Where there are too few tiles to fill the GPU
-// (kSplit) every slice has a block of its own; blocks leave their sums in memory, and the one that
-// completes a tile folds the slices, in the same order.
+// A warp folds the slices of k as it goes. Where there are too few tiles to fill the GPU (kSplit)
+// every slice has a block of its own: blocks leave their sums in memory, and the block that comes
+// last folds the slices, in the same order.
 #pragma once
 
 #include "cuda/kernels/projection_finish.cuh"
@@ -17,7 +17,7 @@ namespace specdec::cuda::SPECDEC_TARGET {
 template <class Format, int kColumns, bool kSplit>
 class ManyRows {
  public:
-  static constexpr int kRing = 4;   // k blocks, of a stage of rows and of the ring of weights
+  static constexpr int kRing = 4;   // k blocks of a stage of rows, and of the ring
   static constexpr int kDepth = 3;  // stages of rows
   static constexpr int kRows = kColumns * 8;
   static constexpr int kStageBytes = kRing * kRows * kRecordBytes;
@@ -37,7 +37,7 @@ class ManyRows {
 
   __device__ __forceinline__ void run() {
     Weights weights[kRing];
-    // Warps past the last tile work on it too, for nothing.
+    // Warps past the last tile repeat it; their sums are not stored.
     const int64_t tile = min(first_tile_ + warp_, params_.num_tiles - 1);
     const unsigned char* blocks = static_cast<const unsigned char*>(params_.weights) +
                                   tile * params_.num_k_blocks * Format::kBlockBytes;
@@ -61,14 +61,14 @@ class ManyRows {
     const int num_stages = (blocks_.end - blocks_.begin + kRing - 1) / kRing;
     for (int stage = 0; stage < num_stages; ++stage) {
       ptx::copy_async_wait<kDepth - 2>();
-      __syncthreads();  // the stage is there for all, and the one before it is free
+      __syncthreads();  // the stage has arrived for all, and the one before it is free
       copy_rows(stage + kDepth - 1);
 #pragma unroll
       for (int i = 0; i < kRing; ++i) {
         const int block = blocks_.begin + stage * kRing + i;
         if (block >= blocks_.end) continue;
         if constexpr (!kSplit) {
-          while (block == slice_end) {  // again for empty slices
+          while (block == slice_end) {  // repeats for empty slices
             stack.push(plan.step(slice), sums);
             sums = {};
             slice_end = params_.slices.bounds[++slice + 1];
@@ -116,7 +116,7 @@ class ManyRows {
   using T = typename Format::Element;
   using Weights = typename Format::Weights;
 
-  // Records of a stage lie [k block][row]: what a warp reads is one piece.
+  // Records of a stage lie [k block][row], so that a warp reads contiguous memory.
   __device__ __forceinline__ unsigned char* record(int stage, int block, int row) const {
     return shared_ + stage % kDepth * kStageBytes + (block * kRows + row) * kRecordBytes;
   }
@@ -126,7 +126,7 @@ class ManyRows {
     constexpr int kRowPieces = kRing * kPieces;  // of a row, side by side
     constexpr int kStagePieces = kRows * kRowPieces;
     const int first_block = blocks_.begin + stage * kRing;
-    // Rolled: addresses in advance would take registers that the sums need.
+    // Rolled: addresses worked out in advance would take registers that the sums need.
 #pragma unroll 1
     for (int i = threadIdx.x; i < kStagePieces; i += kRowThreads) {
       const int row = i / kRowPieces;
@@ -152,7 +152,7 @@ class ManyRows {
     }
   }
 
-  // Leaves a slice's sums; true for the block that comes last, with all slices folded.
+  // Stores a slice's sums. Returns true in the block that comes last, with all slices folded.
   __device__ __forceinline__ bool meet(const TileSums<kColumns>& sums, FoldStack<kColumns>& stack) {
     __shared__ int is_last;
     const int64_t place = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;

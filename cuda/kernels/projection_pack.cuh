@@ -1,4 +1,4 @@
-// Weights of a checkpoint into the layout that products read (tiles.cuh).
+// Packs weights of a checkpoint into the layout that projections read (tiles.cuh).
 #pragma once
 
 #include "core/check.h"

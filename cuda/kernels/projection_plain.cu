@@ -1,5 +1,6 @@
-// Before and after a product by code that is not ours: weights as a plain matrix, and what becomes
-// of the sums.
+// Before and after a library's GEMM: unpacks weights into a row-major matrix, and runs the epilogue
+// on the sums. ProductChooserTest (tests/cuda/backend/product_chooser_test.cc) compares the whole
+// with the plain versions of projection.h.
 #include "core/check.h"
 #include "cuda/common/target.cuh"
 #include "cuda/kernels/projection.h"
@@ -14,11 +15,11 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kUnpackBlocks = 4;  // k blocks that a warp has under way together
-constexpr int kFinishRows = 32;   // of a tile that a warp finishes at once
+constexpr int kUnpackBlocks = 4;  // k blocks that a warp loads together
+constexpr int kFinishRows = 32;   // rows of a tile that a warp finishes at once
 constexpr int kFinishFloats = kFinishRows * kTileOutputs;
 
-// A warp takes kUnpackBlocks k blocks of a tile; of each a lane has 8 inputs of two outputs.
+// A warp takes kUnpackBlocks k blocks of a tile; a lane has 8 inputs of two outputs of each.
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams params) {
   const int lane = threadIdx.x % kWarpSize;
   const int num_k_blocks = params.num_k_blocks;
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams par
   const int tile = blockIdx.y;
   const unsigned char* tile_weights = static_cast<const unsigned char*>(params.weights) +
                                       int64_t{tile} * num_k_blocks * ActFormat<Bf16>::kBlockBytes;
-  ActFormat<Bf16>::Weights weights[kUnpackBlocks];  // bits alone: any act dtype's
+  ActFormat<Bf16>::Weights weights[kUnpackBlocks];  // only bits are moved: any act dtype
 #pragma unroll
   for (int i = 0; i < kUnpackBlocks; ++i) {
     if (first_block + i >= num_k_blocks) continue;
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams par
   }
 }
 
-// A sum as it is, or folded from planes, times its output's scale.
+// A sum, folded from planes if there are any, times its output's scale.
 __device__ __forceinline__ float folded_sum(const FinishSumsParams& params, const float* sums,
                                             float scale) {
   if (params.plan.num_steps == 0) return sums[0] * scale;
@@ -70,8 +71,8 @@ __device__ __forceinline__ float folded_sum(const FinishSumsParams& params, cons
   return stack[0] * scale;
 }
 
-// A warp brings some rows of a tile to shared memory, where the product kernels leave theirs.
-// Grid: [blocks of tiles, blocks of rows]. Neighbouring warps read neighbouring outputs.
+// A warp brings rows of a tile to shared memory, where the projection kernels leave their sums,
+// too. Grid: [blocks of tiles, blocks of rows]. Neighbouring warps read neighbouring outputs.
 template <class T>
 __global__ void __launch_bounds__(kThreads) finish_sums_kernel(const FinishSumsParams params) {
   SPECDEC_SHARED_BYTES(shared_bytes);
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) finish_sums_kernel(const FinishSumsP
   finish_tile<T>(params.finish, tile, first_row, num_rows, shared);
 }
 
-// A head of a row a warp.
+// A warp per head of a row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) finish_heads_kernel(const FinishSumsParams params) {
   SPECDEC_SHARED_BYTES(shared);
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) finish_heads_kernel(const FinishSums
                  reinterpret_cast<float*>(shared) + warp * heads.kv.head_dim);
 }
 
-// The sum of the squares of `count` values, by a block; in an order given by their number.
+// The sum of the squares of `count` values over a block, in an order that `count` alone decides.
 __device__ __forceinline__ float block_squares(const float* values, int count, float* partial) {
   float squares = 0.0f;
   for (int i = threadIdx.x; i < count; i += kThreads) squares = fmaf(values[i], values[i], squares);
@@ -124,7 +125,7 @@ __device__ __forceinline__ float block_squares(const float* values, int count, f
   return total;
 }
 
-// A row a block, whose q and k are normalised over all heads.
+// A block per row, whose q and k are normalised over all heads.
 template <class T>
 __global__ void __launch_bounds__(kThreads) norm_all_heads_kernel(const FinishSumsParams params) {
   SPECDEC_SHARED_BYTES(shared);

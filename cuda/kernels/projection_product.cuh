@@ -1,4 +1,4 @@
-// Which kernel a product runs on.
+// Chooses the kernel that a projection runs on.
 #pragma once
 
 #include "core/check.h"
@@ -8,7 +8,8 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// Two tiles a warp only where products are large; of what has a soft cap there is one a pass.
+// Two tiles per warp only where projections are large. A soft cap excludes it: a pass has at most
+// one projection with a soft cap.
 template <class Format, Finish kFinish, bool kIsPartial, FinishVariant kVariant, RowSource kSource,
           int kColumns>
 void product_of_columns(Stream& stream, const ProductParams& params) {
@@ -56,7 +57,7 @@ void product_of_few_rows(Stream& stream, const ProductParams& params) {
   }
   SPECDEC_CHECK(false);
 }
-// Of what a layer begins a block with.
+// For the projections that begin a layer's blocks.
 template <class Format, Finish kFinish, FinishVariant kVariant = FinishVariant::kPlain>
 void product_of_block(Stream& stream, const ProductParams& params) {
   if (params.plan.row_source == RowSource::kRecords || is_plain(params.rows)) {

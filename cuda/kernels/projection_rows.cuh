@@ -1,5 +1,5 @@
-// Rows on their way into a product: gathered, normalised, converted to records. A block of
-// kRowThreads threads prepares a row, or several at a time, always with the same bits.
+// Prepares the rows of a projection: gather, norm, conversion to records. A block of kRowThreads
+// threads prepares a row, or several at a time, always with the same bits.
 #pragma once
 
 #include <type_traits>
@@ -13,10 +13,10 @@ namespace specdec::cuda::SPECDEC_TARGET {
 
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowWarps = kRowThreads / kWarpSize;
-inline constexpr int kRowStep = kRowThreads * 4;      // inputs a block takes at once
-inline constexpr int kSumBatch = 4;                   // steps whose loads are under way together
-inline constexpr int kStoreBatch = 2;                 // likewise, once the row is in L1
-inline constexpr int kRowPartFloats = 2 * kRowWarps;  // of scratch, for every row
+inline constexpr int kRowStep = kRowThreads * 4;      // inputs that a block takes at once
+inline constexpr int kSumBatch = 4;                   // of a thread's loads, in flight together
+inline constexpr int kStoreBatch = 2;                 // likewise, when the row is in L1
+inline constexpr int kRowPartFloats = 2 * kRowWarps;  // of scratch, per row
 
 // Elements i .. i+3 of a vector [dim]; zeros past its end. kWhole: dim is a multiple of 4.
 template <bool kWhole>
@@ -61,11 +61,11 @@ __device__ __forceinline__ int64_t source_row(const RowsParams& rows, int row) {
   return rows.row_ids != nullptr ? rows.row_ids[row] : row;
 }
 
-// Which rows code is compiled for: such as is_plain() says, the same with a layer norm or a bias,
-// and any, which may be act and of any width.
+// The rows that code is compiled for. kPlain: is_plain(). kLayer: the same with a layer norm or a
+// bias. kAny: any rows, which may be act and of any width.
 enum class RowsKind : uint8_t { kPlain, kLayer, kAny };
 
-// What normalises a row.
+// The numbers that normalise a row.
 struct RowScale {
   float mean;
   float scale;
@@ -89,10 +89,10 @@ __device__ __forceinline__ float4 normalise(const RowsParams& rows, const RowSca
                      fmaf(x.z, weight.z, bias.z), fmaf(x.w, weight.w, bias.w));
 }
 
-// Calls body(i, x, whole) with inputs i .. i+3 of a row for all i of this thread, up to the end of
-// the last record and past it; zeros past the end of the row. Loads are under way kBatch at a
-// time, for what a block waits for here is the latency of memory.
-// kMayBeOdd: dim may be anything, not only a multiple of 4.
+// Calls body(i, x, whole) with inputs i .. i+3 of a row for all i of this thread, to the end of the
+// last record and beyond; inputs past the end of the row are zeros. kBatch loads are in flight at a
+// time, because the block is bound by memory latency here. kMayBeOdd: dim may be anything, not only
+// a multiple of 4.
 template <class T, bool kIsFloat, bool kMayBeOdd, int kBatch, class Body>
 __device__ __forceinline__ void for_inputs(const RowsParams& rows, int64_t source, Body&& body) {
   const int own = threadIdx.x * 4;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void for_inputs(const RowsParams& rows, int64_t sourc
 }
 
 // A sum over the block's threads for every row, in a fixed order: each warp leaves its part in
-// parts [rows, kRowWarps]; after a barrier anyone can add them.
+// parts [rows, kRowWarps]; after a barrier any thread can add them.
 __device__ __forceinline__ void store_warp_sum(float value, int row, float* parts) {
   const float sum = warp_sum(value);
   if (threadIdx.x % kWarpSize == 0) parts[row * kRowWarps + threadIdx.x / kWarpSize] = sum;
@@ -144,7 +144,7 @@ __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t sou
   for_inputs<float, true, kMayBeOdd, kSumBatch>(rows, source, [&](int i, const float4& x, auto) {
     float4 distance = x;
     if constexpr (kKind != RowsKind::kPlain) {
-      // Elements past the end are no distance away.
+      // Elements past the end add nothing.
       distance = centred(x, mean);
       if (i >= rows.dim) distance.x = 0.0f;
       if (i + 1 >= rows.dim) distance.y = 0.0f;
@@ -213,7 +213,7 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
   }
 }
 
-// One row a block.
+// One row per block.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) prepare_rows_kernel(const PrepareParams params) {
   __shared__ float parts[kRowPartFloats];

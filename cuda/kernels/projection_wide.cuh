@@ -1,10 +1,11 @@
-// Products of so many rows that arithmetic is what they cost, on compute capability 9.0: wgmma with
-// weights in registers, where a lane's part of a packed block is, and rows in shared memory.
+// Projections of so many rows that arithmetic is their cost, on compute capability 9.0: wgmma with
+// weights in registers, which a lane loads as its part of a packed block, and rows in shared
+// memory.
 //
-// A warpgroup has 64 outputs, a tile a warp. A stage is 64 inputs: rows come by cp.async two stages
-// ahead, weights into registers one stage ahead, and the instructions of one stage run while those
-// of the next are prepared. Sums of all k stay in the accumulators, so they are not those of the
-// other kernels to the last bit; they do not depend on other rows either.
+// A warpgroup has 64 outputs, one tile per warp. A stage is 64 inputs: rows come by cp.async two
+// stages ahead, weights into registers one stage ahead, and the wgmma of one stage run while those
+// of the next are prepared. Sums over all k stay in the accumulators, so they may differ from the
+// other kernels' in the last bits; they do not depend on other rows either.
 #pragma once
 
 #include "cuda/kernels/projection_finish.cuh"
@@ -12,7 +13,7 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// Of a block: kRows is one of kWideRows.
+// The shape of a block. kRows is one of kWideRows.
 template <int kRows>
 struct WideBlock {
   static constexpr int kTiles = wide_tiles(kRows);
@@ -26,8 +27,8 @@ struct WideBlock {
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Two registers of lanes whose number differs in one bit, `distance`: the one with the bit gives
-// `low` for the other's `high`.
+// Exchanges registers between lanes whose indices differ in one bit, `distance`: the lane with the
+// bit gives its `low` for the other's `high`.
 __device__ __forceinline__ void exchange(uint32_t& low, uint32_t& high, int distance) {
   const bool has_bit = (threadIdx.x & distance) != 0;
   const uint32_t other = __shfl_xor_sync(0xffffffffu, has_bit ? low : high, distance);
@@ -35,7 +36,8 @@ __device__ __forceinline__ void exchange(uint32_t& low, uint32_t& high, int dist
   high = has_bit ? high : other;
 }
 
-// Of a step's 8 pairs of inputs lane 4g + t has pairs 2t and 2t + 1, and gets pairs t and t + 4.
+// Of the 8 pairs of inputs of a wgmma, lane 4g + t has pairs 2t and 2t + 1, and gets pairs t and t
+// + 4.
 __device__ __forceinline__ void spread_pairs(uint32_t& low, uint32_t& high) {
   exchange(low, high, 1);
   exchange(low, high, 2);
@@ -52,7 +54,7 @@ class WideRows {
         first_row_(blockIdx.x * kRows),
         first_tile_(blockIdx.y * Block::kTiles),
         tile_(first_tile_ + threadIdx.x / kWarpSize) {
-    // Warps past the last tile work on it too, for nothing.
+    // Warps past the last tile repeat it; their sums are not stored.
     const int64_t tile = min(tile_, params.num_tiles - 1);
     weights_ = static_cast<const unsigned char*>(params.weights) +
                tile * params.num_k_blocks * Format::kBlockBytes;
@@ -69,10 +71,10 @@ class WideRows {
     float sums[kRows / 2];
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) sums[i] = 0.0f;
-    uint32_t operands[2][kSteps][4];  // those of a stage are read while the next are written
+    uint32_t operands[2][kSteps][4];  // a stage's are read while the next are written
     const int num_stages = (params_.num_k_blocks + kStageBlocks - 1) / kStageBlocks;
 #pragma unroll 1
-    for (int pair = 0; pair < num_stages; pair += 2) {  // one past the end is zeros
+    for (int pair = 0; pair < num_stages; pair += 2) {  // a stage past the end is zeros
 #pragma unroll
       for (int turn = 0; turn < 2; ++turn) {
         const int stage = pair + turn;
@@ -80,7 +82,7 @@ class WideRows {
         load_weights(weights, stage + 1);
         ptx::copy_async_wait<kDepth / 2 - 1>();
         ptx::fence_async_proxy();
-        __syncthreads();  // the stage is there for all, and all are done with the one 2 before it
+        __syncthreads();  // the stage has arrived for all, and all are done with the one 2 before
         multiply(sums, operands[turn], stage);
         copy_rows(stage + kDepth / 2);
         ptx::wgmma_wait<1>();
@@ -112,8 +114,8 @@ class WideRows {
     }
   }
 
-  // A lane has 4 consecutive inputs of a step, and wgmma wants 2 of each half of it, for that is
-  // how rows lie.
+  // A lane has 4 consecutive inputs of a wgmma's 16, but wgmma wants 2 from each half of them, as
+  // the rows in shared memory have their natural order.
   static __device__ __forceinline__ void arrange(const Weights (&weights)[kStageBlocks],
                                                  uint32_t (&operands)[kSteps][4]) {
 #pragma unroll
@@ -136,8 +138,8 @@ class WideRows {
     return shared_ + stage % kDepth * Block::kStageBytes;
   }
 
-  // Two records of every row side by side, swizzled (wgmma_tile). Rows and inputs past the end are
-  // zeros.
+  // Copies two records of every row, side by side and swizzled (wgmma_tile). Rows and inputs past
+  // the end are zeros.
   __device__ __forceinline__ void copy_rows(int stage) const {
     constexpr int kPieces = Block::kStageRowBytes / 16;
     constexpr int kRowStep = Block::kThreads / kPieces;
