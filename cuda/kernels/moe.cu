@@ -17,11 +17,11 @@ unsigned blocks_of(int64_t count, int of_block) {
   return static_cast<unsigned>((count + of_block - 1) / of_block);
 }
 
-// --- Routing: a warp a row, expert i in lane i % 32 ---
+// --- Routing: a warp per row, expert i in lane i % 32 ---
 
 // A larger logit, then a lower index, gives a larger key.
 __device__ __forceinline__ uint64_t key_of(float logit, int index) {
-  const uint32_t bits = __float_as_uint(logit + 0.0f);  // one zero
+  const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 becomes +0
   const uint32_t order = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
   return static_cast<uint64_t>(order) << 32 | static_cast<uint32_t>(kMaxExperts - index);
 }
@@ -29,7 +29,7 @@ __device__ __forceinline__ int expert_of(uint64_t key) {
   return kMaxExperts - static_cast<int>(static_cast<uint32_t>(key));
 }
 
-// The best key below `limit`.
+// The greatest key below `limit`.
 __device__ __forceinline__ uint64_t best_below(uint64_t limit, const float* logits,
                                                int num_experts) {
   uint64_t best = 0;
@@ -76,7 +76,7 @@ __global__ void route_kernel(RouteParams params) {
   for (int rank = 0; rank < params.top_k; ++rank) weights[rank] /= total;
 }
 
-// --- Grouping: a block an expert ---
+// --- Grouping: a block per expert ---
 
 // Sum over the block, for every thread. `partial` is free afterwards.
 __device__ int block_sum(int value, int* partial) {

@@ -1,6 +1,9 @@
-// Mixture of experts: which experts a row goes to, the rows of each expert, their products, and
-// the sum of what the experts make of a row. The number of rows an expert has stays on the device:
-// grids are as large as the worst case wants, and blocks without rows leave at once.
+// Mixture of experts: routing rows to experts, grouping rows by expert, the experts' projections,
+// and the sum of a row's results. The number of rows per expert stays on the device: grids are as
+// large as the worst case needs, and blocks without rows exit at once.
+//
+// Plain version: reference::moe (tests/testing/oracle/operations.cc);
+// CudaMoe.MatchesReferenceAndAddsToTheResidual (tests/cuda/backend/moe_test.cc) compares.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +15,7 @@ namespace specdec::cuda {
 
 inline constexpr int kMaxExperts = 256;
 
-// A choice is a row and a rank: [num_rows, top_k].
+// A choice is one of a row's top_k experts, best first; arrays of choices are [num_rows, top_k].
 struct RouteParams {
   const float* logits;  // [num_rows, num_experts]
   int num_rows;
@@ -23,39 +26,39 @@ struct RouteParams {
   float* weights;    // out [num_choices]
 };
 
-// Choices in order of expert, then row.
+// Sorts choices by expert, then row.
 struct GroupParams {
   const int32_t* experts;  // [num_choices]
   int num_choices;
   int num_experts;
   int top_k;
   int32_t* cu_rows;  // out [num_experts + 1]: where an expert's choices begin
-  int32_t* row_ids;  // out [num_choices]: the row of a choice, in that order
-  int32_t* places;   // out [num_choices]: where a choice is in that order
+  int32_t* row_ids;  // out [num_choices]: rows of the sorted choices
+  int32_t* places;   // out [num_choices]: a choice's index when sorted
 };
 
-// A product of every expert with its rows.
+// The projections of all experts, each with its own rows.
 struct ExpertProductsParams {
-  // Of all experts. rows.num_rows is the most an expert may have. With rows.row_ids (few rows
-  // only), those of the choices in order of expert, records are found by them; else records are in
-  // that order themselves. So is what comes out.
+  // Common to all experts. rows.num_rows is the most rows an expert may have. With rows.row_ids
+  // (few rows only), the rows of the sorted choices, these index the records; otherwise records are
+  // sorted like the choices. Outputs are.
   ProductParams product;
   const int32_t* cu_rows;  // [num_experts + 1]
-  bool rows_are_known;     // cu_rows is older than the work right before: LaunchConfig
+  bool rows_are_known;     // written before the previous kernel: reads_before_wait
   int num_experts;
-  int most_with_rows;                // of the experts
-  int64_t scales_offset;             // of scales of outputs in the weights; 0: none
+  int most_with_rows;                // most experts that may have rows
+  int64_t scales_offset;             // of the outputs' scales in the weights; 0: none
   const void* weights[kMaxExperts];  // packed
 };
 
 struct CombineParams {
-  const float* results;   // [num_choices, dim], in order of expert
+  const float* results;   // [num_choices, dim], sorted
   const int32_t* places;  // [num_choices]
   const float* weights;   // [num_choices]
   int num_rows;
   int top_k;
   int dim;
-  float* out;  // [num_rows, dim]: += in order of rank
+  float* out;  // [num_rows, dim]: += in order of choice
 };
 
 struct MoeKernels {

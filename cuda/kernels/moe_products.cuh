@@ -1,5 +1,5 @@
-// Products of all experts in one grid: the kernels of projection_few.cuh and projection_many.cuh
-// for the rows an expert has.
+// Projections of all experts in one grid: the kernels of projection_few.cuh and projection_many.cuh
+// on the rows of each expert.
 #pragma once
 
 #include "core/check.h"
@@ -9,7 +9,7 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// The product of one expert with choices [begin, end).
+// The projection of one expert for sorted choices [begin, end).
 template <class Format>
 __device__ __forceinline__ ProductParams expert_product(const ExpertProductsParams& params,
                                                         int expert, int begin, int end) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ ProductParams expert_product(const ExpertProductsPara
   return product;
 }
 
-// Number `number` of the experts that have rows; -1: so many do not. Every thread of the block
+// The `number`-th expert that has rows, from 0; -1 if fewer have rows. Every thread of the block
 // calls it.
 __device__ __forceinline__ int expert_with_rows(const ExpertProductsParams& params, int number) {
   static_assert(kRowThreads >= kMaxExperts);
@@ -59,10 +59,10 @@ __device__ __forceinline__ int expert_with_rows(const ExpertProductsParams& para
   return expert;
 }
 
-// Grid: [blocks of an expert, row tiles, experts that may have rows]. Which those are the device
-// knows alone: a block of each of a hundred others would be in the way of the few. An expert has
-// few of the rows, mostly: 8 at a time, and the weights once more from L2 where there are more. Two
-// blocks on a multiprocessor, as of other products of few rows: the next kernel's is one.
+// Grid: [blocks of an expert, row tiles, experts that may have rows]. Only the device knows which
+// experts have rows; a block for each of a hundred others would delay the few. An expert mostly has
+// few rows: a block takes 8 of them, and blocks of further rows read the weights again, from L2.
+// Two blocks per SM, as for the other few-rows kernels: one is the next kernel's.
 template <class Format, Finish kFinish, bool kIsPartial>
 __global__ void __launch_bounds__(kRowThreads, 2)
     few_rows_of_experts_kernel(const ExpertProductsParams params) {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const int end = expert < 0 ? 0 : __ldcg(params.cu_rows + expert + 1);
   if (begin >= end) {
     if (params.rows_are_known) {
-      ptx::let_next_start();  // which needs the word of every block
+      ptx::let_next_start();  // the next kernel starts once all blocks have called it
       ptx::wait_for_previous();
     }
     return;

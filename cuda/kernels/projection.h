@@ -79,8 +79,7 @@ struct HeadsParams {
   void* q = nullptr;
   PagedKvView kv;
   float* sums = nullptr;  // workspace [num_rows, out_features]
-  // With norm_all_heads: a row's q, then k, of the whole model's heads, which may be more than
-  // num_heads.
+  // With norm_all_heads: a row's q, then k, of all ranks' heads, which may be more than num_heads.
   const float* norm_sums = nullptr;  // [num_rows, norm_stride]
   int norm_stride = 0;
   int norm_q_dim = 0;
@@ -112,7 +111,7 @@ struct BestParams {
   const int32_t* token_ids = nullptr;  // [out_features], or null
   int32_t* tokens = nullptr;           // [num_rows]
   uint64_t* keys = nullptr;            // workspace [blocks, num_rows]
-  uint32_t* arrivals = nullptr;        // [1] of blocks, zero between launches
+  uint32_t* arrivals = nullptr;        // [1] blocks that are done, zero between launches
 };
 
 // Whether a projection lets the next kernel start before it has waited itself. Not with kHeads: the

@@ -110,7 +110,7 @@ __device__ __forceinline__ uint32_t elements_of_halves(uint32_t word) {
 
 // A pair of elements from the 8-bit floats in bytes 1 and 3 of a word. Their exponent and mantissa,
 // shifted to the upper end of T's mantissa, make a number that is too small by a power of two, the
-// difference of the exponents' biases. So do subnormals, and the product that corrects it is exact.
+// difference of the exponents' biases; subnormals likewise. Multiplying by that power is exact.
 template <class T>
 __device__ __forceinline__ uint32_t elements_of_floats(uint32_t word);
 template <>

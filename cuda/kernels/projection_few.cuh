@@ -1,15 +1,15 @@
-// Products of few rows: the weights are read once, as one stream.
+// Projections of few rows: the weights are read once, as one stream.
 //
-// A multiprocessor has one block, with a run of consecutive tiles; its eight warps take a slice of
-// k each and meet in shared memory at the end of every tile, where one of them (in turn) folds the
+// An SM has one block, with a run of consecutive tiles. The block's eight warps take a slice of k
+// each and meet in shared memory at the end of every tile, where one of them, in turn, folds the
 // slices and finishes the tile while the others go on. Weights go straight to registers, through a
-// ring of kStages stages of 2 KB a warp: 64 KB in flight a block, refilled stage by stage, across
-// the ends of tiles, so the stream does not pause. No more stages, because a warp has six
+// ring of kStages stages of 2 KB per warp: 64 KB in flight per block, refilled stage by stage and
+// across the ends of tiles, so the stream does not pause. No more stages, because a warp has six
 // scoreboards to wait on and the rows' loads need one too.
 //
-// A block takes at most half of a multiprocessor's registers. So the next such kernel is there
-// beside it: its first stages are under way, and what comes after them on the way to L2, before the
-// kernel before it has ended.
+// A block takes at most half of an SM's registers, so a block of the next such kernel fits beside
+// it. Before this kernel ends, that block has its first stages in flight and prefetches the weights
+// after them into L2.
 #pragma once
 
 #include "core/check.h"
@@ -20,16 +20,17 @@
 namespace specdec::cuda::SPECDEC_TARGET {
 
 // Part `index` of `count` nearly equal parts of [0, total). launch_few_rows checks that 32 bits are
-// enough: a division of 64 is long.
+// enough; a 64-bit division takes many instructions.
 __device__ __forceinline__ Range equal_part(uint32_t total, uint32_t index, uint32_t count) {
   return {static_cast<int>(total * index / count), static_cast<int>(total * (index + 1) / count)};
 }
 
-// Which of the kernels: all of it follows from ProductParams, and is known to the compiler so that
-// a kernel is a few KB long. A layer's kernels have to fit an instruction cache together.
+// The compile-time choices of a kernel. All follow from ProductParams; the compiler knows them so
+// that a kernel is a few KB long, since a layer's kernels have to fit an instruction cache
+// together.
 //   kIsPartial: sums are not folded to one (FinishParams::plane_stride)
-//   kTiles: that a warp works on together, so that a row's record is read once for them
-//   kColumns: of 8 rows
+//   kTiles: tiles that a warp works on together, to read a row's record once for them
+//   kColumns: columns of 8 rows
 template <Finish kFinish, bool kIsPartial, RowSource kSource, int kTiles, int kColumns,
           FinishVariant kVariant>
 struct FewRowsKind {
@@ -43,8 +44,8 @@ struct FewRowsKind {
   static constexpr RowsKind rows = has_layer_rows ? RowsKind::kLayer : RowsKind::kPlain;
 };
 
-// Bytes from the start of dynamic shared memory to what lies behind the prepared rows. As far as
-// they are constant, no register is kept for them while the weights stream through.
+// Bytes from the start of dynamic shared memory to the data behind the prepared rows. Where they
+// are constant, they take no register while the weights stream through.
 inline constexpr int kMostHeadDim = 256;
 template <class Kind>
 __host__ __device__ __forceinline__ int64_t few_rows_tail_offset(const ProductParams& params) {
@@ -64,13 +65,14 @@ class FewRows {
   static constexpr int kTiles = Kind::tiles;
   static constexpr int kColumns = Kind::columns;
   static constexpr bool kIsShared = Kind::source == RowSource::kShared;
-  // Where sums are stored, what is there is read meanwhile, which takes registers.
+  // kStore reads the old output ahead; with 16 rows the registers for that come out of the ring of
+  // weights.
   static constexpr bool kIsShort = kColumns == 2 && Kind::finish == Finish::kStore;
   static constexpr int kStages = kIsShort ? 3 : Format::kMaxStages;
   static constexpr int kStageBlocks = 2 / kTiles;  // k blocks of each tile
   static constexpr int kChunk = kStages * kStageBlocks;
-  // Of the rows' ring, which comes out of L2: two stages, or one where registers are short, if they
-  // divide the ring of weights.
+  // Stages of the ring of rows, which come from L2: two, or one where registers are short. If two
+  // do not divide the ring of weights, as many as that has.
   static constexpr int kInputStages = kColumns == 2 ? 1 : kStages % 2 == 0 ? 2 : kStages;
   static constexpr int kInputBlocks = kIsShared ? 1 : kInputStages * kStageBlocks;
   static constexpr int64_t kExchangeBytes = few_rows_exchange_bytes(kColumns * 8, kTiles);
@@ -168,7 +170,7 @@ class FewRows {
     chunk.count = tile < tiles_.end ? blocks_.end - block : 0;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      // A last tile that is alone is read twice rather than have a loop of its own.
+      // A last single tile is read twice, which spares a loop of its own.
       chunk.weights[i] = block_at(min(tile + i, tiles_.end - 1), block);
     }
     return chunk;
@@ -178,7 +180,8 @@ class FewRows {
            (tile * params_.num_k_blocks + block) * Format::kBlockBytes;
   }
 
-  // A block's weights are one piece of memory, of which the ring has some; and the norm's.
+  // Prefetches into L2 the first kPrefetchBytes of the block's weights, which are contiguous, and
+  // the norm's weights.
   __device__ __forceinline__ void prefetch() const {
     if constexpr (Kind::source != RowSource::kRecords) {
       prefetch_part(params_.rows.weight, params_.rows.weight != nullptr ? params_.rows.dim * 4 : 0);
@@ -204,7 +207,7 @@ class FewRows {
     }
   }
 
-  // Whether the lane has a row in that column: its pointer says so, or with two tiles of two
+  // Whether the lane has a row in that column: its pointer tells, or, with two tiles and two
   // columns, where every register counts, the number of rows.
   __device__ __forceinline__ bool has_record(int column) const {
     if constexpr (kTiles == 2 && kColumns == 2) {
@@ -236,11 +239,11 @@ class FewRows {
     }
   }
 
-  // Prepared rows are [k block][row] records: what a warp reads is one piece.
+  // Prepared rows are records [k block][row], so that a warp reads contiguous memory.
   __device__ __forceinline__ unsigned char* prepared(int row, int k_block) const {
     return rows_ + k_block * prepared_step_ + row * kRecordBytes;
   }
-  // `record` of row lane / 4.
+  // `record` is that of row lane / 4.
   __device__ __forceinline__ void load_prepared(Inputs (&to)[kColumns],
                                                 const unsigned char* record) const {
 #pragma unroll
@@ -250,7 +253,7 @@ class FewRows {
       to[column] = load_shared_inputs(record + column * (8 * kRecordBytes), lane_);
     }
   }
-  // Every block some rows, for all blocks.
+  // Every block prepares some of the rows for all blocks.
   __device__ __forceinline__ void exchange_rows() {
     const RowsParams& rows = params_.rows;
     unsigned char* records = static_cast<unsigned char*>(params_.exchanged);
@@ -261,11 +264,11 @@ class FewRows {
       prepare_rows<T, Kind::rows>(rows, row, 1, reinterpret_cast<float*>(exchange_),
                                   [to](int, int i) { return to + 2 * i; });
       ++num_done;
-      __syncthreads();  // the records are there, and the scratch is free
+      __syncthreads();  // the records are written, and the scratch is free
     }
     if (threadIdx.x == 0) {
       uint32_t* num_ready = params_.exchange_counts;
-      uint32_t* num_left = params_.exchange_counts + 1;  // blocks that go on
+      uint32_t* num_left = params_.exchange_counts + 1;  // blocks that have seen all rows
       if (num_done > 0) ptx::add_acquire_release(num_ready, num_done);
       volatile uint32_t* turns = reinterpret_cast<uint32_t*>(exchange_);
       *turns = 0;
@@ -285,8 +288,8 @@ class FewRows {
     __syncthreads();
   }
 
-  // What finishing heads needs of the rows is fetched while the first weights are on their way: at
-  // the end everybody would wait for it.
+  // Fetches the rows' rotations and slots while the first weights are in flight: at the end all
+  // warps would wait for them.
   __device__ __forceinline__ void load_places() const {
     const HeadsParams& heads = params_.finish.heads;
     const int half = heads.rotary_dim / 2;
@@ -315,7 +318,7 @@ class FewRows {
     return reinterpret_cast<float*>(tail() + kFewRows * sizeof(int64_t));
   }
 
-  // [kRowWarps, kFewRows]; a warp's are its own until all tiles are done.
+  // [kRowWarps, kFewRows]; each warp uses its own until all tiles are done.
   __device__ __forceinline__ uint64_t* keys() const { return reinterpret_cast<uint64_t*>(tail()); }
   __device__ __forceinline__ void clear_keys() const {
     if (lane_ < kFewRows) keys()[warp_ * kFewRows + lane_] = worst_key();
@@ -339,8 +342,8 @@ class FewRows {
     }
   }
 
-  // Slices meet. Memory is used in turns, so that one barrier a step is enough: who writes a turn
-  // again has passed the barrier that its readers came to after reading.
+  // The slices meet. Two buffers are used in turn, so that one barrier per call is enough: a warp
+  // that writes a buffer again has passed the barrier that its readers reached after reading.
   __device__ __forceinline__ void meet(const TileSums<kColumns> (&sums)[kTiles], int tile,
                                        int step) {
     float4* turn = exchange_ + step % 2 * (kNumSlices * kTiles * kColumns * kWarpSize);
@@ -357,7 +360,7 @@ class FewRows {
     const auto part = [&](int slice, int column) {
       return turn[((slice * kTiles + mine) * kColumns + column) * kWarpSize + lane_];
     };
-    // Where slice 0 was, which nobody else reads.
+    // The memory of slice 0, which no other warp reads.
     float* sums_of_rows = reinterpret_cast<float*>(turn + mine * kColumns * kWarpSize);
     const int num_rows = params_.rows.num_rows;
     if constexpr (!Kind::is_partial) {
@@ -395,7 +398,7 @@ class FewRows {
 
   const ProductParams& params_;
   float4* exchange_;         // [2 turns][slices][kTiles][kColumns][lane], or scratch
-  unsigned char* rows_;      // fused
+  unsigned char* rows_;      // prepared rows
   const int prepared_step_;  // bytes from one k block to the next
   const int lane_;
   const int warp_;
@@ -404,7 +407,7 @@ class FewRows {
   const unsigned char* records_[kColumns];  // of the lane's rows; null for none
 };
 
-// Two blocks on a multiprocessor: this kernel's and the next one's.
+// Two blocks per SM: this kernel's and the next one's.
 template <class Format, class Kind>
 __global__ void __launch_bounds__(kRowThreads, 2) few_rows_kernel(const ProductParams params) {
   SPECDEC_SHARED_BYTES(shared);

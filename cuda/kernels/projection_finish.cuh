@@ -1,11 +1,12 @@
-// What becomes of the sums of a product: stored, activated, or split into heads that are
-// normalised, rotated and cached.
+// The epilogue of a projection: sums are stored, activated, or split into heads that are
+// normalised, rotated and cached. The plain versions are reference::activate and split_qkv, see
+// projection.h.
 //
-// A head is as wide as several tiles and the tiles of a head belong to different blocks, since
-// blocks of whole heads would leave most of a GPU idle (8B shapes have 48 heads for 132
-// multiprocessors). So tiles leave their sums in memory, which is to say in L2, and count
-// themselves; the block that completes a head finishes it. This costs a decode step one exchange
-// through L2 after the last weights, where a second kernel would cost a launch.
+// A head is as wide as several tiles, and its tiles belong to different blocks, since blocks of
+// whole heads would leave most of a GPU idle (8B shapes have 48 heads for 132 SMs). So tiles leave
+// their sums in memory, in effect in L2, and count themselves; the block that completes a head
+// finishes it. This costs a decode step one exchange through L2 after the last weights, where a
+// second kernel would cost a launch.
 #pragma once
 
 #include "cuda/common/exact_math.cuh"
@@ -19,7 +20,7 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// The sums of a tile by up to 8 * kColumns rows, as mma.sync leaves them in a warp.
+// The sums of a tile and up to 8 * kColumns rows, as mma.sync leaves them in a warp's registers.
 template <int kColumns>
 struct TileSums {
   float values[kColumns][4] = {};
@@ -41,8 +42,8 @@ struct TileSums {
     return make_float4(sums[0], sums[1], sums[2], sums[3]);
   }
 
-  // To [8 * kColumns rows, 16 outputs] in shared memory of this warp, scaled by
-  // FinishParams::scales.
+  // Stores the sums, scaled by FinishParams::scales, to [8 * kColumns rows, 16 outputs] in this
+  // warp's shared memory.
   __device__ __forceinline__ void store(const FinishParams& finish, int tile, float* out) const {
     const int g = threadIdx.x % kWarpSize / 4;
     const int t = threadIdx.x % 4;
@@ -78,8 +79,8 @@ __device__ __forceinline__ float4 fold_slices(int first, const Part& part) {
   }
 }
 
-// Sums of a tile that wait to be folded. They are touched a few times a slice, so they are in local
-// memory: registers are what limits how many rows a warp takes.
+// Sums of a tile that wait to be folded. They are in local memory, as they are touched only a few
+// times per slice and registers limit how many rows a warp takes.
 template <int kColumns>
 struct FoldStack {
   float4 sums[kMaxPartialSums - 1][kColumns];
@@ -101,7 +102,7 @@ struct FoldStack {
   }
 };
 
-// What a sum is stored as, unless it is added to something.
+// The value that is stored for a sum, before it accumulates.
 template <FinishVariant kVariant>
 __device__ __forceinline__ float stored_value(const FinishParams& finish, float sum, float bias) {
   const float value = product(sum + bias, finish.scale);
@@ -111,11 +112,11 @@ __device__ __forceinline__ float stored_value(const FinishParams& finish, float 
   return value;
 }
 
-// As LinearArgs says, or to the workspace of heads. `sums` may be changed.
+// Stores a tile as LinearArgs says, or to the workspace of heads. May change `sums`.
 template <bool kHeads, FinishVariant kVariant>
 __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile, int first_row,
                                            int num_rows, float* sums) {
-  constexpr int kBatch = 4;  // sums that are read together where they accumulate
+  constexpr int kBatch = 4;  // outputs that are read together to accumulate
   const int n = tile * kTileOutputs + threadIdx.x % kTileOutputs;
   if (n >= finish.out_features) return;
   const int count = num_rows * kTileOutputs;
@@ -164,7 +165,7 @@ __device__ __forceinline__ void activate_tile(const FinishParams& finish, int ti
   }
 }
 
-// Of a tile, 8 gates and then their ups.
+// Finishes a gated tile: 8 gates, then their ups.
 template <class T>
 __device__ __forceinline__ void gate_tile(const FinishParams& finish, int tile, int first_row,
                                           int num_rows, const float* sums) {
@@ -185,7 +186,8 @@ __device__ __forceinline__ void gate_tile(const FinishParams& finish, int tile, 
   }
 }
 
-// By a warp: sums [num_rows, 16 outputs] of a tile, in shared memory, for rows from first_row on.
+// Called by a warp. sums: [num_rows, 16 outputs] of a tile, in shared memory, for rows from
+// first_row on.
 template <class T, Finish kKind, FinishVariant kVariant = FinishVariant::kAny>
 __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile, int first_row,
                                             int num_rows, float* sums) {
@@ -210,16 +212,16 @@ __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile
     case Finish::kActivateGated:
       return finish_tile<T, Finish::kActivateGated>(finish, tile, first_row, num_rows, sums);
     case Finish::kBest:
-      return;  // the kernel for few rows alone
+      return;  // only in the few-rows kernel
   }
 }
 
-// By a warp, of stored sums: plane `plane` of a tile, to shared memory and from there to its place.
+// Called by a warp: stores plane `plane` of a tile's sums, by way of shared memory.
 template <int kColumns>
 __device__ __forceinline__ void store_plane(const ProductParams& params, int plane, int tile,
                                             int first_row, int num_rows,
                                             const TileSums<kColumns>& sums, float* shared) {
-  __syncwarp();  // what was in shared memory is read
+  __syncwarp();  // the old contents of `shared` have been read
   sums.store(params.finish, tile, shared);
   FinishParams finish = params.finish;
   finish.out = static_cast<float*>(finish.out) + plane * finish.plane_stride;
@@ -228,7 +230,7 @@ __device__ __forceinline__ void store_plane(const ProductParams& params, int pla
 
 // --- heads ---
 
-// A finished key or value as codes into row `row` of the cache.
+// Stores a finished key or value as codes in row `row` of the cache.
 __device__ __forceinline__ void store_codes(const HeadsParams& heads, const KvLayout& layout,
                                             void* cache, int64_t row, const float* values) {
   const int lane = threadIdx.x % kWarpSize;
@@ -237,7 +239,7 @@ __device__ __forceinline__ void store_codes(const HeadsParams& heads, const KvLa
 #pragma unroll 1
   for (int i = lane; i < dim; i += kWarpSize) largest = fmaxf(largest, fabsf(values[i]));
   largest = warp_max(largest);
-  // A division is 500 bytes of code: one for both.
+  // A division is 500 bytes of code: one copy for both.
   float inverse = 0.0f;
   float scale = 0.0f;
 #pragma unroll 1
@@ -254,18 +256,18 @@ __device__ __forceinline__ void store_codes(const HeadsParams& heads, const KvLa
   if (lane == 0) layout.scales(cache)[row] = scale;
 }
 
-// What a norm over `dim` values multiplies with, given the sum of their squares.
+// The factor of an RMS norm over `dim` values, given the sum of their squares.
 __device__ __forceinline__ float norm_scale(float squares, int dim, float eps) {
   return 1.0f / sqrtf(squares / static_cast<float>(dim) + eps);
 }
 
-// What the norms of one row over all heads multiply with.
+// The factors of a row's norms over all heads.
 struct RowScales {
   float q;
   float k;
 };
 
-// Where a row's rotation lies, [rotary_dim / 2] each, and its place in the cache.
+// A row's rotation, cos and sin [rotary_dim / 2], and its KV slot.
 struct RowPlace {
   const float* cos;
   const float* sin;
@@ -276,8 +278,8 @@ __device__ __forceinline__ RowPlace place_of(const HeadsParams& heads, int row) 
   return {heads.rope_cos + offset, heads.rope_sin + offset, heads.slot_mapping[row]};
 }
 
-// Norm and rotation of a head, in place: values [head_dim] in shared memory, of this warp. The norm
-// multiplies with `all_heads_scale` unless that is null.
+// Norm and rotation of a head, in place: values [head_dim] in this warp's shared memory. The norm
+// multiplies by `all_heads_scale` unless that is null.
 __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const float* weight,
                                             const float* all_heads_scale, const RowPlace& place,
                                             float* values) {
@@ -310,8 +312,8 @@ __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const floa
   __syncwarp();
 }
 
-// One head of one row, by a warp. `values` [head_dim] is its shared scratch; `scales` are given for
-// norms over all heads.
+// A warp finishes one head of one row. `values` [head_dim] is its shared scratch; `scales` are
+// given for norms over all heads.
 template <class T, FinishVariant kVariant = FinishVariant::kAny>
 __device__ __forceinline__ void finish_head(const FinishParams& finish, int head, int row,
                                             const RowPlace& place, float* values,
@@ -365,10 +367,10 @@ inline constexpr int64_t heads_scratch_bytes(int num_warps, int head_dim) {
   return int64_t{num_warps} * (head_dim + 1) * 4;
 }
 
-// Counts this block's tiles and finishes the heads they complete, for the rows [first_row,
-// end_row) that the block's row tile has. Every thread of the block calls it, after its sums are
-// stored. Tiles have no outputs from out_features on. scratch: shared, [num warps, head_dim], and
-// then [num warps] flags. find_place(row) gives a row's place.
+// Counts this block's tiles and finishes the heads that they complete, for rows [first_row,
+// end_row) of the block's row tile. Every thread of the block calls it, after its sums are stored.
+// There are no outputs from out_features on. scratch: shared, [num warps, head_dim], then [num
+// warps] flags. find_place(row) gives a row's rotation and slot.
 template <class T, int kThreads, FinishVariant kVariant = FinishVariant::kAny, class FindPlace>
 __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range tiles, int row_tile,
                                              int first_row, int end_row, float* scratch,

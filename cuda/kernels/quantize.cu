@@ -1,5 +1,6 @@
 // A thread makes the 32 codes of one group of one output, as cpu/kernels/quantize.cc does: every
-// operation rounds once and sums run in its order, so both backends hold the same bits.
+// operation rounds once and sums run in the same order as there, so both backends hold the same
+// bits.
 #include <cstdint>
 
 #include "cuda/common/numeric.cuh"
@@ -15,14 +16,14 @@ namespace {
 constexpr int kThreads = 128;
 constexpr float kLargestHalf = 65504.0f;
 constexpr uint16_t kLargestHalfBits = 0x7bff;
-// Groups (or outputs) below it become zero; far under what a float16 scale can stand for.
+// Groups (or outputs) below it become zero; far below what a float16 scale can represent.
 constexpr float kLeast = 0x1p-100f;
 
 struct Group {
   float x[kQuantGroup];
 };
 
-// Bits of the float16 nearest to x, ties to even; what is too large becomes the largest.
+// Bits of the float16 nearest to x, ties to even; clamps to the largest.
 __device__ uint16_t to_half(float x) {
   const float magnitude = fabsf(x);
   const uint16_t sign = (__float_as_uint(x) >> 31) != 0 ? 0x8000 : 0;
@@ -37,12 +38,12 @@ __device__ uint16_t to_half_above(float x) {
   return from_half(half) < x && half < kLargestHalfBits ? half + 1 : half;
 }
 
-// -8 * x in float16, whose exponent has room for it: exact.
+// -8 * x in float16, exact: can_keep has checked that the exponent has room.
 __device__ uint16_t minus_eight_times(uint16_t half) {
   return from_float<Half>(-8.0f * from_half(half)).bits;
 }
 
-// Sum of term(i) over the group: of i and i + 16 first, of neighbours last.
+// Sum of term(i) over the group, as a tree: i and i + 16 are added first, neighbours last.
 template <int kStride = 1, class Term>
 __device__ __forceinline__ float reduce_add(const Term& term, int first = 0) {
   if constexpr (kStride == kQuantGroup) {
@@ -81,7 +82,7 @@ __device__ __forceinline__ float inverse_of(float scale) {
   return scale != 0.0f ? 1.0f / scale : 0.0f;
 }
 
-// --- The rules, one a format: scale and min of a group, and the levels there are ---
+// --- Rules, one per format: scale and min of a group, and the range of levels ---
 
 struct Fit {
   float scale;  // as stored
@@ -102,7 +103,7 @@ struct Int8Grouped {
   }
 };
 
-// The min is half a step above the middle.
+// The min is half a level above the middle.
 struct Int8GroupedMin {
   static constexpr bool kInt4 = false, kGrouped = true, kMins = true;
   static constexpr float kLow = -128.0f, kHigh = 127.0f;
@@ -120,7 +121,7 @@ struct Int8GroupedMin {
 struct Int4Grouped {
   static constexpr bool kInt4 = true, kGrouped = true, kMins = false;
   static constexpr float kLow = -8.0f, kHigh = 7.0f;
-  // The largest magnitude is given the sign of the longer side.
+  // The scale's sign gives the value of largest magnitude a negative code, the longer side.
   __device__ static Fit fit(const Group& group, float) {
     constexpr float kSpans[] = {6.6f, 7.0f, 7.4f, 7.8f, 8.2f, 8.6f, 9.1f, 9.8f};
     const float low = smallest_of(group);
@@ -146,7 +147,7 @@ struct Int4Grouped {
   }
 };
 
-// By regression on the levels of each candidate.
+// Scale and min by linear regression on the levels of each candidate.
 struct Int4GroupedMin {
   static constexpr bool kInt4 = true, kGrouped = true, kMins = true;
   static constexpr float kLow = 0.0f, kHigh = 15.0f;
@@ -255,7 +256,7 @@ template <class Rule>
 __device__ Codes quantized(const SourceRow& row, int begin, float output_scale) {
   Group group;
 #pragma unroll
-  for (int i = 0; i < kQuantGroup; ++i) {  // past the end the first again, which is no extreme
+  for (int i = 0; i < kQuantGroup; ++i) {  // past the end: the first value, no new extreme
     group.x[i] = row.value(begin + i < row.in_features ? begin + i : begin);
   }
   const Fit fit = Rule::fit(group, output_scale);
@@ -277,7 +278,7 @@ __device__ CodePlace place_of(const QuantizeParams& params, int64_t row) {
   return code_place(packed_place(params.first_row + row, params.out_features, params.is_gated));
 }
 
-// A warp takes the largest magnitude of a row.
+// A warp per row finds the largest magnitude.
 __global__ void output_scales_kernel(QuantizeParams params) {
   const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
   if (row >= params.source.num_rows) return;

@@ -1,4 +1,9 @@
-// Weights into the layout of quantize_layout.h, from rows of a checkpoint on the device.
+// Packs rows of a checkpoint, on the device, into the layout of quantize_layout.h.
+//
+// Plain versions: integers have the bits of the CPU's packer (cpp/src/cpu/kernels/quantize.cc) and
+// stored codes the values of reference::values_of (tests/testing/oracle/operations.cc);
+// CudaQuantized (tests/cuda/backend/quantized_test.cc) compares. 8-bit floats:
+// CudaFp8.FloatsBecomeTheNearest (fp8_test.cc) checks that no other code is nearer.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +15,7 @@
 
 namespace specdec::cuda {
 
-// Rows of a WeightView, whose comments say what is in them.
+// Rows of a WeightView, whose comments describe the values.
 struct QuantizeSource {
   const void* values;      // [num_rows, in_features] of the dtype; 4-bit codes in pairs
   DType dtype;             // float32, bfloat16, float16, int8, or uint8 for 4-bit codes
@@ -24,7 +29,7 @@ struct QuantizeParams {
   QuantizeSource source;
   CodeLayout layout;
   void* weights;      // packed; zeros so far
-  int64_t first_row;  // the output that row 0 of the source is
+  int64_t first_row;  // the output of the source's row 0
   int64_t out_features;
   bool is_gated;  // outputs are gates, then ups
 };
@@ -32,10 +37,10 @@ struct QuantizeParams {
 // The same for layouts of 8-bit floats.
 struct PackFp8Params {
   const void* values;   // [num_rows, in_features]
-  DType dtype;          // float32, bfloat16, float16, or e4m3, which stay as they are
-  const float* scales;  // of e4m3: [num_rows]
+  DType dtype;          // float32, bfloat16, float16, or e4m3, whose codes are kept
+  const float* scales;  // [num_rows], with e4m3
   const uint16_t*
-      factors;  // of e4m3 in groups: [num_rows, ceil(in_features / kQuantGroup)] float16
+      factors;  // with e4m3 in groups: [num_rows, ceil(in_features / kQuantGroup)] float16
   int num_rows;
   CodeLayout layout;
   void* weights;  // packed; zeros so far
@@ -44,7 +49,7 @@ struct PackFp8Params {
   bool is_gated;
 };
 
-// Elements of a tensor that is made up, as core/random_weights.h says, to the same bits.
+// Elements of a random tensor, with the bits that core/random_weights.h defines.
 struct RandomWeightsParams {
   RandomSource source;
   DType dtype;    // float32, bfloat16 or float16
@@ -53,11 +58,11 @@ struct RandomWeightsParams {
 };
 
 struct QuantizeKernels {
-  // Codes that the layout can hold stay as they are, a row at a time; everything else is quantised
-  // by the rules of the CPU's packer, to the same bits.
+  // Keeps the codes of a row if the layout can hold them; quantises all other rows by the rules of
+  // the CPU's packer, to the same bits.
   void (*pack)(Stream&, const QuantizeParams&);
-  // Floating point gets one scale an output: its largest magnitude becomes the largest number there
-  // is.
+  // Floating-point weights get one scale per output, which makes the largest magnitude the largest
+  // number of the format.
   void (*pack_fp8)(Stream&, const PackFp8Params&);
   void (*random_weights)(Stream&, const RandomWeightsParams&);
 };

@@ -1,4 +1,5 @@
-// Weights as 8-bit floats: those of a checkpoint as they are, others with one scale an output.
+// Packs weights as 8-bit floats: a checkpoint's codes as they are, other weights with one scale per
+// output.
 #include <cstdint>
 
 #include "cuda/common/numeric.cuh"
@@ -13,14 +14,14 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr uint16_t kHalfOne = 0x3c00;
-// Outputs below it become zero: quotients by their scale would overflow.
+// Outputs below it become zero: division by their scale would overflow.
 constexpr float kLeast = 0x1p-100f;
 
 __device__ CodePlace place_of(const PackFp8Params& params, int64_t row) {
   return code_place(packed_place(params.first_row + row, params.out_features, params.is_gated));
 }
 
-// A warp a row.
+// A warp per row.
 __global__ void fp8_scales_kernel(PackFp8Params params) {
   const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
   if (row >= params.num_rows) return;

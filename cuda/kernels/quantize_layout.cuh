@@ -1,4 +1,4 @@
-// Places in the layout of quantize_layout.h, and the numbers its codes stand for.
+// Offsets in the layout of quantize_layout.h, and the values of its codes.
 #pragma once
 
 #include "cuda/common/numeric.cuh"
@@ -6,7 +6,7 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// An output by its tile and row there.
+// An output, as a tile and its row in the tile.
 struct CodePlace {
   int64_t tile;
   int row;
@@ -15,11 +15,11 @@ __host__ __device__ __forceinline__ CodePlace code_place(int64_t place) {
   return {place / kCodeTileRows, static_cast<int>(place % kCodeTileRows)};
 }
 
-// Offset of the block that k lies in.
+// Offset of the block of input k.
 __device__ __forceinline__ int64_t block_at(const CodeLayout& layout, int64_t tile, int k) {
   return (tile * layout.num_k_blocks + k / kQuantGroup) * layout.block_bytes;
 }
-// Offsets in it. The byte of the code of k + 1, k even, is two further on.
+// Offsets in a block. For even k, the byte of k + 1's code is two bytes after that of k's.
 __device__ __forceinline__ int code_at(const CodeLayout& layout, int row, int k) {
   const int lane = row % 8 * 4 + k % 16 / 4;
   const int i = k % kQuantGroup / 16 * 4 + k % 4;
@@ -58,7 +58,7 @@ __device__ __forceinline__ float2 scale_and_min(const unsigned char* weights,
   return make_float2(__fmul_rn(output_scale, half(scale_at(layout, place.row))),
                      layout.has_mins ? half(min_at(layout, place.row)) : 0.0f);
 }
-// What a code stands for before it is scaled.
+// The value of a code before it is scaled.
 __device__ __forceinline__ float code_of(const unsigned char* weights, const CodeLayout& layout,
                                          CodePlace place, int k) {
   const unsigned char byte =
