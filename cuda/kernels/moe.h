@@ -40,11 +40,11 @@ struct GroupParams {
 // The projections of all experts, each with its own rows.
 struct ExpertProductsParams {
   // Common to all experts. rows.num_rows is the most rows an expert may have. With rows.row_ids
-  // (few rows only), the rows of the sorted choices, these index the records; otherwise records are
-  // sorted like the choices. Outputs are.
+  // (few rows only), which are GroupParams::row_ids, a choice's record is found by its row;
+  // otherwise records are sorted like the choices. Outputs always are.
   ProductParams product;
   const int32_t* cu_rows;  // [num_experts + 1]
-  bool rows_are_known;     // written before the previous kernel: reads_before_wait
+  bool rows_are_known;     // cu_rows is older than the previous kernel
   int num_experts;
   int most_with_rows;                // most experts that may have rows
   int64_t scales_offset;             // of the outputs' scales in the weights; 0: none

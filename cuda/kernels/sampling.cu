@@ -1,4 +1,4 @@
-// The passes over rows of logits, one block of threads a chunk.
+// The passes over rows of logits, one block of threads per chunk.
 #include "cuda/common/ptx.cuh"
 #include "cuda/kernels/sampling_passes.cuh"
 #include "cuda/kernels/sampling_row.cuh"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kQuads = kSampleChunk / kThreads / 4;  // quads of tokens a thread
+constexpr int kQuads = kSampleChunk / kThreads / 4;  // quads of tokens per thread
 constexpr int kBlockLanes = kSampleBlock / 4;        // lanes whose quads make a block
 
 struct ScanWork {
@@ -21,7 +21,7 @@ struct ScanWork {
 
 __device__ __forceinline__ uint64_t lesser(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-// Logits first to first + 3 through the temperature; -inf past the end.
+// Logits first to first + 3, divided by the temperature; -inf past the end.
 __device__ __forceinline__ void load_quad(const RowView& view, int first, bool aligned,
                                           float (&values)[4]) {
   if (aligned && first + 4 <= view.vocab_size) {
@@ -163,14 +163,14 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(SampleRowsParams params)
   ptx::let_next_start();
 }
 
-// A chunk of a row on its way from the logits to the processed ones.
+// A chunk of a row's logits while they are processed.
 struct ChunkEdit {
   float* values;  // [kSampleChunk], shared
   int* counts;    // [kSampleChunk], shared
   int begin;      // first token
   int size;
 
-  // Calls change(place) for the tokens of a list that lie in the chunk.
+  // Calls `change` with the offset in the chunk of every token of a list that lies in the chunk.
   template <class Change>
   __device__ __forceinline__ void for_tokens(const int32_t* list, DeviceRange range,
                                              const Change& change) const {
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(kThreads) vectors_kernel(SampleRowsParams para
   ptx::let_next_start();
 }
 
-// Calls visit(i) for the elements of the block's chunk of a row that has `size`.
+// Calls visit(i) for the elements of the block's chunk of a row of `size` elements.
 template <class Visit>
 __device__ __forceinline__ void visit_chunk(int size, const Visit& visit) {
   const int begin = static_cast<int>(blockIdx.x) * kSampleChunk;

@@ -1,10 +1,15 @@
-// From logits to tokens, on the device: what cpu/sampler.h does, with the same noise.
+// From logits to tokens on the device: the sampler of cpu/sampler.h, with the same noise.
 //
-// A row of logits is cut into chunks of kSampleChunk tokens, one block of threads each, and blocks
-// of kSampleBlock tokens whose maxima are kept: what is looked for afterwards (the N greatest, what
-// top_k and top_p keep, a rank) is looked for in blocks whose maximum may hold it. Sums and sets
-// are the same in whatever order threads come: they are made in an order given by the vocabulary,
-// or of integers.
+// A row of logits is cut into chunks of kSampleChunk tokens, one block of threads each, and into
+// blocks of kSampleBlock tokens whose maxima are kept: later searches (the N greatest logits, the
+// cut-off of top_k and top_p, a token's rank) read only blocks whose maximum may matter. Sums and
+// sets do not depend on the order of threads: they are made in an order given by the vocabulary, or
+// of integers.
+//
+// Plain version: reference::distribution and draw (tests/testing/oracle/sampler.cc), which the
+// CPU's sampler is compared with. Sampling (tests/cuda/backend/sampling_test.cc) compares the
+// device with the CPU's sampler, and Draws.FollowTheDistribution the draws with
+// reference::distribution.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +21,7 @@ namespace specdec::cuda {
 
 inline constexpr int kSampleChunk = 4096;
 inline constexpr int kSampleBlock = 64;
-// Candidates and top-N entries that the device sorts; longer reports are finished by the host.
+// Most candidates or top-N entries that the device sorts; the host finishes longer reports.
 inline constexpr int kMaxListed = 512;
 
 // [begin, end) of one of the arrays of SampleRowsParams.
@@ -35,7 +40,7 @@ struct DeviceLogitBias {
   float bias;
 };
 
-// SampleRow, where kernels can read it.
+// A SampleRow as kernels read it.
 struct DeviceSampleRow {
   float temperature = 0.0f;
   float top_p = 1.0f;
@@ -48,27 +53,27 @@ struct DeviceSampleRow {
   uint64_t seed = 0;
   int64_t position = 0;
   int32_t num_candidates = 0;
-  int32_t num_logprobs = 0;  // negative, or above kMaxListed: the device reports the chosen alone
+  int32_t num_logprobs = 0;  // negative, or above kMaxListed: only the chosen is reported
   int32_t want_logprobs = 0;
   int32_t forced_token = -1;
-  DeviceRange counts;        // of counts; tokens are distinct
-  DeviceRange bias;          // of biases; entries of one token add up
-  DeviceRange allowed;       // of token_lists, rising; empty: all
+  DeviceRange counts;        // range of counts; tokens are distinct
+  DeviceRange bias;          // range of biases; entries of one token add up
+  DeviceRange allowed;       // range of token_lists, rising; empty: all
   DeviceRange banned;        // of token_lists
-  DeviceRange early_banned;  // of token_lists: stops before min_tokens
-  // Bits of allowed tokens, [num_mask_words], or null: all. Tokens past them are forbidden.
+  DeviceRange early_banned;  // range of token_lists: stop tokens before min_tokens
+  // Bits of allowed tokens, [num_mask_words], or null: all. Tokens past the bits are forbidden.
   const uint32_t* allowed_mask = nullptr;
   int32_t num_mask_words = 0;
-  // Instead of `counts`, or null: [vocab_size] 2 * (times in the output) + (1 if in the prompt), on
-  // top of which come the tokens of `path`, as output.
+  // Instead of `counts`, or null: [vocab_size] 2 * (times in the output) + (1 if in the prompt).
+  // The tokens of `path` are counted on top, as output.
   const int32_t* count_table = nullptr;
   const int32_t* path = nullptr;  // [num_path_tokens]
   int32_t num_path_tokens = 0;
   // [vocab_size] or null: processed instead of the row's logits.
   const float* given_logits = nullptr;
   float* distribution = nullptr;  // out [vocab_size], or null
-  // Out [vocab_size] or null: the logits the logprobs are made of, after the row's processors in
-  // processed mode; -inf: cut off.
+  // Out [vocab_size] or null: the logits that logprobs are made of, in processed mode after the
+  // row's processors; -inf: cut off.
   float* reported_logits = nullptr;
 };
 
@@ -83,14 +88,14 @@ struct DeviceLogprob {
   int32_t rank;
 };
 
-// The best element of a row, as sort key: see sampling_row.cuh.
+// What a scan finds in a chunk of a row; keys as in token_keys.cuh.
 struct ChunkPartial {
   uint64_t max_key;   // greatest value, and its lowest token
   uint64_t best_key;  // greatest perturbed value
   double sum;         // of exp(value - greatest value)
 };
 
-// What the finish of a row leaves for the kernels after it, and for the host.
+// What finish_rows leaves for the kernels after it, and for the host.
 struct SampleState {
   double scale;      // exp(value - max) * scale is the probability; 0: all of it at `only_token`
   double log_total;  // logprob = reported logit - log_total; 0 where logits are reported
@@ -152,10 +157,10 @@ struct SampleOutputs {
 struct SampleRowsParams {
   const DeviceSampleRow* rows;  // [num_rows]
   float* logits;                // [num_rows, vocab_size]
-  // Like logits: where rows with masks, bias, penalties or given logits go. The logits themselves,
-  // unless such a row's raw logprobs are wanted.
+  // Like logits: the output of masks, bias, penalties and given logits. The same memory as
+  // `logits`, unless raw logprobs of such a row are wanted.
   float* processed;
-  // What the rows' ranges are of.
+  // The arrays that the rows' ranges are of.
   const int32_t* token_lists;
   const DeviceTokenCount* counts;
   const DeviceLogitBias* biases;
@@ -169,7 +174,7 @@ struct SampleRowsParams {
   bool any_vectors;  // some row may have a distribution or reported_logits
 };
 
-// Logits of a head that scores some tokens, as logits over the target's vocabulary: see
+// Spreads the logits of an LM head that scores some tokens over the target's vocabulary: see
 // SampleArgs::token_ids.
 struct SpreadParams {
   const float* logits;       // [num_rows, vocab_size]

@@ -19,7 +19,7 @@ struct RowSummary {
   double sum;  // of exp(value - max); 0 when no value is above -inf
 };
 
-// Joins the chunks of a row; their sums in an order given by the vocabulary.
+// Joins the chunks of a row; adds their sums in an order given by the vocabulary.
 __device__ RowSummary summarize(SelectShared& shared, const ChunkPartial* partials, int num_chunks,
                                 bool sums) {
   RowSummary summary = {worst_key(), worst_key(), 0.0};
@@ -47,13 +47,13 @@ __device__ RowSummary summarize(SelectShared& shared, const ChunkPartial* partia
   return summary;
 }
 
-// The least float that is >= x: comparing with it is comparing with x.
+// The least float that is >= x: a float compares with it as with x.
 __device__ __forceinline__ float round_up(double x) {
   const auto rounded = static_cast<float>(x);
   return static_cast<double>(rounded) < x ? nextafterf(rounded, kInfinity) : rounded;
 }
 
-// What top_p keeps of the gathered tokens that `cutoff` lets through.
+// The cut-off of top_p among the gathered tokens that `cutoff` keeps.
 __device__ Cutoff top_p_cutoff(SelectShared& shared, const Gathered& gathered, Cutoff cutoff,
                                float max, float top_p, double total) {
   const double target = static_cast<double>(top_p) * total * static_cast<double>(kWeightUnits);
@@ -76,7 +76,7 @@ __device__ Cutoff top_p_cutoff(SelectShared& shared, const Gathered& gathered, C
   return result;
 }
 
-// What min_p, top_k and top_p leave. `total`: the sum of exp(value - max) over the row.
+// The cut-off of min_p, top_k and top_p. `total`: the sum of exp(value - max) over the row.
 __device__ Cutoff truncated(SelectShared& shared, const DeviceSampleRow& row, const RowPlan& plan,
                             const RowView& view, const float* maxima, float max, double total) {
   const bool has_top_p = row.top_p < 1.0f;
@@ -138,7 +138,7 @@ __device__ bool is_in(const int32_t* list, DeviceRange range, int32_t token) {
   return false;
 }
 
-// The answer when no logit is above -inf.
+// The token of a row whose logits are all -inf.
 __device__ int32_t first_permitted(const DeviceSampleRow& row, const SampleRowsParams& params) {
   const int32_t* lists = params.token_lists;
   const auto banned = [&](int32_t token) {
@@ -165,11 +165,11 @@ struct RowFinish {
   const RowPlan& plan;
   int index;
   RowView view;         // processed, with its cutoff
-  const float* maxima;  // of the processed
+  const float* maxima;  // of the processed logits
   float max = -kInfinity;
   double scale = 0.0;
 
-  // Leaves the best draws in the keys where there are several candidates; returns how many.
+  // For several candidates: puts the best draws into shared.keys, and returns how many.
   __device__ int list_draws() {
     RowView noisy = view;
     noisy.noisy = !plan.greedy;
@@ -218,7 +218,7 @@ struct RowFinish {
   }
 };
 
-// The token's entry, then the greatest `num_top`.
+// Reports the token, then the `num_top` greatest logits.
 __device__ void report_logprobs(SelectShared& shared, const RowView& view, const float* maxima,
                                 double log_total, int32_t token, int num_top, DeviceLogprob* out) {
   const auto logprob_of = [log_total](float logit) {
@@ -241,7 +241,7 @@ __device__ void report_logprobs(SelectShared& shared, const RowView& view, const
     const uint64_t key = shared.keys[mine_place];
     out[1 + mine_place] = {token_of(key), logprob_of(value_of_key(key)), mine_place + 1};
   }
-  // Fewer than asked for are above -inf: then the others, by id.
+  // If fewer than asked for are above -inf, the other tokens follow, by id.
   if (threadIdx.x != 0) return;
   int filled = found;
   for (int32_t other = 0; filled < num_top; ++other) {
@@ -309,8 +309,9 @@ __global__ void __launch_bounds__(kSelectThreads) finish_kernel(SampleRowsParams
       sum = raw.sum;
     }
   }
-  // The device's logarithm may differ from the host's in the last bit of a double, and so may a
-  // logprob in its own, once in some hundred million. Answers of one device all take this one.
+  // The device's logarithm may differ from the host's in the last bit of a double, and then one
+  // logprob in some hundred million differs in its last bit. All answers of a device take the
+  // device's.
   const double log_total = params.logprobs_hold_logits ? 0.0 : max + log(sum);
   const bool lists = row.num_logprobs >= 0 && row.num_logprobs <= kMaxListed;
   const int num_top = lists ? min(row.num_logprobs, params.vocab_size) : 0;

@@ -10,7 +10,7 @@ namespace specdec::cuda::SPECDEC_TARGET {
 void edit_rows(Stream& stream, const SampleRowsParams& params);
 // One read of the logits: maxima, sums, and the draws of rows that keep all tokens.
 void scan_rows(Stream& stream, const SampleRowsParams& params);
-// Truncation, tokens, candidates, logprobs: a block of threads a row.
+// Truncation, tokens, candidates, logprobs: a block of threads per row.
 void finish_rows(Stream& stream, const SampleRowsParams& params);
 // Distributions and reported logits.
 void write_vectors(Stream& stream, const SampleRowsParams& params);

@@ -1,4 +1,4 @@
-// A row of logits as the sampler sees it, and what is to be done with it.
+// A row of logits as the sampler sees it, and what the kernels have to do for it.
 #pragma once
 
 #include "core/step_rules.h"
@@ -19,8 +19,8 @@ struct Cutoff {
   }
 };
 
-// What a token is worth: its logit through the temperature, -inf where it is cut off; with noise
-// where it is to be drawn.
+// The values of a row's tokens: the logit divided by the temperature, -inf if the token is cut off,
+// and with noise for a draw.
 struct RowView {
   const float* logits;  // [vocab_size]
   int vocab_size;
@@ -57,16 +57,16 @@ __device__ __forceinline__ bool mask_allows(const DeviceSampleRow& row, int32_t 
          (row.allowed_mask[token / 32] >> (token % 32) & 1u) != 0;
 }
 
-// What a row needs of the kernels.
+// What the kernels have to do for a row.
 struct RowPlan {
   bool processes;  // looks at the logits after masks, bias and penalties
   bool greedy;
   bool forced;
   bool truncates;
-  bool weighs;  // the processed logits' softmax is asked for
-  bool draws;   // in the scan: all tokens may be drawn
+  bool weighs;  // the softmax of the processed logits is needed
+  bool draws;   // draws in the scan: all tokens may be drawn
   bool reports_raw;
-  bool shares_scan;  // the raw logits are what is processed
+  bool shares_scan;  // the raw logits are the processed ones
   int num_candidates;
   float divisor;
   bool has_top_k;

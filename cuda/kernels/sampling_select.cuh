@@ -1,5 +1,5 @@
-// Selection within a row by one block of threads, without sorting it. Everything adds integers or
-// compares, so the order in which threads come leaves no trace.
+// Selection within a row by one block of threads, without sorting it. All operations add integers
+// or compare, so results do not depend on the order of threads.
 #pragma once
 
 #include "cuda/kernels/sampling_row.cuh"
@@ -22,7 +22,7 @@ struct SelectShared {
   uint64_t before;
   uint64_t weight;
   double sum;
-  uint32_t low[kBins];  // weights of bins, in halves: shared memory adds 32 bits at once
+  uint32_t low[kBins];  // weights of bins, in halves: shared memory atomics have 32 bits
   uint32_t high[kBins];
   float values[kListCapacity];  // what gather found
   int32_t tokens[kListCapacity];
@@ -93,8 +93,8 @@ __device__ __forceinline__ void visit_blocks(const RowView& view, const float* m
   }
 }
 
-// The tokens whose value is at least `threshold`: a list in shared memory, or where it is too short
-// for them the blocks they lie in.
+// The tokens whose value is at least `threshold`: a list in shared memory or, if that is too short,
+// the blocks that they lie in.
 struct Gathered {
   const SelectShared* shared;
   const RowView* view;
@@ -135,8 +135,8 @@ __device__ inline Gathered gather(SelectShared& shared, const RowView& view, con
 }
 
 struct Selected {
-  uint32_t rank = 0;    // where the target is reached; else the last rank there is
-  uint32_t last = 0;    // the same, or where the ranks end that were not told apart
+  uint32_t rank = 0;    // where the target is reached; else the last rank with a weight
+  uint32_t last = 0;    // the same, or the last of the ranks that coarse_bits merges
   uint64_t before = 0;  // weight of lesser ranks
   uint64_t weight = 0;  // weight of this one
   uint64_t target = 0;
@@ -156,8 +156,8 @@ __device__ __forceinline__ uint64_t bin_weight(const SelectShared& shared, int b
   return static_cast<uint64_t>(shared.high[bin]) << 32 | shared.low[bin];
 }
 
-// Of the bins' weights: the first bin at which before + sum reaches the target, else the last that
-// is not empty (-1: none is). Every thread gets the same.
+// Finds the first bin at which before + sum reaches the target, else the last bin that is not empty
+// (-1: all are). Every thread gets the same.
 __device__ inline void find_bin(SelectShared& shared, uint64_t total, uint64_t prefix,
                                 Selected& result) {
   const int mine = 2 * static_cast<int>(threadIdx.x);
@@ -187,14 +187,14 @@ __device__ inline void find_bin(SelectShared& shared, uint64_t total, uint64_t p
   __syncthreads();
 }
 
-// What is looked for: the least rank in [low, high] such that what ranks up to it weighs at least
-// `target`, or with `fraction` > 0 that share of everything in the range.
+// A search: for the least rank in [low, high] such that all ranks up to it together weigh at least
+// `target` or, with `fraction` > 0, that share of the whole range.
 struct SelectRange {
   uint32_t low;
   uint32_t high;
   uint64_t target;
   double fraction = 0.0;
-  int coarse_bits = 0;  // ranks that differ in so many low bits need not be told apart
+  int coarse_bits = 0;  // so many low bits of a rank need not be found
 
   __device__ __forceinline__ uint64_t target_of(uint64_t total) const {
     const uint64_t aim = fraction > 0.0
@@ -204,7 +204,8 @@ struct SelectRange {
   }
 };
 
-// visit(add) calls add(rank, weight) for the elements, alike each time.
+// visit(add) calls add(rank, weight) for every element. It runs several times and must always give
+// the same.
 template <class Visit>
 __device__ inline Selected select(SelectShared& shared, const SelectRange& range,
                                   const Visit& visit) {
@@ -245,7 +246,8 @@ struct Measured {
   uint64_t weight;
 };
 
-// The same among few gathered: a thread adds up what ranks before its element.
+// The same for at most kSelectThreads gathered tokens: a thread sums up what ranks before its
+// element.
 template <class Measure>
 __device__ inline Selected select_few(SelectShared& shared, const Gathered& gathered,
                                       const SelectRange& range, const Measure& measure) {
@@ -273,7 +275,7 @@ __device__ inline Selected select_few(SelectShared& shared, const Gathered& gath
   Selected result;
   result.target = range.target_of(total);
   result.reached = total >= result.target;
-  // Elements of one rank write the same.
+  // Elements of equal rank write the same values.
   const uint64_t aim = result.reached ? result.target : total;
   if (own.weight > 0 && before < aim && before + alike >= aim) {
     shared.rank = own.rank;
@@ -302,7 +304,7 @@ __device__ inline Selected select_gathered(SelectShared& shared, const Gathered&
 
 __device__ __forceinline__ Measured count_of(float value) { return {rank_of(value), 1}; }
 
-// The lowest `count` of the tokens whose value is `value` end at this one.
+// The count-th lowest of the tokens whose value is `value`.
 __device__ inline int32_t last_of_ties(SelectShared& shared, const Gathered& gathered, float value,
                                        uint64_t count) {
   const SelectRange range = {
@@ -314,8 +316,8 @@ __device__ inline int32_t last_of_ties(SelectShared& shared, const Gathered& gat
   return static_cast<int32_t>(last.rank);
 }
 
-// A value that at least `count` tokens reach: not above the count-th greatest block maximum, and
-// not much below. -inf for too few blocks.
+// A value that at least `count` tokens reach: the count-th greatest block maximum, or a little
+// less. -inf if there are fewer blocks.
 __device__ inline float bound_of_top(SelectShared& shared, const float* maxima, int num_blocks,
                                      int count) {
   if (count > num_blocks) return -kInfinity;
@@ -329,7 +331,8 @@ __device__ inline float bound_of_top(SelectShared& shared, const float* maxima, 
   return value_of(selected.last);
 }
 
-// Puts the up to `count` greatest of the gathered, best first, into the keys; returns how many.
+// Sorts the `count` greatest gathered tokens, or all if there are fewer, into shared.keys, best
+// first. Returns how many.
 __device__ inline int sort_top(SelectShared& shared, const Gathered& gathered, int count) {
   Cutoff cutoff = {.value = gathered.threshold};
   if (gathered.count > kMaxListed) {
@@ -364,8 +367,9 @@ __device__ inline int sort_top(SelectShared& shared, const Gathered& gathered, i
   return min(found, count);
 }
 
-// The up to `count` (at most kMaxListed) greatest values above -inf, best first, in the keys. No
-// value is above its block's maximum; with cut-off tokens it may be below.
+// Puts the `count` (at most kMaxListed) greatest values above -inf into shared.keys, best first,
+// and returns how many. No value is above its block's maximum; if tokens are cut off, all may be
+// below it.
 __device__ inline int list_top(SelectShared& shared, const RowView& view, const float* maxima,
                                int count) {
   const float bound = bound_of_top(shared, maxima, view.num_blocks(), count);

@@ -1,4 +1,5 @@
-// Logits as sort keys: the least key is that of the greatest logit, and of its lowest token.
+// Logits as sort keys: the greatest logit has the least key, and among equal logits the lowest
+// token.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +9,16 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// As cpu/sampler.h and cpu/kernels/sampling.h have them.
+// The values of cpu/sampler.h and cpu/kernels/sampling.h.
 inline constexpr float kMaxLogit = 1e30f;
 inline constexpr int32_t kAnyToken = 0x7fffffff;
 
-// NaN reads as -inf, and what is too large as a number.
+// Makes NaN -inf, and clamps to kMaxLogit, which keeps +inf a number.
 __device__ __forceinline__ float clean(float logit) {
   return logit > -kInfinity ? fminf(logit, kMaxLogit) : -kInfinity;
 }
 
-// Rises as the value falls; -0 is +0. That of -inf is the greatest.
+// Rises as the value falls; -0 counts as +0. -inf has the greatest.
 __device__ __forceinline__ uint32_t rank_of(float value) {
   uint32_t bits = __float_as_uint(value + 0.0f);
   bits ^= (bits >> 31) != 0 ? 0xFFFFFFFFu : 0x80000000u;

@@ -1,4 +1,10 @@
-// Which drafted tokens are accepted: speculation/verification.h on the device, with the same coins.
+// Verification of drafted tokens: the rules of speculation/verification.h on the device, with the
+// same coins.
+//
+// Plain version: accept_exact, accept_synthetic, accept_rejection and accept_block
+// (cpp/src/speculation/verification.cc). Verify (tests/cuda/backend/verify_test.cc) compares token
+// for token, and writes the moves of KV out; EmittedOnDevice.TokensFollowTheTarget tests the
+// distribution of emitted tokens.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +13,7 @@
 
 namespace specdec::cuda {
 
-inline constexpr int kMaxNodeAttempts = 64;  // below one node
+inline constexpr int kMaxNodeAttempts = 64;  // at one node
 
 // The trees of a packed batch. The nodes of request r are rows cu_rows[r] to cu_rows[r + 1], the
 // root first and every parent before its children. A request without rows emits nothing.
@@ -30,13 +36,12 @@ struct VerifyAttempt {
 struct AcceptedDrafts {
   int32_t* num_accepted;  // [num_requests]
   int32_t* nodes;         // [num_requests, max_depth] accepted, from the root's child down
-  int32_t* num_tokens;    // [num_requests] emitted: one more, or 0 without rows
+  int32_t* num_tokens;    // [num_requests] emitted: num_accepted + 1, or 0 without rows
   int32_t* tokens;        // [num_requests, max_depth + 1]
   int max_depth;          // of any tree
 };
 
-// accept_exact, or accept_synthetic where there are rates: then the walk takes a node's first
-// child.
+// accept_exact or, if there are rates, accept_synthetic: then the walk takes a node's first child.
 struct WalkParams {
   VerifyTrees trees;
   const int32_t* sampled;  // [num_rows] the token that the sampler drew after each node
@@ -62,15 +67,16 @@ struct WeighParams {
 inline constexpr int kWeighSegment = 1024;  // tokens
 inline constexpr int kMaxWeighedVocab = 512 * kWeighSegment;
 
-// Where the KV of accepted nodes has to move, for AttentionKernels::copy_kv: that of the i-th
-// accepted node to position base_len + i + 1. It lies at an offset from base_len, which for a model
-// that ran the whole tree is the node's number.
+// The moves of accepted nodes' KV, for AttentionKernels::copy_kv. The KV of the i-th accepted node
+// moves to position base_len + i + 1. It lies at an offset from base_len, which is the node's
+// number for a model that ran the whole tree.
 struct KvMovesParams {
   const int32_t* cu_rows;  // [num_requests + 1]
   AcceptedDrafts accepted;
   const int32_t* base_lens;  // [num_requests]
   // [num_requests, max_offsets] offsets of nodes 1 and up, for a draft model, which ran only part
-  // of the tree: perhaps not the last accepted node, which is not moved. Null: all nodes ran.
+  // of the tree. It may not have run the last accepted node, so that node is not moved. Null: all
+  // nodes ran.
   const int32_t* kv_offsets = nullptr;
   int max_offsets = 0;
   const int32_t* block_tables;  // [num_requests, max_blocks_per_request]

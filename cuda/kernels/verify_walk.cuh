@@ -31,7 +31,7 @@ struct TreeRows {
   }
 };
 
-// By a warp: accepts drafts of one request, as WalkParams says. Its first lane writes.
+// A warp accepts drafts of one request, as WalkParams says. Its first lane writes.
 __device__ __forceinline__ void walk_tree(const WalkParams& params, int request) {
   const VerifyTrees& trees = params.trees;
   const AcceptedDrafts& out = params.accepted;

@@ -1,4 +1,5 @@
-// Rejection and block verification: a block of threads a request, in double as the CPU has them.
+// Rejection and block verification: a block of threads per request, in double precision like the
+// CPU.
 #include "cuda/common/exact_math.cuh"
 #include "cuda/common/philox.cuh"
 #include "cuda/common/ptx.cuh"
@@ -11,7 +12,7 @@ constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSegments = kMaxWeighedVocab / kWeighSegment;
 
-// NaN is no probability.
+// NaN counts as no probability.
 __device__ __forceinline__ double positive(double x) { return x > 0.0 ? x : 0.0; }
 
 __device__ __forceinline__ double probability_in(const float* distribution, int size,
@@ -19,13 +20,13 @@ __device__ __forceinline__ double probability_in(const float* distribution, int 
   return token >= 0 && token < size ? positive(distribution[token]) : 0.0;
 }
 
-// What a drafted token was drawn from: the distribution weights / mass, in which tokens that were
-// drawn before have no weight, or the token alone.
+// The distribution that a drafted token was drawn from: weights / mass, without the tokens drawn
+// from it before at the node, or all probability on the token.
 struct Proposal {
   const float* weights;  // null: the token alone, with probability one
   double mass;
   double scale;      // factor of the remainder that the proposal is subtracted from
-  double left_mass;  // what that leaves in all, before it is normalised
+  double left_mass;  // mass that the subtraction leaves
   int32_t token;
   int32_t distribution;
   int32_t num_before;  // earlier attempts at the node
@@ -40,7 +41,7 @@ struct WeighShared {
   int32_t token;
 };
 
-// What is left of the target's distribution after a node when failed proposals are subtracted.
+// The target's distribution after a node, less the failed proposals.
 struct Remainder {
   const WeighShared* shared;
   const float* target;  // [vocab_size]
@@ -115,8 +116,8 @@ __device__ double sum_segments(WeighShared& shared, int size, const WeightOf& we
   return shared.total;
 }
 
-// The token at which the cumulative weights pass `threshold`, or the last token with any weight
-// where rounding keeps them below it. Reads the segments' sums, which are in shared memory.
+// The token at which the cumulative weights pass `threshold`, or the last token with any weight if
+// rounding keeps the sum below it. Reads the segments' sums, which are in shared memory.
 __device__ int32_t find_token(WeighShared& shared, const Remainder& remainder, double threshold) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int size = remainder.vocab_size;
@@ -200,7 +201,7 @@ struct Weighing {
     return {&shared, params.target + static_cast<int64_t>(first + node) * params.vocab_size,
             params.vocab_size, params.draft_vocab_size};
   }
-  // The first attempt at `node`, of those from `attempt` on; attempts_end where there is none.
+  // The first attempt at `node` from index `attempt` on, or attempts_end.
   __device__ __forceinline__ int next_attempt(int node, int attempt) const {
     while (attempt < attempts_end && params.attempts[attempt].parent != node) ++attempt;
     return attempt;
@@ -211,8 +212,8 @@ struct Weighing {
            proposal.mass;
   }
 
-  // The proposal of an attempt that is number `index` at its node. Its mass still includes tokens
-  // that were drawn before.
+  // The proposal of the index-th attempt at its node. Its mass still includes the tokens drawn
+  // before.
   __device__ __forceinline__ Proposal proposal_of(const VerifyAttempt& attempt, int index) const {
     Proposal proposal = {.weights = nullptr,
                          .mass = 1.0,
@@ -230,7 +231,7 @@ struct Weighing {
     return proposal;
   }
 
-  // The same with the right mass. Remembers the attempt for the ones after it.
+  // The same with the right mass. Records the attempt for later ones.
   __device__ Proposal begin_attempt(const VerifyAttempt& attempt, int index, Remainder& remainder) {
     Proposal proposal = proposal_of(attempt, index);
     __syncthreads();
@@ -328,15 +329,15 @@ struct Weighing {
   __device__ __forceinline__ Proposal chain_proposal(int node) const {
     return proposal_of(params.attempts[next_attempt(node, attempts_begin)], 0);
   }
-  // P_i of the chain's i-th draft, given P_(i - 1): the share of the drafted path's probability
-  // that the target backs.
+  // P_i of the chain's i-th draft, given P_(i - 1): min(P_(i - 1) p / q, 1), where p and q are the
+  // target's and the draft's probability of the draft.
   __device__ __forceinline__ double next_weight(double weight, int i) const {
     const Proposal proposal = chain_proposal(i - 1);
     const double backed = weight * remainder_at(i - 1).probability(proposal.token);
     return fmin(backed / probability(proposal), 1.0);
   }
 
-  // The mass of P_i p - q after the chain's i-th draft.
+  // The mass of max(P_i p - q, 0) after the chain's i-th draft, which is `node`.
   __device__ double block_residual(int node) {
     double weight = 1.0;
     for (int i = 1; i <= node; ++i) weight = next_weight(weight, i);
@@ -408,7 +409,7 @@ __global__ void __launch_bounds__(kThreads, 1) accept_kernel(WeighParams params)
   ptx::let_next_start();
 }
 
-// Each row of the batch has a block, which has work where a chain goes on for another draft.
+// One block per row of the batch. It has work if the chain has a draft after the row's.
 __global__ void __launch_bounds__(kThreads, 1) residual_kernel(WeighParams params) {
   SPECDEC_SHARED_BYTES(shared_bytes);
   WeighShared& shared = *reinterpret_cast<WeighShared*>(shared_bytes);
