@@ -3,7 +3,7 @@
 // Plain versions: integers have the bits of the CPU's packer (cpp/src/cpu/kernels/quantize.cc) and
 // stored codes the values of reference::values_of (tests/testing/oracle/operations.cc);
 // CudaQuantized (tests/cuda/backend/quantized_test.cc) compares. 8-bit floats:
-// CudaFp8.FloatsBecomeTheNearest (fp8_test.cc) checks that no other code is nearer.
+// CudaFp8.FloatsBecomeTheNearest (fp8_test.cc) compares with a search for the nearest code.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@ __device__ void commit_seat(const StepParams& params, int index, StepReport& rep
   StepSeat& seat = memory.state.seats[index];
   const SeatDrafts& drafts = memory.state.drafts[index];
   const AcceptedDrafts& all = memory.accepted;
-  // Weighing says nothing of a seat without drafts, which emits what was sampled.
+  // Weighing has no result for a seat without drafts, which emits the sampled token.
   const bool is_plain = memory.is_weighed != 0 && drafts.num_drafts == 0;
   const int num_accepted = is_plain ? 0 : all.num_accepted[index];
   const int32_t* tokens = is_plain ? memory.sampled + memory.batch.cu_rows[index]
@@ -47,7 +47,7 @@ __device__ void commit_seat(const StepParams& params, int index, StepReport& rep
     if (drafts.is_tree != 0) report.parents[i] = drafts.parents[i];
   }
   for (int i = 0; i < num_accepted; ++i) report.accepted[i] = nodes[i];
-  // Of a head that scores part of the vocabulary there may be no draft, and still it ran.
+  // A draft head with a reduced vocabulary may draft nothing, but its KV was written.
   if (params.num_passes > 0 && drafts.depth_limit > 0) {
     const bool grew_tree = params.num_passes > 0 && memory.growths.shape.width > 1;
     seat.num_seen = num_seen_after(memory.draft_kind, seat.num_tokens, drafts.num_drafts,
@@ -62,7 +62,7 @@ __device__ void commit_seat(const StepParams& params, int index, StepReport& rep
   report.num_tokens = num_emitted;
 }
 
-// Of a block that walks trees first, a warp each.
+// Threads of a block that walks trees first, a warp per tree.
 constexpr int kWalkThreads = 512;
 
 template <bool kWalks>
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kWalks ? kWalkThreads : kStepThreads, 1)
       report.num_tokens = 0;
     }
   }
-  __syncthreads();  // all know the turn
+  __syncthreads();  // all have read num_ended
   if (threadIdx.x == 0) {
     *memory.ended_times[turn] = {memory.times->draft, memory.times->verify, ptx::nanoseconds(),
                                  step};

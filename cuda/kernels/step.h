@@ -1,5 +1,11 @@
-// What strings the passes of a step together on the device: rows are made from the state of the
-// requests, and the state is advanced by what was sampled.
+// The kernels between the passes of a step on the device: they make rows from the requests' state,
+// and advance the state by the sampled tokens. core/step_rules.h has the rules that host and device
+// share.
+//
+// Plain version: the host's step. DeviceExecutorTest (tests/cuda/engine/device_executor_test.cc)
+// compares answers with those of HostExecutor, DeviceDrafts (device_drafters_test.cc) chains and
+// trees with those of ModelDrafter. PassRowsTest (tests/cuda/backend/pass_rows_test.cc) writes the
+// rows of a draft pass out.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +19,20 @@ namespace specdec::cuda {
 
 inline constexpr int kStepTail = 16;  // committed tokens that a seat keeps
 static_assert(kStepTail >= kMaxUnseen, "a draft model reads the tokens it has not seen there");
-inline constexpr int kMaxStepDrafts = 63;  // of a request: with the root, a bit each in a mask
+inline constexpr int kMaxStepDrafts = 63;  // per request: with the root, a bit each in a mask
 inline constexpr int kMaxStepSeats = 1024;
 inline constexpr int kMaxTreeWidth = 16;
 // A tree has the candidates of the root and of each node that the draft model runs.
 inline constexpr int kMaxTreeNodes = kMaxTreeWidth * (1 + kMaxStepDrafts);
 
-// A request's seat: what the device keeps of it from step to step.
+// A request's seat: its state on the device from step to step.
 struct StepSeat {
   int32_t is_active;
   int32_t num_tokens;  // committed; the last has no KV yet
   int32_t num_seen;    // tokens whose KV the draft model has
   int32_t num_prompt_tokens;
   int32_t max_num_tokens;
-  int32_t max_depth;  // of a draft
+  int32_t max_depth;  // of drafts
   int32_t min_tokens;
   DeviceRange stops;         // of token_lists: tokens that end the request
   int32_t tail[kStepTail];   // the last committed tokens, the very last at the end
@@ -34,12 +40,12 @@ struct StepSeat {
   int32_t* count_table;      // [vocab_size], which `sampling` reads; null without penalties
 };
 
-// What is drafted for a seat in the step under way. Node 0 is the root, node i + 1 is draft i.
+// A seat's drafts in the step under way. Node 0 is the root, node i + 1 is draft i.
 struct SeatDrafts {
   int32_t depth_limit;  // how deep the draft model may draft for the seat
   int32_t num_drafts;
   int32_t is_tree;    // draft i continues node parents[i]; in a chain it continues node i
-  DeviceRange masks;  // of StepMemory::masks, one a node; empty: any token may follow
+  DeviceRange masks;  // range of StepMemory::masks, one per node; empty: all tokens
   int32_t tokens[kMaxStepDrafts];
   int32_t parents[kMaxStepDrafts];  // not written for chains
 };
@@ -62,17 +68,17 @@ struct StepBatch {
   int32_t* base_lens;        // [num_seats]
   int32_t* sample_ids;       // [max_rows] the row that makes each sample
   DeviceSampleRow* samples;  // [max_rows]
-  int64_t* feature_slots;    // [max_rows] of a head's passes, as in BatchView; null without a head
+  int64_t* feature_slots;    // [max_rows] for a draft head, as in BatchView; or null
   int64_t* state_slots;      // [max_rows] likewise
   int32_t max_rows;          // rows past those in use are padding
 };
 
-// A node of a tree that grows: the i-th is node i + 1, the root is none of them.
+// A node of a growing tree. The i-th is node i + 1; the root has no entry.
 struct StepTreeNode {
   int32_t token;
   int32_t parent;
   float survival;     // probability of its path by the draft model
-  int32_t kv_offset;  // of its KV slot, counted from the root's; 0 where the model has not run it
+  int32_t kv_offset;  // of its KV slot from the root's; 0 if the model has not run it
 };
 
 // A node whose continuations the next pass drafts.
@@ -98,7 +104,7 @@ struct StepGrowths {
   TreeShape shape;          // bounds the nodes that are verified, and those that the model runs
 };
 
-// What the target's pass needs for trees, and what weighing drafts needs.
+// Trees for the target's pass, and what weighing drafts reads.
 struct StepTrees {
   uint8_t* is_tree;         // [num_seats]
   uint64_t* masks;          // [max_rows]
@@ -110,7 +116,7 @@ struct StepTrees {
   float* targets;           // [max_rows, vocab_size] distributions of the target
 };
 
-// What the host learns of a seat.
+// A seat's report to the host.
 struct StepReport {
   int32_t num_drafts;
   int32_t num_accepted;
@@ -127,31 +133,31 @@ struct StepTimes {
   uint64_t draft;   // the draft model's passes
   uint64_t verify;  // the target's pass
   uint64_t end;
-  uint64_t step;  // of those that ended: how many ended before it
+  uint64_t step;  // number of steps that ended before it
 };
 
-inline constexpr int kStepsUnderWay = 2;  // at most; each reports to a place of its own
+inline constexpr int kStepsUnderWay = 2;  // at most; each has reports of its own
 
-// All the memory of a device step, and what is the same in each of its steps.
+// The memory of device steps, and the settings that all steps share.
 struct StepMemory {
   StepState state;
   StepBatch batch;
   StepTrees trees;
-  StepGrowths growths;  // its arrays are there where trees are grown, its shape always
+  StepGrowths growths;  // arrays only if trees are grown, the shape always
   AcceptedDrafts accepted;
-  // Samples of the last pass: a token each and, where trees are grown, candidates, best first.
+  // Samples of the last pass: one token each and, if trees are grown, candidates, best first.
   int32_t* sampled;             // [max_rows]
   int32_t* num_candidates;      // [num_seats * shape.width]
   DeviceCandidate* candidates;  // [num_seats * shape.width, shape.width]
   float* distributions;         // [num_seats, max_nodes, vocab_size] of independent drafts, or null
-  const int32_t* token_lists;   // DeviceRanges are of this
+  const int32_t* token_lists;   // what DeviceRanges are ranges of
   const uint32_t* masks;        // [max_rows, num_mask_words], or null in steps without masks
-  // [num_seats] of steps that ended, in turn, and their times: memory of the host, which the device
-  // writes directly, so that nothing stands between a step and the next.
+  // [num_seats] Reports of ended steps, used in turn, and the steps' times. In host memory, which
+  // the device writes directly, so that no copy stands between two steps.
   StepReport* reports[kStepsUnderWay];
   StepTimes* ended_times[kStepsUnderWay];
   StepTimes* times;     // of the step that runs
-  uint64_t* num_ended;  // steps
+  uint64_t* num_ended;  // steps that ended
   int32_t vocab_size;
   int32_t num_mask_words;
   DraftModelKind draft_kind;
@@ -163,18 +169,18 @@ struct StepParams {
   StepMemory memory;
   int32_t num_passes;  // of the draft model in this step
   int32_t has_host_drafts;
-  int32_t pass;  // of the draft model: the one that is prepared, or whose samples are there
+  int32_t pass;  // of the draft model: the one to prepare, or that has sampled
 };
 
-// Which rows a pass has.
+// The rows that a pass has.
 enum class PassRows : uint8_t {
-  kDraft,   // of the draft model: in pass 0 the tokens it has not seen, in later passes of a chain
-            // the draft of the pass before. One sample a seat.
-  kTree,    // of a later pass, where trees are grown: the frontiers. shape.width samples a seat.
-  kVerify,  // of the target's pass: the last token and the drafts of each seat. Every row samples.
+  kDraft,   // draft model: in pass 0 the tokens it has not seen, then the last draft of each chain.
+            // One sample per seat.
+  kTree,    // draft model, later passes of trees: the frontiers. shape.width samples per seat.
+  kVerify,  // target: the last token and the drafts of each seat. Every row samples.
 };
 
-// Entry `token` of a seat's count table, for a token of its text.
+// The value `count` for entry `token` of a seat's count table.
 struct SeatTokenCount {
   int32_t seat;
   int32_t token;
@@ -184,7 +190,7 @@ struct SeatTokenCount {
 // Changes that the host makes between steps.
 struct ChangeSeatsParams {
   StepState state = {};
-  const int32_t* ended = nullptr;  // [num_ended] seats that are active no longer
+  const int32_t* ended = nullptr;  // [num_ended] seats that are no longer active
   int32_t num_ended = 0;
   const NewBlock* blocks = nullptr;  // [num_blocks]
   int32_t num_blocks = 0;
@@ -197,9 +203,9 @@ struct StepKernels {
   // Adds the candidates of a pass to the trees and chooses the next frontiers. After the last pass
   // the likeliest nodes become the seats' drafts.
   void (*grow_trees)(Stream&, const StepParams&);
-  // Appends what was accepted, ends requests, advances the state, reports.
+  // Appends accepted tokens, ends requests, advances the state, reports.
   void (*commit)(Stream&, const StepParams&);
-  // VerifyKernels::walk and then the same.
+  // VerifyKernels::walk and commit, in one launch.
   void (*walk_and_commit)(Stream&, const StepParams&, const WalkParams&);
   void (*change_seats)(Stream&, const ChangeSeatsParams&);
 };

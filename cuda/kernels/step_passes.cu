@@ -7,15 +7,15 @@
 namespace specdec::cuda::SPECDEC_TARGET {
 namespace {
 
-// A chain gets its draft number `pass`, unless the seat's chain is shorter.
+// Adds draft number `pass` to a chain, unless the seat's chain is shorter.
 __device__ __forceinline__ void add_to_chain(SeatDrafts& drafts, int pass, int32_t token) {
   if (drafts.depth_limit < pass) return;
   drafts.tokens[pass - 1] = token;
   drafts.num_drafts = pass;
 }
 
-// Of the draft model, over committed tokens that it has not seen and, in later passes, over the
-// draft of the pass before.
+// A pass of the draft model: in pass 0 over the committed tokens that it has not seen, in later
+// passes of a chain over the draft of the pass before.
 struct DraftPass {
   static constexpr const char* kName = "draft_rows";
 
@@ -32,7 +32,7 @@ struct DraftPass {
     return draft_depth_limit(max_depth, seat.num_tokens, seat.max_num_tokens);
   }
 
-  // Once the seat has its depth_limit.
+  // Valid once the seat has its depth_limit.
   static __device__ __forceinline__ int num_rows_of(const StepParams& params, int index) {
     if (params.memory.state.drafts[index].depth_limit <= params.pass) return 0;
     const StepSeat& seat = params.memory.state.seats[index];
@@ -136,7 +136,7 @@ __device__ __forceinline__ void put_frontier(const StepParams& params, int index
   batch.samples[sample_at] = draft_after(seat, path, params.pass, memory);
 }
 
-// Of the draft model, over the frontiers of trees that grow.
+// A pass of the draft model over the frontiers of growing trees.
 struct TreePass {
   static constexpr const char* kName = "tree_rows";
 
@@ -216,7 +216,7 @@ __device__ __forceinline__ void put_node(const StepMemory& memory, int index, in
   batch.samples[row] = sample;
 }
 
-// The attempt that made draft node - 1 of seat `index`.
+// Writes the attempt that made draft node - 1 of seat `index`.
 __device__ __forceinline__ void put_attempt(const StepMemory& memory, int index, int node) {
   const bool was_drawn = !is_greedy(memory.state.seats[index].sampling.temperature);
   const bool has_distribution = memory.distributions != nullptr && was_drawn;
@@ -227,8 +227,8 @@ __device__ __forceinline__ void put_attempt(const StepMemory& memory, int index,
       .distribution = has_distribution ? first_distribution + node - 1 : -1};
 }
 
-// The seat that a row belongs to: the last one whose first row is not past it. Earlier seats with
-// the same first row have no rows.
+// The seat that a row belongs to: the last one whose first row is at or before it. Earlier seats
+// with the same first row have no rows.
 __device__ __forceinline__ int seat_of_row(const int32_t* first_rows, int num_seats, int row) {
   int low = 0;
   int high = num_seats;
@@ -243,7 +243,7 @@ __device__ __forceinline__ int seat_of_row(const int32_t* first_rows, int num_se
   return low;
 }
 
-// Of the target, over the last token and the drafts of each seat.
+// The target's pass over the last token and the drafts of each seat.
 struct VerifyPass {
   static constexpr const char* kName = "verify_rows";
 
@@ -251,11 +251,11 @@ struct VerifyPass {
     return (params.num_passes > 0 || params.has_host_drafts != 0) &&
            params.memory.state.seats[index].is_active != 0;
   }
-  // Whose last draft is added here.
+  // Whether seats have chains: their last draft is added in this pass.
   static __device__ __forceinline__ bool has_chains(const StepParams& params) {
     return params.num_passes > 0 && params.memory.growths.shape.width == 1;
   }
-  // Once the seat has its last draft.
+  // Valid once the seat has its last draft.
   static __device__ __forceinline__ int num_rows_of(const StepState& state, int index) {
     return state.seats[index].is_active != 0 ? 1 + state.drafts[index].num_drafts : 0;
   }
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kStepThreads, 1) make_rows_kernel(StepParams p
   Pass::make(params, shared_bytes);
 }
 
-// With what VerifyPass shares.
+// With shared memory for VerifyPass's first_rows.
 LaunchConfig config_of(const StepParams& params) {
   LaunchConfig config = kOneStepBlock;
   config.shared_bytes = sizeof(int32_t) * static_cast<size_t>(params.memory.state.num_seats);

@@ -1,4 +1,4 @@
-// What the kernels share that make the rows of a pass from the state of the requests.
+// Shared by the kernels that make the rows of a pass from the requests' state.
 #pragma once
 
 #include "cuda/common/target.cuh"
@@ -8,7 +8,7 @@ namespace specdec::cuda::SPECDEC_TARGET {
 
 inline constexpr int kStepThreads = 256;
 
-// These kernels run as one block, each thread of which has a few consecutive seats.
+// These kernels run as one block; each thread has a few consecutive seats.
 struct SeatRange {
   int begin;
   int end;
@@ -25,8 +25,8 @@ struct StepCounts {
   int drafts = 0;
 };
 
-// The sum over the threads before this one; `total` gets that over all threads. A block may call
-// it once.
+// The sum over the threads before this one; *total becomes the sum over all threads. A block may
+// call it once.
 __device__ __forceinline__ StepCounts exclusive_scan(StepCounts own, StepCounts* total) {
   __shared__ StepCounts sums[kStepThreads / 32];
   const int lane = threadIdx.x % 32;
@@ -66,8 +66,8 @@ __device__ __forceinline__ void put_row(const StepState& state, const StepBatch&
   batch.slot_mapping[row] = kv_slot(state, seat, kv_position);
 }
 
-// Of a head's row: it continues what lies at `feature_position`, and keeps its own state at
-// `state_position`, both KV positions; -1: nowhere.
+// For a draft head's row: the KV position of the features that it continues, and the KV position
+// where its state is kept, or -1 for nowhere.
 __device__ __forceinline__ void put_head_row(const StepState& state, const StepBatch& batch,
                                              int row, int seat, int feature_position,
                                              int state_position) {

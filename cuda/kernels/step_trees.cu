@@ -1,4 +1,6 @@
-// Trees that a draft model grows level by level, the same ones that ModelDrafter grows.
+// Trees that a draft model grows level by level, the same as ModelDrafter (runtime/model_drafter.h)
+// grows on the host. DeviceDrafts.TreesAreThoseOfTheHostWhateverWasAccepted
+// (tests/cuda/engine/device_drafters_test.cc) compares them.
 #include "cuda/common/ptx.cuh"
 #include "cuda/kernels/step_rows.cuh"
 #include "cuda/kernels/step_trees.cuh"
@@ -10,14 +12,14 @@ constexpr int kGrowThreads = 128;
 constexpr int kMaxChildren = kMaxTreeWidth * kMaxTreeWidth;  // of a level
 
 struct GrowShared {
-  StepFrontier frontier[kMaxTreeWidth];  // what the pass ran
+  StepFrontier frontier[kMaxTreeWidth];  // nodes that the pass ran
   int32_t first_child[kMaxTreeWidth + 1];
-  int32_t entry_of[kMaxChildren];  // of the frontier, for each child
+  int32_t entry_of[kMaxChildren];  // the frontier's entry of each child
   float survivals[kMaxTreeNodes];
   int32_t drafts[kMaxTreeNodes];  // which draft a node becomes; -1: none
 };
 
-// How many nodes survive likelier than `node`; of equal ones the older counts as likelier.
+// How many nodes have a higher survival than `node`; among equal ones the older counts as higher.
 __device__ __forceinline__ int rank_among(const float* survivals, int num_nodes, int node) {
   const float own = survivals[node];
   int rank = 0;
@@ -91,7 +93,8 @@ struct Growing {
     __syncthreads();
   }
 
-  // The next pass runs the likeliest children, as many as the tree is wide and has KV slots left.
+  // The next pass runs the likeliest children, as many as the tree's width and its free KV slots
+  // allow.
   __device__ void choose_frontier() {
     const bool goes_on = params.pass + 1 < drafts.depth_limit;
     const int room = max(0, max_nodes() + 1 - growths.num_kv_slots[index]);
