@@ -1,7 +1,7 @@
 // One thin wrapper for each instruction that CUDA C++ has no name for; no other file has PTX. The
 // emulation has a second body of the same meaning for every wrapper (emulation/ptx.h).
-// tests/cuda/emulation/ptx_conformance_test.cc compares both with plain loops written from the PTX
-// documentation.
+// tests/cuda/emulation/ptx_conformance_test.cc and ptx_operations_test.cc compare both with plain
+// loops written from the PTX and CUDA documentation.
 #pragma once
 
 #include "cuda/common/target.cuh"

@@ -1,3 +1,4 @@
+// Attention by the act dtype, and copies within the cache.
 #include "cuda/common/kv_layout.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/target.cuh"

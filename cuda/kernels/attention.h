@@ -8,7 +8,8 @@
 // Plain version: reference::tree_attention (tests/testing/oracle/operations.cc), double loops that
 // AttentionTest.MatchesDoubleLoop (tests/cuda/backend/attention_test.cc) compares with; its
 // MatchesCpuBackend compares with the CPU kernel (cpp/src/cpu/kernels/attention.cc). Copies have no
-// plain version: kv_copy_test.cc and features_test.cc, in the same folder, write the result out.
+// plain version: kv_copy_test.cc and features_test.cc, in the same folder, compare with the same
+// copies on the host.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@
 namespace specdec::cuda {
 
 inline constexpr int kAttentionTile = 64;         // positions
-inline constexpr int kFewAttentionRows = 64;      // most rows of a decoding batch
+inline constexpr int kFewAttentionRows = 64;      // most rows for the few-rows kernels: decoding
 inline constexpr int kMaxAttentionHeadDim = 256;  // a multiple of 8, of 16 with int8
 // Most shared memory of a block. Not every GPU has as much as heads of more than 128 need.
 inline constexpr int attention_shared_bytes(int head_dim) {

@@ -63,8 +63,8 @@ struct AttendArgs {
   AttentionWorkspace workspace;
   float scale_log2;   // score * scale_log2 is an exponent of 2
   float score_limit;  // soft cap of scores before they are scaled; 0: none
-  // The work list of the pass: written by the kernel that works it out, unless null, and read by
-  // the other.
+  // The pass's work list, or null. The kernel that works it out writes it; the other kernel reads
+  // it.
   int* num_planned;     // items
   void* planned_items;  // [*num_planned] PlannedItem
 };

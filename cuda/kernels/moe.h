@@ -41,7 +41,7 @@ struct GroupParams {
 struct ExpertProductsParams {
   // Common to all experts. rows.num_rows is the most rows an expert may have. With rows.row_ids
   // (few rows only), which are GroupParams::row_ids, a choice's record is found by its row;
-  // otherwise records are sorted like the choices. Outputs always are.
+  // otherwise records are sorted like the choices. Outputs are always sorted.
   ProductParams product;
   const int32_t* cu_rows;  // [num_experts + 1]
   bool rows_are_known;     // cu_rows is older than the previous kernel

@@ -26,7 +26,7 @@ class Rounds {
   __device__ explicit Rounds(const PeerLinks& links)
       : links_(links), round_(kMailboxes ? links.rounds[blockIdx.x] : 0) {}
 
-  // fill(other, slot) writes what rank `other` is to read; all threads call it.
+  // fill(other, slot) writes the data for rank `other`; all threads call it.
   template <class Fill>
   __device__ void send(const Fill& fill) const {
     if constexpr (kMailboxes) {
@@ -39,7 +39,7 @@ class Rounds {
     }
   }
 
-  // What rank `other` sent in this round; without mailboxes all of its part.
+  // The data that rank `other` sent in this round; without mailboxes, its whole part.
   __device__ const float* from(int other) const {
     return kMailboxes ? slot(links_.rank, other) : links_.parts[other];
   }

@@ -1,4 +1,4 @@
-// Projections: rows times a weight matrix, with what prepares the rows before (gather, norm,
+// Projections: rows times a weight matrix, with the preparation of the rows before (gather, norm,
 // conversion) and the epilogue after; and the packing of weights. kernels/tiles.cuh has the layouts
 // and the order of sums.
 //
@@ -198,8 +198,8 @@ struct ProductParams {
   // The rows' records [*, num_k_blocks]; with few rows indexed by rows.row_ids, if given. Only read
   // with RowSource::kRecords.
   const void* records = nullptr;
-  // kExchanged: the records [rows.num_rows, num_k_blocks] that the blocks write, and the number of
-  // rows written and of blocks that have read on, zero between launches.
+  // kExchanged: the records [rows.num_rows, num_k_blocks] that the blocks write, and counters of
+  // rows written and of blocks that have seen all rows, zero between launches.
   void* exchanged = nullptr;
   uint32_t* exchange_counts = nullptr;  // [2]
   FinishParams finish;
@@ -236,8 +236,7 @@ inline constexpr int64_t kBestKeyBytes = int64_t{8} * kFewRows * 8;
 // Most bytes of records that every block prepares for itself: the rows must be ready when the first
 // weights arrive.
 inline constexpr int64_t kSharedRowBytes = int64_t{16} << 10;
-// Most shared memory of any few-rows kernel: attention leaves so much to the block that shares its
-// SM.
+// Most shared memory of any few-rows kernel: attention leaves room for one such block on its SM.
 inline constexpr int64_t kMostFewRowsBytes =
     std::max({few_rows_exchange_bytes(8, 2) + kSharedRowBytes + kBestKeyBytes,
               few_rows_exchange_bytes(kFewRows, 2) + kBestKeyBytes,
@@ -252,8 +251,8 @@ struct UnpackParams {
   void* out = nullptr;  // [num_tiles * kTileOutputs, num_k_blocks * kBlockInputs] act
 };
 
-// The epilogue for sums in memory, such as a library's GEMM leaves, outputs in the order of the
-// tiles.
+// The epilogue for sums in memory, which a library's GEMM or an exchange of ranks left there,
+// outputs in the order of the tiles.
 struct FinishSumsParams {
   DType act_dtype = DType::kBF16;
   // kHeads: all sums are in heads.sums; of the fields below only num_rows is read.

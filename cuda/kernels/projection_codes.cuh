@@ -19,8 +19,8 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// Constants that make numbers of codes: in the low bits of a float whose unit in the last place is
-// 1, a small integer adds itself to the base.
+// Constants that make numbers of codes. The base is a number whose last bit is worth 1: a code in
+// its low bits makes base + code, and subtracting the base again is exact.
 template <class T>
 struct CodeBits;
 

@@ -25,9 +25,8 @@ __device__ __forceinline__ Range equal_part(uint32_t total, uint32_t index, uint
   return {static_cast<int>(total * index / count), static_cast<int>(total * (index + 1) / count)};
 }
 
-// The compile-time choices of a kernel. All follow from ProductParams; the compiler knows them so
-// that a kernel is a few KB long, since a layer's kernels have to fit an instruction cache
-// together.
+// The compile-time choices of a kernel, all of which follow from ProductParams. They make a kernel
+// only a few KB long: a layer's kernels have to fit an instruction cache together.
 //   kIsPartial: sums are not folded to one (FinishParams::plane_stride)
 //   kTiles: tiles that a warp works on together, to read a row's record once for them
 //   kColumns: columns of 8 rows

@@ -14,7 +14,7 @@ namespace specdec::cuda::SPECDEC_TARGET {
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowWarps = kRowThreads / kWarpSize;
 inline constexpr int kRowStep = kRowThreads * 4;      // inputs that a block takes at once
-inline constexpr int kSumBatch = 4;                   // of a thread's loads, in flight together
+inline constexpr int kSumBatch = 4;                   // loads of a thread in flight together
 inline constexpr int kStoreBatch = 2;                 // likewise, when the row is in L1
 inline constexpr int kRowPartFloats = 2 * kRowWarps;  // of scratch, per row
 

@@ -1,11 +1,11 @@
-// Projections of so many rows that arithmetic is their cost, on compute capability 9.0: wgmma with
+// Projections of so many rows that arithmetic bounds them, on compute capability 9.0: wgmma with
 // weights in registers, which a lane loads as its part of a packed block, and rows in shared
 // memory.
 //
 // A warpgroup has 64 outputs, one tile per warp. A stage is 64 inputs: rows come by cp.async two
-// stages ahead, weights into registers one stage ahead, and the wgmma of one stage run while those
-// of the next are prepared. Sums over all k stay in the accumulators, so they may differ from the
-// other kernels' in the last bits; they do not depend on other rows either.
+// stages ahead, weights into registers one stage ahead, and the wgmma instructions of one stage run
+// while those of the next are prepared. Sums over all k stay in the accumulators, so they may
+// differ from the other kernels' in the last bits; they do not depend on other rows either.
 #pragma once
 
 #include "cuda/kernels/projection_finish.cuh"
@@ -36,8 +36,7 @@ __device__ __forceinline__ void exchange(uint32_t& low, uint32_t& high, int dist
   high = has_bit ? high : other;
 }
 
-// Of the 8 pairs of inputs of a wgmma, lane 4g + t has pairs 2t and 2t + 1, and gets pairs t and t
-// + 4.
+// Lane 4g + t has pairs 2t and 2t + 1 of a wgmma's 8 pairs of inputs, and gets pairs t and t + 4.
 __device__ __forceinline__ void spread_pairs(uint32_t& low, uint32_t& high) {
   exchange(low, high, 1);
   exchange(low, high, 2);

@@ -22,7 +22,7 @@ __device__ void store(T* to, float value) {
   *to = from_float<T>(value);
 }
 
-// A thread makes the elements of one counter, as far as they are among the `count` wanted.
+// A thread makes the elements of one counter that lie among the `count` wanted.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     random_weights_kernel(const RandomWeightsParams params) {

@@ -59,7 +59,7 @@ struct DeviceSampleRow {
   DeviceRange counts;        // range of counts; tokens are distinct
   DeviceRange bias;          // range of biases; entries of one token add up
   DeviceRange allowed;       // range of token_lists, rising; empty: all
-  DeviceRange banned;        // of token_lists
+  DeviceRange banned;        // range of token_lists
   DeviceRange early_banned;  // range of token_lists: stop tokens before min_tokens
   // Bits of allowed tokens, [num_mask_words], or null: all. Tokens past the bits are forbidden.
   const uint32_t* allowed_mask = nullptr;
@@ -88,14 +88,14 @@ struct DeviceLogprob {
   int32_t rank;
 };
 
-// What a scan finds in a chunk of a row; keys as in token_keys.cuh.
+// The results of a scan of a chunk; keys as in token_keys.cuh.
 struct ChunkPartial {
   uint64_t max_key;   // greatest value, and its lowest token
   uint64_t best_key;  // greatest perturbed value
   double sum;         // of exp(value - greatest value)
 };
 
-// What finish_rows leaves for the kernels after it, and for the host.
+// Results of finish_rows, for the kernels after it and for the host.
 struct SampleState {
   double scale;      // exp(value - max) * scale is the probability; 0: all of it at `only_token`
   double log_total;  // logprob = reported logit - log_total; 0 where logits are reported
@@ -160,7 +160,7 @@ struct SampleRowsParams {
   // Like logits: the output of masks, bias, penalties and given logits. The same memory as
   // `logits`, unless raw logprobs of such a row are wanted.
   float* processed;
-  // The arrays that the rows' ranges are of.
+  // The arrays that the rows' ranges refer to.
   const int32_t* token_lists;
   const DeviceTokenCount* counts;
   const DeviceLogitBias* biases;

@@ -1,4 +1,4 @@
-// A row of logits as the sampler sees it, and what the kernels have to do for it.
+// A row of logits as the sampler sees it, and the work that the kernels have with it.
 #pragma once
 
 #include "core/step_rules.h"
@@ -57,7 +57,7 @@ __device__ __forceinline__ bool mask_allows(const DeviceSampleRow& row, int32_t 
          (row.allowed_mask[token / 32] >> (token % 32) & 1u) != 0;
 }
 
-// What the kernels have to do for a row.
+// The work that the kernels have with a row.
 struct RowPlan {
   bool processes;  // looks at the logits after masks, bias and penalties
   bool greedy;

@@ -1,3 +1,5 @@
+// Commits a step: advances the seats by its tokens and reports; and the changes that the host
+// makes.
 #include <algorithm>
 
 #include "core/step_rules.h"

@@ -4,8 +4,8 @@
 //
 // Plain version: the host's step. DeviceExecutorTest (tests/cuda/engine/device_executor_test.cc)
 // compares answers with those of HostExecutor, DeviceDrafts (device_drafters_test.cc) chains and
-// trees with those of ModelDrafter. PassRowsTest (tests/cuda/backend/pass_rows_test.cc) writes the
-// rows of a draft pass out.
+// trees with those of ModelDrafter. PassRowsTest (tests/cuda/backend/pass_rows_test.cc) lists the
+// expected rows of a draft pass.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct StepSeat {
   int32_t max_num_tokens;
   int32_t max_depth;  // of drafts
   int32_t min_tokens;
-  DeviceRange stops;         // of token_lists: tokens that end the request
+  DeviceRange stops;         // range of token_lists: tokens that end the request
   int32_t tail[kStepTail];   // the last committed tokens, the very last at the end
   DeviceSampleRow sampling;  // of the next token; position and path are set for each row
   int32_t* count_table;      // [vocab_size], which `sampling` reads; null without penalties
@@ -150,7 +150,7 @@ struct StepMemory {
   int32_t* num_candidates;      // [num_seats * shape.width]
   DeviceCandidate* candidates;  // [num_seats * shape.width, shape.width]
   float* distributions;         // [num_seats, max_nodes, vocab_size] of independent drafts, or null
-  const int32_t* token_lists;   // what DeviceRanges are ranges of
+  const int32_t* token_lists;   // the array that DeviceRanges refer to
   const uint32_t* masks;        // [max_rows, num_mask_words], or null in steps without masks
   // [num_seats] Reports of ended steps, used in turn, and the steps' times. In host memory, which
   // the device writes directly, so that no copy stands between two steps.

@@ -13,12 +13,12 @@ namespace specdec::cuda::SPECDEC_TARGET {
 inline constexpr float kMaxLogit = 1e30f;
 inline constexpr int32_t kAnyToken = 0x7fffffff;
 
-// Makes NaN -inf, and clamps to kMaxLogit, which keeps +inf a number.
+// Turns NaN into -inf and clamps to kMaxLogit, so that +inf becomes a number.
 __device__ __forceinline__ float clean(float logit) {
   return logit > -kInfinity ? fminf(logit, kMaxLogit) : -kInfinity;
 }
 
-// Rises as the value falls; -0 counts as +0. -inf has the greatest.
+// Rises as the value falls; -0 counts as +0. -inf has the highest rank.
 __device__ __forceinline__ uint32_t rank_of(float value) {
   uint32_t bits = __float_as_uint(value + 0.0f);
   bits ^= (bits >> 31) != 0 ? 0xFFFFFFFFu : 0x80000000u;

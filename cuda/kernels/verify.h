@@ -3,8 +3,8 @@
 //
 // Plain version: accept_exact, accept_synthetic, accept_rejection and accept_block
 // (cpp/src/speculation/verification.cc). Verify (tests/cuda/backend/verify_test.cc) compares token
-// for token, and writes the moves of KV out; EmittedOnDevice.TokensFollowTheTarget tests the
-// distribution of emitted tokens.
+// for token, and the moves of KV with those listed on the host;
+// EmittedOnDevice.TokensFollowTheTarget tests the distribution of emitted tokens.
 #pragma once
 
 #include <cstdint>
