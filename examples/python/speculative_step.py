@@ -114,7 +114,8 @@ def draft(model: Model, text: Node, sampler: Sampler, branches: tuple[int, ...])
     """Grows a tree whose root is the last token, one level per pass of the draft model.
 
     A node's children are the draft model's best tokens under the noise that the target will use at
-    the same position. One of them is the target's token as often as the two models are alike.
+    the same position. The more alike the two models are, the more often a child is the target's
+    token.
     """
     tree = level = [text]
     rows = [node for node in prefixes(text) if node not in model.cached]  # not seen before
@@ -177,14 +178,21 @@ def decode_plainly(network: Any, sampler: Sampler) -> Node:
 
 
 def decode_by_engine(folder: str, sampler: Sampler, speculates: bool) -> tuple[Node, int]:
-    """The same by the engine, with trees of the same shape, and how many drafts it accepted."""
+    """The engine's text, with trees of the same shape, and how many drafts it accepted."""
     depths = range(1, len(BRANCHES) + 1)
-    shape = [path for d in depths for path in itertools.product(*map(range, BRANCHES[:d]))]
-    config = {"model": f"{folder}/draft", "speculative_token_tree": shape}
+    config = {
+        "model": f"{folder}/draft",
+        "quantization": "none",  # by default an engine's draft model has int8 weights
+        "speculative_token_tree": [
+            ranks for d in depths for ranks in itertools.product(*map(range, BRANCHES[:d]))
+        ],
+        "draft_length_policy": "fixed",
+    }
     engine = Engine(
         f"{folder}/target",
+        device="cpu",
         skip_tokenizer_init=True,
-        speculative_config={**config, "draft_length_policy": "fixed"} if speculates else None,
+        speculative_config=config if speculates else None,
     )
     params = SamplingParams(**sampler._asdict(), max_tokens=MAX_TOKENS, ignore_eos=True)
     output = engine.generate({"prompt_token_ids": list(PROMPT)}, params)[0]
@@ -230,9 +238,8 @@ def main() -> None:
                 emitted = text[len(tree[0]) : len(accepted) + 1]
                 print(f"  step {number:2}: {show(tree, accepted) or 'no drafts'} -> {emitted}")
             num_accepted = sum(len(accepted) - len(tree[0]) for tree, accepted in steps)
-            print(
-                f"  {num_accepted} drafts accepted, {1 + len(steps)} passes for {MAX_TOKENS} tokens"
-            )
+            num_passes = len(steps) + 1  # the first one runs the prompt
+            print(f"  {num_passes} passes, {MAX_TOKENS} tokens, {num_accepted} drafts accepted")
             assert text == decode_plainly(target, sampler)
             assert decode_by_engine(folder, sampler, speculates=False) == (text, 0)
             assert decode_by_engine(folder, sampler, speculates=True) == (text, num_accepted)
