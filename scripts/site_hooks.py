@@ -18,7 +18,7 @@ OUTSIDE = (
     *("ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "tests/clients/README.md"),
     *("bench/README.md", "bench/results/*.md", "bench/results/cpu/*/README.md"),
     *("bench/results/cpu/*/*.png", "bench/results/cpu/*/*.svg"),
-    "examples/serving/*",
+    *("examples/serving/*", "examples/python/*.py"),
 )
 # A script, a style sheet, a font or an image that a browser would load from another server.
 _LOADED_ELSEWHERE = re.compile(

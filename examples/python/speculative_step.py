@@ -227,6 +227,7 @@ def show(tree: list[Node], accepted: Node) -> str:
 
 def main() -> None:
     """Decodes greedily and with temperature, in four ways that must agree."""
+    torch.set_num_threads(1)  # more of them would wait for each other: the matrices are tiny
     target, small = make_networks()
     with tempfile.TemporaryDirectory() as folder:
         target.save_pretrained(f"{folder}/target")

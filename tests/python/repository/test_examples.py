@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from doc_snippets import ROOT
+from doc_snippets import ROOT, fences
 from specdec_native import Engine, SamplingParams
 
 EXAMPLES = ROOT / "examples/python"
 TEACHING = EXAMPLES / "speculative_step.py"
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 AGREES = "equal to plain decoding, and to the engine with and without speculation"
 
 # What a student may get wrong: text of the script, and what stands there instead.
@@ -99,17 +101,30 @@ def test_teaching_script_notices(fault: str) -> None:
         load(FAULTS[fault]).main()
 
 
+def test_page_quotes_the_teaching_script(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    script.main()
+    log = capsys.readouterr().out
+    source = TEACHING.read_text()
+    page = fences(ROOT / "docs/exact.md")
+    functions = [fence.text for fence in page if "a part of the script" in str(fence.attributes)]
+    logs = [fence.text for fence in page if "step" in fence.text and fence.language == "text"]
+    assert functions and all(text in source for text in functions)
+    assert logs and all(text in log for text in logs)
+
+
 def test_drafts_under_other_noise_only_cost_acceptance(script: Any, networks: Any) -> None:
+    """docs/exact.md: coupled noise gives about twice as many tokens a step."""
     first_line = "    tree = level = [text]\n"
-    other = load((first_line, first_line + "    sampler = sampler._replace(seed=8)\n"))
+    longer = ("MAX_TOKENS = 32", "MAX_TOKENS = 96")
+    other_noise = (first_line, first_line + "    sampler = sampler._replace(seed=8)\n")
     texts, num_steps = [], []
-    for module in (script, other):
+    for module in (load(longer), load(longer, other_noise)):
         models = (module.Model(network) for network in networks)
         text, steps = module.decode_speculatively(*models, module.Sampler(0.8, 7))
         texts.append(text)
         num_steps.append(len(steps))
     assert texts[0] == texts[1]
-    assert num_steps[0] < num_steps[1]
+    assert 1.8 * num_steps[0] < num_steps[1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -162,22 +177,23 @@ def recorded_trees(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_no_token_of_the_teaching_script_is_nearly_another(
+def test_no_token_of_the_teaching_script_nearly_ties(
     script: Any, networks: Any, temperature: float
 ) -> None:
-    """Rounding differs between torch and the engine, and between machines."""
+    """Torch and the engine round differently, and so do different machines."""
     margins = []
 
     class Watched(script.Sampler):  # type: ignore[misc]
         def draw(self, logits: Any, position: int, count: int = 1) -> list[int]:
+            drawn: list[int] = super().draw(logits, position, count + 1)
+            scores = logits
             if self.temperature > 0:
                 noise = script.gumbel_noise(self.seed, position, len(logits))
-                margins.append(np.diff(np.sort(logits / self.temperature + noise)[-2:])[0])
-            else:
-                margins.append(np.diff(np.sort(logits)[-2:])[0])
-            drawn: list[int] = super().draw(logits, position, count)
-            return drawn
+                scores = logits / self.temperature + noise
+            margins.append(-np.diff(scores[drawn]).max())
+            return drawn[:count]
 
-    script.decode_plainly(networks[0], Watched(temperature, 7))
-    assert len(margins) == script.MAX_TOKENS
-    assert min(margins) > 1e-3
+    models = (script.Model(network) for network in networks)
+    _, steps = script.decode_speculatively(*models, Watched(temperature, 7))
+    assert len(margins) > sum(len(tree) for tree, _ in steps)
+    assert min(margins) > 1e-4
