@@ -1,7 +1,7 @@
 """Calls of tools in the text of answers: the parsers, piece by piece.
 
-What is expected of hermes and llama3_json is what vLLM 0.33.0's tests of them say; tests/README.md
-has the differences.
+What is expected of hermes and llama3_json is what vLLM 0.33.0's tests of them say; docs/vllm.md has
+the differences.
 """
 
 import json
