@@ -16,6 +16,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 OUTSIDE = (
     *("ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "tests/clients/README.md"),
+    *("cpp/src/*/README.md", "cuda/README.md"),
+    *("python/specdec_serve/README.md", "python/specdec_lab/training/README.md"),
     *("bench/README.md", "bench/results/*.md", "bench/results/cpu/*/README.md"),
     *("bench/results/cpu/*/*.png", "bench/results/cpu/*/*.svg"),
     *("examples/serving/*", "examples/python/*.py"),
