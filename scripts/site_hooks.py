@@ -19,6 +19,7 @@ OUTSIDE = (
     *("cpp/src/*/README.md", "cuda/README.md"),
     *("python/specdec_serve/README.md", "python/specdec_lab/training/README.md"),
     *("bench/README.md", "bench/results/*.md", "bench/results/cpu/*/README.md"),
+    "bench/results/arm64/README.md",
     *("bench/results/cpu/*/*.png", "bench/results/cpu/*/*.svg"),
     *("examples/serving/*", "examples/python/*.py"),
 )
