@@ -28,3 +28,19 @@ install(
         "${CMAKE_CURRENT_BINARY_DIR}/specdecConfigVersion.cmake"
     DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/specdec
 )
+
+# For builds that ask pkg-config, of Rust or Go say. A static library needs what it was made with.
+set(SPECDEC_PC_PRIVATE_LIBS "-lstdc++ -lm -pthread -ldl")
+set(SPECDEC_PC_LIBS "")
+if(NOT BUILD_SHARED_LIBS)
+    set(SPECDEC_PC_LIBS " ${SPECDEC_PC_PRIVATE_LIBS}")
+endif()
+configure_file(
+    cmake/specdec.pc.in
+    "${CMAKE_CURRENT_BINARY_DIR}/specdec.pc"
+    @ONLY
+)
+install(
+    FILES "${CMAKE_CURRENT_BINARY_DIR}/specdec.pc"
+    DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+)

@@ -10,6 +10,7 @@
 #include "bindings.h"
 #include "specdec/engine.h"
 #include "specdec/engine_loop.h"
+#include "specdec/fields.h"
 
 namespace py = pybind11;
 
@@ -70,50 +71,37 @@ std::vector<RequestHandle> add_requests(const std::shared_ptr<EngineLoop>& loop,
 }
 
 // Python's dataclasses of statistics (requests/outputs.py) take these as arguments.
-#define SPECDEC_FIELD(member) py::arg(#member) = of.member
+template <class Struct>
+py::dict fields_of(const Struct& of);
 
-py::dict fields_of(const EngineLoad& of) {
-  return py::dict(SPECDEC_FIELD(num_running), SPECDEC_FIELD(num_waiting),
-                  SPECDEC_FIELD(num_waiting_tokens), SPECDEC_FIELD(num_free_kv_blocks),
-                  SPECDEC_FIELD(num_kv_blocks));
+template <class Value>
+py::object python_value(const Value& value) {
+  if constexpr (std::is_same_v<Value, AcceptanceStats>) {
+    return py::cast(value);  // a class of the module
+  } else if constexpr (!std::is_same_v<decltype(kFields<Value>), const std::tuple<>>) {
+    return fields_of(value);
+  } else {
+    return py::cast(value);
+  }
 }
 
-py::dict fields_of(const StepTokens& of) {
-  return py::dict(py::arg("bounds") = StepTokens::kBounds, SPECDEC_FIELD(counts),
-                  SPECDEC_FIELD(sum));
+py::object python_value(const std::vector<DrafterStats>& drafters) {
+  py::list list;
+  for (const DrafterStats& drafter : drafters) list.append(fields_of(drafter));
+  return list;
 }
 
-py::dict fields_of(const DrafterStats& of) {
-  return py::dict(SPECDEC_FIELD(name), SPECDEC_FIELD(num_draft_tokens),
-                  SPECDEC_FIELD(num_accepted_tokens), SPECDEC_FIELD(memory_bytes));
+template <class Struct>
+py::dict fields_of(const Struct& of) {
+  py::dict fields;
+  for_each_field<Struct>(
+      [&](const char* name, auto member) { fields[name] = python_value(of.*member); });
+  if constexpr (std::is_same_v<Struct, StepTokens>) fields["bounds"] = StepTokens::kBounds;
+  if constexpr (std::is_same_v<Struct, DraftPolicyStats>) {
+    fields["mean_draft_length"] = of.mean_draft_length();
+  }
+  return fields;
 }
-
-py::dict fields_of(const DraftPolicyStats& of) {
-  return py::dict(SPECDEC_FIELD(num_decisions), SPECDEC_FIELD(num_without_drafts),
-                  SPECDEC_FIELD(num_drafted_tokens), SPECDEC_FIELD(num_verified_tokens),
-                  SPECDEC_FIELD(num_probes), SPECDEC_FIELD(num_measuring_steps),
-                  SPECDEC_FIELD(saved_seconds),
-                  py::arg("mean_draft_length") = of.mean_draft_length());
-}
-
-py::dict fields_of(const EngineStats& of) {
-  py::list drafters;
-  for (const DrafterStats& drafter : of.drafters) drafters.append(fields_of(drafter));
-  return py::dict(
-      SPECDEC_FIELD(num_running), SPECDEC_FIELD(num_waiting), SPECDEC_FIELD(num_kv_blocks),
-      SPECDEC_FIELD(num_free_kv_blocks), SPECDEC_FIELD(num_cached_kv_blocks),
-      SPECDEC_FIELD(num_steps), SPECDEC_FIELD(num_device_steps),
-      SPECDEC_FIELD(num_overlapped_steps), SPECDEC_FIELD(num_prompt_tokens),
-      SPECDEC_FIELD(num_cached_tokens), SPECDEC_FIELD(num_generation_tokens),
-      SPECDEC_FIELD(num_preemptions), SPECDEC_FIELD(num_finished_requests),
-      SPECDEC_FIELD(num_aborted_requests), SPECDEC_FIELD(schedule_seconds),
-      SPECDEC_FIELD(draft_seconds), SPECDEC_FIELD(forward_seconds), SPECDEC_FIELD(sample_seconds),
-      SPECDEC_FIELD(commit_seconds), SPECDEC_FIELD(acceptance),
-      py::arg("step_tokens") = fields_of(of.step_tokens), py::arg("drafters") = drafters,
-      py::arg("draft_policy") = fields_of(of.draft_policy));
-}
-
-#undef SPECDEC_FIELD
 
 // ([(context, output)], number of the last step asked for that was taken), or None at the end.
 py::object take_outputs(EngineLoop& loop) {

@@ -56,16 +56,6 @@ struct PythonType<std::pair<First, Second>> {
   }
 };
 
-template <class Enum>
-Enum enum_value(const char* option, const std::string& text) {
-  if (const std::optional<Enum> value = value_of<Enum>(text)) return *value;
-  std::string known;
-  for (const auto& [_, name] : kEnumNames<Enum>) {
-    known += std::string(known.empty() ? "'" : ", '") + name + "'";
-  }
-  throw InvalidArgument(option, "'" + text + "' is not supported; use one of " + known);
-}
-
 template <class Config, class Value>
 OptionInfo describe(const Option<Config, Value>& option) {
   const OptionText& text = option.text;

@@ -6,8 +6,8 @@
 #include "bind_options.h"
 #include "bindings.h"
 #include "specdec/acceptance_stats.h"
-#include "specdec/engine.h"
 #include "specdec/error.h"
+#include "specdec/fields.h"
 #include "specdec/speculative_config.h"
 
 namespace py = pybind11;
@@ -88,14 +88,10 @@ void bind_speculative_config(py::module_& module) {
 void bind_speculative(py::module_& module) {
   bind_drafter_config(module);
   bind_speculative_config(module);
-  py::class_<AcceptanceStats>(module, "AcceptanceStats")
-      .def_readonly("num_steps", &AcceptanceStats::num_steps)
-      .def_readonly("num_draft_tokens", &AcceptanceStats::num_draft_tokens)
-      .def_readonly("num_accepted_tokens", &AcceptanceStats::num_accepted_tokens)
-      .def_readonly("num_emitted_tokens", &AcceptanceStats::num_emitted_tokens)
-      .def_readonly("proposed_per_position", &AcceptanceStats::proposed_per_position)
-      .def_readonly("accepted_per_position", &AcceptanceStats::accepted_per_position)
-      .def_readonly("histogram", &AcceptanceStats::histogram)
+  py::class_<AcceptanceStats> acceptance(module, "AcceptanceStats");
+  for_each_field<AcceptanceStats>(
+      [&](const char* name, auto member) { acceptance.def_readonly(name, member); });
+  acceptance
       .def_property_readonly("mean_acceptance_length", &AcceptanceStats::mean_acceptance_length)
       .def_property_readonly("draft_acceptance_rate", &AcceptanceStats::draft_acceptance_rate);
 }

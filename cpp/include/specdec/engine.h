@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -89,6 +90,9 @@ struct Completion {
   std::shared_ptr<const TappedStates> tapped_states;  // null unless the engine has taps
 };
 
+// Whether the request is to go on.
+using OutputCallback = std::function<bool(const RequestOutput& output)>;
+
 class Engine {
  public:
   class Impl;  // not part of the API
@@ -130,10 +134,15 @@ class Engine {
   bool has_unfinished_requests() const;
 
   // Runs every prompt to its end; the outer index is the prompt, the inner one the completion.
-  // Throws InvalidArgument before anything runs if a prompt or parameter is bad, and Error or
-  // EngineFailed where an error ends a request or the engine on the way.
+  // `on_output` is called with what each request got in a step (request_id is its index); where it
+  // returns false, the request ends with FinishReason::kAbort. Throws InvalidArgument before
+  // anything runs if a prompt or parameter is bad or requests are unfinished, Error or EngineFailed
+  // where an error ends a request or the engine on the way, and what `on_output` throws.
   std::vector<std::vector<Completion>> generate(const std::vector<std::vector<int32_t>>& prompts,
-                                                const SamplingParams& params);
+                                                const SamplingParams& params,
+                                                const OutputCallback& on_output = nullptr);
+  std::vector<std::vector<Completion>> generate(const std::vector<PreparedRequest>& requests,
+                                                const OutputCallback& on_output = nullptr);
 
   // Drops every cached block that no running request uses. Returns how many were dropped.
   int reset_prefix_cache();

@@ -6,9 +6,12 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+
+#include "specdec/error.h"
 
 namespace specdec {
 
@@ -78,6 +81,17 @@ constexpr std::optional<Enum> value_of(std::string_view name) {
     if (known.name == name) return known.value;
   }
   return {};
+}
+
+// The value of that name. Throws InvalidArgument that names the option and its choices.
+template <class Enum>
+Enum enum_value(const char* option, const std::string& name) {
+  if (const std::optional<Enum> value = value_of<Enum>(name)) return *value;
+  std::string known;
+  for (const auto& [_, other] : kEnumNames<Enum>) {
+    known += std::string(known.empty() ? "'" : ", '") + other + "'";
+  }
+  throw InvalidArgument(option, "'" + name + "' is not supported; use one of " + known);
 }
 
 // Calls function(option) for every option of a table.

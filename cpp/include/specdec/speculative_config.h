@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -155,6 +156,20 @@ inline constexpr std::tuple kDrafterOptions = {
             .range = between(1, 8),
             .zero = "the fastest, by what reading weights and waiting for each other take"}),
 };
+
+// Whether an option of this table changes anything for a method.
+constexpr bool method_takes(DraftMethod method, std::string_view option) {
+  if (option == "method") return true;
+  if (option.starts_with("prompt_lookup_")) return method == DraftMethod::kNgram;
+  if (option.starts_with("suffix_")) return method == DraftMethod::kSuffix;
+  if (option == "parallel_drafting") {
+    return method == DraftMethod::kDraftModel || method == DraftMethod::kEagle3;
+  }
+  if (option == "speculative_token_map") {
+    return method == DraftMethod::kEagle || method == DraftMethod::kMedusa;
+  }
+  return has_model(method);
+}
 
 enum class DraftLengthPolicy : uint8_t {
   // As much as is measured to pay, down to nothing. With verification other than exact the tokens

@@ -19,6 +19,13 @@ void append(Completion& completion, CompletionOutput part) {
   completion.tapped_states = std::move(part.tapped_states);
 }
 
+void mark_aborted(std::vector<Completion>& completions) {
+  for (Completion& completion : completions) {
+    if (completion.finish_reason != FinishReason::kNone) continue;
+    completion.finish_reason = FinishReason::kAbort;
+  }
+}
+
 }  // namespace
 
 void StepTokens::record(int num_tokens) {
@@ -54,32 +61,40 @@ EngineLoad Engine::load() const { return impl_->load(); }
 const ModelInfo& Engine::model_info() const { return impl_->model_info(); }
 
 std::vector<std::vector<Completion>> Engine::generate(
-    const std::vector<std::vector<int32_t>>& prompts, const SamplingParams& params) {
-  if (has_unfinished_requests()) {
-    throw InvalidArgument("prompts",
-                          "generate() runs alone; finish or abort the requests added before");
-  }
+    const std::vector<std::vector<int32_t>>& prompts, const SamplingParams& params,
+    const OutputCallback& on_output) {
   std::vector<PreparedRequest> requests;
   for (const std::vector<int32_t>& prompt : prompts) {
     requests.emplace_back(model_info(), prompt, params);
   }
-  std::vector<std::vector<Completion>> completions(prompts.size());
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    completions[i].resize(params.n);
-    add_request(i, requests[i]);
+  return generate(requests, on_output);
+}
+
+std::vector<std::vector<Completion>> Engine::generate(const std::vector<PreparedRequest>& requests,
+                                                      const OutputCallback& on_output) {
+  if (has_unfinished_requests()) {
+    throw InvalidArgument("prompts",
+                          "generate() runs alone; finish or abort the requests added before");
   }
+  for (const PreparedRequest& request : requests) request.check_for(model_info());
+  std::vector<std::vector<Completion>> completions(requests.size());
   try {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      completions[i].resize(requests[i].params().n);
+      add_request(i, requests[i]);
+    }
     while (has_unfinished_requests()) {
       for (RequestOutput& output : step()) {
+        const bool goes_on = on_output == nullptr || on_output(output);
         if (output.engine_failure) std::rethrow_exception(output.engine_failure);
         if (!output.error.empty()) throw Error(output.error);
-        for (CompletionOutput& part : output.outputs) {
-          append(completions[output.request_id][part.index], std::move(part));
-        }
+        std::vector<Completion>& answer = completions[output.request_id];
+        for (CompletionOutput& part : output.outputs) append(answer[part.index], std::move(part));
+        if (!goes_on && abort(output.request_id)) mark_aborted(answer);
       }
     }
   } catch (...) {
-    for (size_t i = 0; i < prompts.size(); ++i) abort(i);
+    for (size_t i = 0; i < requests.size(); ++i) abort(i);
     throw;
   }
   return completions;
