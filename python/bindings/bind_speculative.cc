@@ -88,6 +88,12 @@ void bind_speculative_config(py::module_& module) {
 void bind_speculative(py::module_& module) {
   bind_drafter_config(module);
   bind_speculative_config(module);
+  module.def(
+      "method_takes",
+      [](const std::string& method, const std::string& option) {
+        return method_takes(enum_value<DraftMethod>("method", method), option);
+      },
+      py::arg("method"), py::arg("option"));
   py::class_<AcceptanceStats> acceptance(module, "AcceptanceStats");
   for_each_field<AcceptanceStats>(
       [&](const char* name, auto member) { acceptance.def_readonly(name, member); });

@@ -15,6 +15,7 @@ from specdec_native.common.checks import INT32_MAX, check_option
 from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
 from specdec_native.speculation.methods import (
     HEADS,
+    METHODS,
     is_dotted_path,
     may_be_checkpoint,
     method_of,
@@ -31,16 +32,22 @@ from specdec_native.speculation.token_map import (
 
 CORE_OPTIONS = {option.name: option for option in _core.DrafterConfig.options}
 _ALL_KEYS = ("model", "max_model_len", "draft_tensor_parallel_size")  # that every method takes
-_MODEL_KEYS = (*_ALL_KEYS, "revision", "quantization", "draft_sample_method", "min_confidence")
+# Keys beside the core's options.
+_MORE_KEYS = {
+    "custom_class": ("drafter",),
+    **dict.fromkeys(("draft_model", *HEADS), ("revision",)),
+}
 _METHOD_KEYS = {
-    "ngram": (*_ALL_KEYS, "prompt_lookup_min", "prompt_lookup_max"),
-    "suffix": (*_ALL_KEYS, *(k for k in CORE_OPTIONS if k.startswith("suffix_"))),
-    "draft_model": (*_MODEL_KEYS, "parallel_drafting"),
-    "eagle": (*_MODEL_KEYS, TOKEN_MAP),
-    "eagle3": (*_MODEL_KEYS, "parallel_drafting"),
-    "medusa": (*_MODEL_KEYS, TOKEN_MAP),
-    "mlp_speculator": _MODEL_KEYS,
-    "custom_class": (*_ALL_KEYS, "drafter"),
+    method: (
+        *_ALL_KEYS,
+        *_MORE_KEYS.get(method, ()),
+        *(
+            key
+            for key in CORE_OPTIONS
+            if key not in ("method", *_ALL_KEYS) and _core.method_takes(method, key)
+        ),
+    )
+    for method in METHODS
 }
 DRAFTER_KEYS = tuple(dict.fromkeys(["method", *(k for v in _METHOD_KEYS.values() for k in v)]))
 TOKEN_MAP_FILE = "token_map.json"
