@@ -21,7 +21,7 @@ OUTSIDE = (
     *("bench/README.md", "bench/results/*.md", "bench/results/cpu/*/README.md"),
     "bench/results/arm64/README.md",
     *("bench/results/cpu/*/*.png", "bench/results/cpu/*/*.svg"),
-    *("examples/serving/*", "examples/python/*.py"),
+    *("examples/serving/*", "examples/python/*.py", "examples/c/*.py"),
 )
 # A script, a style sheet, a font or an image that a browser would load from another server.
 _LOADED_ELSEWHERE = re.compile(

@@ -1,5 +1,6 @@
-/* Loads a checkpoint and continues a prompt of token ids, drafting ahead: by n-grams of the text, or
- * with a draft model if one is given. Prints tokens as they come, and how many drafts were accepted.
+/* Loads a checkpoint and continues a prompt of token ids, drafting ahead: by n-grams of the text,
+ * or with a draft model if one is given. Prints tokens as they come, and how many drafts were
+ * accepted.
  *
  *   generate /path/to/checkpoint 1 2 3
  *   generate --draft /path/to/draft_model /path/to/checkpoint 1 2 3
@@ -67,8 +68,8 @@ int main(int argc, char** argv) {
 
   status = specdec_engine_open(options, &engine, &error);
   if (status == SPECDEC_OK) {
-    status = specdec_generate(engine, prompt, num_tokens, "{\"max_tokens\": 16, \"temperature\": 0}",
-                              on_output, NULL, &error);
+    status = specdec_generate(engine, prompt, num_tokens,
+                              "{\"max_tokens\": 16, \"temperature\": 0}", on_output, NULL, &error);
   }
   specdec_engine_close(engine);
   if (status != SPECDEC_OK) {

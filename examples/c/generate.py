@@ -50,10 +50,12 @@ def main(path: str, model: str, *prompt: str) -> None:
     """Generates 16 tokens."""
     library = load(path)
     engine, error = c_void_p(), c_void_p()
-    options = json.dumps({
-        "model": model,
-        "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
-    })
+    options = json.dumps(
+        {
+            "model": model,
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
+        }
+    )
     status = library.specdec_engine_open(options.encode(), byref(engine), byref(error))
     check(library, status, error)
 

@@ -1,4 +1,4 @@
-// Loads a checkpoint by path and continues a prompt of token ids:
+// Loads a checkpoint by path and continues a prompt of token ids, which it prints as they come:
 //   generate /path/to/checkpoint 1 2 3
 #include <cstdint>
 #include <cstdlib>
@@ -24,8 +24,10 @@ int main(int argc, char** argv) {
     specdec::SamplingParams params;
     params.temperature = 0.0f;
     params.max_tokens = 16;
-    const auto completions = engine.generate({prompt}, params);
-    for (int32_t token : completions[0][0].token_ids) std::cout << token << ' ';
+    engine.generate({prompt}, params, [](const specdec::RequestOutput& output) {
+      for (int32_t token : output.outputs[0].new_token_ids) std::cout << token << ' ' << std::flush;
+      return true;  // go on
+    });
     std::cout << '\n';
   } catch (const specdec::Error& error) {
     std::cerr << error.what() << '\n';

@@ -39,7 +39,8 @@ void bind_config(py::module_& module) {
       "check_quantization", [](const std::string& name) { parse_quantization(name); },
       py::arg("name"));
   py::class_<ModelInfo> info(module, "ModelInfo");
-  for_each_field<ModelInfo>([&info](const char* name, auto member) { info.def_readonly(name, member); });
+  for_each_field<ModelInfo>(
+      [&info](const char* name, auto member) { info.def_readonly(name, member); });
   info.def(py::pickle(
       [](const ModelInfo& self) {
         py::dict facts;

@@ -2,10 +2,8 @@
  *
  *   specdec_engine* engine = NULL;
  *   char* error = NULL;
- *   if (specdec_engine_open("{\"model\": \"/path/to/checkpoint\"}", &engine, &error) != SPECDEC_OK) {
- *     fprintf(stderr, "%s\n", error);
- *     specdec_free(error);
- *     return 1;
+ *   if (specdec_engine_open("{\"model\": \"/path/to/checkpoint\"}", &engine, &error) != SPECDEC_OK)
+ * { fprintf(stderr, "%s\n", error); specdec_free(error); return 1;
  *   }
  *   int32_t prompt[] = {1, 2, 3};
  *   specdec_generate(engine, prompt, 3, "{\"max_tokens\": 64}", on_output, NULL, &error);
@@ -98,11 +96,11 @@ typedef struct specdec_output {
   specdec_logprobs logprobs;        /* of token_ids, where "logprobs" asks for them; else empty */
   specdec_logprobs prompt_logprobs; /* of prompt tokens, first one excluded, likewise */
   specdec_finish_reason finish_reason;
-  int32_t stop_token_id;     /* the entry of stop_token_ids that ended the completion, or -1 */
-  int32_t request_finished;  /* 1: this is the last output of the request */
-  const char* error;         /* why the request has failed, or NULL */
-  int64_t num_steps;         /* of this completion so far: steps that verified drafts, */
-  int64_t num_draft_tokens;  /* drafts that they verified */
+  int32_t stop_token_id;       /* the entry of stop_token_ids that ended the completion, or -1 */
+  int32_t request_finished;    /* 1: this is the last output of the request */
+  const char* error;           /* why the request has failed, or NULL */
+  int64_t num_steps;           /* of this completion so far: steps that verified drafts, */
+  int64_t num_draft_tokens;    /* drafts that they verified */
   int64_t num_accepted_tokens; /* and drafts that were accepted */
 } specdec_output;
 
@@ -130,8 +128,8 @@ SPECDEC_API void specdec_set_log_callback(specdec_log_callback callback, void* u
 /* Loads a model. Options: "model", the directory of a checkpoint (config.json and *.safetensors),
  * the engine's options of docs/options.md, and "speculative_config", an object of its options of
  * speculation, for example {"method": "ngram", "num_speculative_tokens": 8}; both of these are
- * needed. Several drafters are a list, "drafters". The "model" of a drafter is a directory, too. Sets
- * *engine, to be closed with specdec_engine_close(), or to NULL on an error. */
+ * needed. Several drafters are a list, "drafters". The "model" of a drafter is a directory, too.
+ * Sets *engine, to be closed with specdec_engine_close(), or to NULL on an error. */
 SPECDEC_API specdec_status specdec_engine_open(const char* options_json, specdec_engine** engine,
                                                char** error);
 
@@ -144,10 +142,10 @@ SPECDEC_API specdec_status specdec_engine_info(const specdec_engine* engine, cha
                                                char** error);
 
 /* Runs one prompt, as request 0, to its end and reports its tokens as they come. `params_json` has
- * the sampling options of docs/options.md, "cache_salt" and "priority". Without "eos_token_ids" those
- * of the checkpoint end the text. The engine must have no unfinished requests. An error that ends the
- * request is in its last output and returned, as SPECDEC_INTERNAL_ERROR where only the request has
- * failed. `callback` may be NULL. */
+ * the sampling options of docs/options.md, "cache_salt" and "priority". Without "eos_token_ids"
+ * those of the checkpoint end the text. The engine must have no unfinished requests. An error that
+ * ends the request is in its last output and returned, as SPECDEC_INTERNAL_ERROR where only the
+ * request has failed. `callback` may be NULL. */
 SPECDEC_API specdec_status specdec_generate(specdec_engine* engine, const int32_t* prompt,
                                             size_t num_prompt_tokens, const char* params_json,
                                             specdec_output_callback callback, void* user_data,

@@ -223,8 +223,8 @@ specdec_status specdec_engine_open(const char* options_json, specdec_engine** en
     required("engine", engine);
     const specdec::EngineConfig config =
         specdec::engine_config_of(&required("options_json", options_json));
-    *engine = new specdec_engine{specdec::Engine(config),
-                                 specdec::load_eos_token_ids(config.model)};
+    *engine =
+        new specdec_engine{specdec::Engine(config), specdec::load_eos_token_ids(config.model)};
   });
 }
 
@@ -243,11 +243,10 @@ specdec_status specdec_generate(specdec_engine* engine, const int32_t* prompt,
                                 specdec_output_callback callback, void* user_data, char** error) {
   return guarded(error, [&] {
     specdec_engine& handle = required("engine", engine);
-    handle.engine.generate(
-        {specdec::request_of(handle, prompt, num_prompt_tokens, params_json)},
-        [&](const specdec::RequestOutput& output) {
-          return specdec::report(output, callback, user_data);
-        });
+    handle.engine.generate({specdec::request_of(handle, prompt, num_prompt_tokens, params_json)},
+                           [&](const specdec::RequestOutput& output) {
+                             return specdec::report(output, callback, user_data);
+                           });
   });
 }
 
@@ -256,16 +255,15 @@ specdec_status specdec_add_request(specdec_engine* engine, uint64_t request_id,
                                    const char* params_json, char** error) {
   return guarded(error, [&] {
     specdec_engine& handle = required("engine", engine);
-    handle.engine.add_request(
-        request_id, specdec::request_of(handle, prompt, num_prompt_tokens, params_json));
+    handle.engine.add_request(request_id,
+                              specdec::request_of(handle, prompt, num_prompt_tokens, params_json));
   });
 }
 
 specdec_status specdec_step(specdec_engine* engine, specdec_output_callback callback,
                             void* user_data, char** error) {
-  return guarded(error, [&] {
-    specdec::run_step(required("engine", engine).engine, callback, user_data);
-  });
+  return guarded(
+      error, [&] { specdec::run_step(required("engine", engine).engine, callback, user_data); });
 }
 
 int specdec_has_unfinished_requests(const specdec_engine* engine) {
@@ -273,9 +271,8 @@ int specdec_has_unfinished_requests(const specdec_engine* engine) {
 }
 
 int specdec_abort_request(specdec_engine* engine, uint64_t request_id) {
-  return result_of(0, [&] {
-    return engine != nullptr && engine->engine.abort(request_id) ? 1 : 0;
-  });
+  return result_of(0,
+                   [&] { return engine != nullptr && engine->engine.abort(request_id) ? 1 : 0; });
 }
 
 int specdec_stop_completion(specdec_engine* engine, uint64_t request_id, int32_t index) {

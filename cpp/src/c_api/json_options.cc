@@ -73,9 +73,9 @@ Integer integer_of(const std::string& name, const Json& json) {
   const bool fits = is_large ? std::in_range<Integer>(json.get<uint64_t>())
                              : std::in_range<Integer>(json.get<int64_t>());
   if (!fits) {
-    throw InvalidArgument(name, str_cat("must be an integer in [",
-                                        std::numeric_limits<Integer>::min(), ", ",
-                                        std::numeric_limits<Integer>::max(), "], got ", json.dump()));
+    throw InvalidArgument(
+        name, str_cat("must be an integer in [", std::numeric_limits<Integer>::min(), ", ",
+                      std::numeric_limits<Integer>::max(), "], got ", json.dump()));
   }
   return is_large ? static_cast<Integer>(json.get<uint64_t>())
                   : static_cast<Integer>(json.get<int64_t>());
@@ -101,7 +101,8 @@ void read_value(const std::string& name, const Json& json,
     const char* end = key.data() + key.size();
     if (const auto [at, error] = std::from_chars(key.data(), end, token);
         error != std::errc() || at != end) {
-      throw InvalidArgument(name, str_cat("has the key ", Json(key).dump(), ", expected a token id"));
+      throw InvalidArgument(name,
+                            str_cat("has the key ", Json(key).dump(), ", expected a token id"));
     }
     float number = 0;
     read_value(str_cat(name, "[", token, "]"), entry, number);
@@ -173,9 +174,11 @@ class Members {
       if (known_.contains(key)) continue;
       std::string list;
       for (const std::string& name : known_) list += (list.empty() ? "" : ", ") + name;
-      const std::string shown = key.size() <= kMaxExcerpt ? key : key.substr(0, kMaxExcerpt) + "...";
-      throw InvalidArgument(scope_ + Json(shown).dump(-1, ' ', true, Json::error_handler_t::replace),
-                            "is not an option here; known are " + list);
+      const std::string shown =
+          key.size() <= kMaxExcerpt ? key : key.substr(0, kMaxExcerpt) + "...";
+      throw InvalidArgument(
+          scope_ + Json(shown).dump(-1, ' ', true, Json::error_handler_t::replace),
+          "is not an option here; known are " + list);
     }
   }
 
@@ -198,9 +201,9 @@ DrafterConfig drafter_of(Members& members) {
   for_each_option(kDrafterOptions, [&](const auto& option) {
     const char* key = option.text.name;
     if (members.find(key) == nullptr || method_takes(drafter.method, key)) return;
-    throw InvalidArgument(members.name_of(key),
-                          str_cat("changes nothing for method '", name_of(drafter.method),
-                                  "': leave it out"));
+    throw InvalidArgument(
+        members.name_of(key),
+        str_cat("changes nothing for method '", name_of(drafter.method), "': leave it out"));
   });
   return drafter;
 }

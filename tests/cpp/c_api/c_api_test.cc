@@ -60,9 +60,8 @@ class CApiTest : public tiny_llama::EngineFixture {
 
   OpenedEngine open(const Json& options) const {
     specdec_engine* engine = nullptr;
-    const Result result = result_of([&](char** error) {
-      return specdec_engine_open(options.dump().c_str(), &engine, error);
-    });
+    const Result result = result_of(
+        [&](char** error) { return specdec_engine_open(options.dump().c_str(), &engine, error); });
     EXPECT_EQ(result.status, SPECDEC_OK) << result.message;
     return OpenedEngine(engine);
   }

@@ -35,7 +35,8 @@ const char* generate_once(const char* options_json, const int32_t* prompt, size_
   char* error = NULL;
   specdec_status status = specdec_engine_open(options_json, &engine, &error);
   if (status == SPECDEC_OK) {
-    status = specdec_generate(engine, prompt, num_prompt_tokens, params_json, collect, result, &error);
+    status =
+        specdec_generate(engine, prompt, num_prompt_tokens, params_json, collect, result, &error);
   }
   specdec_engine_close(engine);
   if (status == SPECDEC_OK) return NULL;

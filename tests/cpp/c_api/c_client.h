@@ -20,7 +20,7 @@ typedef struct collected {
   size_t num_token_ids[2];
   specdec_finish_reason finish_reason[2];
   int num_outputs;
-  int num_finished;          /* outputs with request_finished */
+  int num_finished;           /* outputs with request_finished */
   int num_outputs_to_stop_at; /* 0: never */
   int64_t num_accepted_tokens;
   char error[256];

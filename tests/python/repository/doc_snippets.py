@@ -1,6 +1,6 @@
 """Runs the code of README and docs/*.md, in which tiny models stand in for the ones named there.
 
-A fence is `sh`, `python`, `json`, `yaml`, `cpp` or `cmake`. Attributes in braces after that word
+A fence is `sh`, `python`, `json`, `yaml`, `c`, `cpp`, `cmake` or `go`. Attributes in braces after that word
 say what else is to be known:
 
     data-skip="reason"  the code is not run here
@@ -35,7 +35,8 @@ from free_port import free_port
 from specdec_native.speculation.speculative_config import parse_speculative_config
 
 ROOT = Path(__file__).parents[3]
-LANGUAGES = ("sh", "python", "json", "yaml", "cpp", "cmake", "text")
+LANGUAGES = ("sh", "python", "json", "yaml", "c", "cpp", "cmake", "go", "text")
+BUILT = ("examples/c", "examples/cpp")
 _FENCE = re.compile(r"^(?P<marks>```+)(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=marks)[ ]*$", re.M | re.S)
 _ATTRIBUTES = re.compile(r'([\w-]+)="([^"]*)"')
 _INCLUDED = re.compile(r'--8<-- "([^":]+)"\n')
@@ -164,10 +165,10 @@ class Runner:
                 parse_speculative_config(value, lambda *_: None)
         elif fence.language == "yaml":
             yaml.safe_load(text)
-        elif fence.language in ("cpp", "cmake"):
+        elif fence.language in ("c", "cpp", "cmake"):
             included = _INCLUDED.fullmatch(text)
-            if not included or not (ROOT / included[1]).is_relative_to(ROOT / "examples/cpp"):
-                raise SnippetError(f"{fence.place}: include a file of examples/cpp, which is built")
+            if not included or Path(included[1]).parent.as_posix() not in BUILT:
+                raise SnippetError(f"{fence.place}: include a file of {' or '.join(BUILT)}")
             assert (ROOT / included[1]).is_file()
 
     def _with_stand_ins(self, text: str) -> str:
