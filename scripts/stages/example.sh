@@ -1,5 +1,6 @@
 # An embedder's view: install the library, then build against nothing but what was installed.
 # reads: *CMakeLists.txt CMakePresets.json VERSION cmake cpp cuda examples tests/python/testing/make_checkpoints.py
+ensure_packages /usr/bin/pkg-config pkgconf
 build release specdec
 prefix=$PWD/build/example-prefix
 cmake --install build/release --prefix "$prefix" >/dev/null

@@ -1,7 +1,7 @@
 """Runs the code of README and docs/*.md, in which tiny models stand in for the ones named there.
 
-A fence is `sh`, `python`, `json`, `yaml`, `c`, `cpp`, `cmake` or `go`. Attributes in braces after that word
-say what else is to be known:
+A fence is `sh`, `python`, `json`, `yaml`, `c`, `cpp`, `cmake` or `go`. Attributes in braces after
+that word say what else is to be known:
 
     data-skip="reason"  the code is not run here
     data-file="name"    the text is written to a file, which later code reads
