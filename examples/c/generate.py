@@ -14,7 +14,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_size_t, c_uint64,
 class Output(ctypes.Structure):
     """The first members of specdec_output; later ones are not needed here."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("request_id", c_uint64),
         ("index", c_int32),
         ("num_token_ids", c_size_t),

@@ -61,7 +61,7 @@ def sources() -> list[str]:
     suffixes = {".h", ".cc", ".cu", ".cuh", ".py"}
     return [
         str(path.relative_to(ROOT))
-        for folder in ("cpp", "cuda", "python", "examples")
+        for folder in ("cpp", "cuda", "python", "examples/cpp")
         for path in sorted((ROOT / folder).rglob("*"))
         if path.suffix in suffixes
     ]
