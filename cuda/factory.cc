@@ -25,7 +25,7 @@ GpuSurvey survey_gpus() {
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) {
     survey.error = cudaGetErrorString(status);
-    cudaGetLastError();  // so that later calls do not find it
+    cudaGetLastError();  // clears the error
     return survey;
   }
   for (int index = 0; index < count; ++index) {

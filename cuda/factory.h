@@ -1,5 +1,5 @@
-// What backend/registry.cc knows of CUDA: the GPUs, and backends made on them. Defined by
-// factory.cc, or by no_cuda.cc in a build without CUDA.
+// The only CUDA header that backend/registry.cc includes: it lists GPUs and makes backends on them.
+// Defined by factory.cc, or by no_cuda.cc in a build without CUDA.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ std::string build_note();  // why CUDA is absent, or the architectures it was bu
 std::vector<DeviceInfo> list_cuda_devices();
 std::string gpu_problem();  // specdec::gpu_problem
 
-// Throws Unavailable, saying what to do, when there is no such GPU, it cannot be used, or there is
-// no CUDA in this build.
+// Throws Unavailable, with the remedy, if there is no such GPU, it cannot be used, or this build
+// has no CUDA.
 std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig& config);
 
 bool is_emulation_built();
-// What an emulated device has: by default enough for a small model and a KV cache.
+// The size of an emulated device; the default has room for a small model and a KV cache.
 struct EmulatedSize {
   int num_multiprocessors = 4;
   int64_t memory_bytes = int64_t{2} << 30;

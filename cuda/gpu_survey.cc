@@ -31,7 +31,7 @@ bool runs(int capability, std::string_view architecture) {
   return capability >= number;
 }
 
-// Problems that come before those of a single GPU.
+// Problems of the driver, reported before those of single GPUs.
 std::string driver_problem(const GpuSurvey& survey) {
   if (survey.driver_version == 0) {
     return "no NVIDIA driver was found; install one, or give a container access to the GPUs";

@@ -1,4 +1,4 @@
-// Concludes from what the CUDA runtime says on which GPUs this build can run, and why not on
+// Decides, from what the CUDA runtime reports, which GPUs this build can run on, and why not on
 // others.
 #pragma once
 
@@ -19,8 +19,8 @@ struct Gpu {
 // CUDA versions are 1000 * major + 10 * minor, as the runtime gives them.
 struct GpuSurvey {
   int driver_version = 0;   // the newest CUDA the driver runs; 0: no driver
-  int runtime_version = 0;  // that this build was made with
-  std::string error;        // why the GPUs could not be counted; empty: they were
+  int runtime_version = 0;  // of this build
+  std::string error;        // why the GPUs could not be counted; else empty
   std::vector<Gpu> gpus;    // by index
 };
 
@@ -28,9 +28,9 @@ struct GpuSurvey {
 // on a GPU. 80 is the lowest compute capability with kernels.
 bool has_kernels_for(int compute_capability, std::string_view architectures);
 
-// Why there is no GPU to use, and what to do; empty when at least one works.
+// Why no GPU can be used, and the remedy; empty if at least one works.
 std::string problem_of(const GpuSurvey& survey, std::string_view architectures);
-// The same of one GPU.
+// The same for one GPU.
 std::string problem_of_gpu(const GpuSurvey& survey, int index, std::string_view architectures);
 
 }  // namespace specdec::cuda

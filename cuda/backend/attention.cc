@@ -73,7 +73,7 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
 void CudaBackend::copy_kv(const CopyKvArgs& args) {
   const bool has_features = args.features.width > 0;
   if (args.slots.empty() || (args.layers.empty() && !has_features)) return;
-  // Layers of one shape go together.
+  // One launch moves the KV of all layers of one shape.
   std::vector<KvLayerPointers> layers;
   for (const PagedKvView& layer : args.layers) {
     check_kv(layer, act_dtype_);

@@ -1,6 +1,6 @@
-// Where the plans of a pass's attention lie in device memory (AttentionPlan). Layers that see the
-// same positions share one; a model has a few such kinds of layers, as those with a sliding window
-// and those without.
+// Device memory for attention's work lists (AttentionPlan). Layers of a pass that see the same
+// positions share a list; a model has a few such kinds of layers, for example those with a sliding
+// window and those without.
 #pragma once
 
 #include <array>
@@ -17,19 +17,21 @@ class AttentionPlans {
  public:
   explicit AttentionPlans(Device& device);
 
-  // From here on a batch may have other rows, though it lies where one before it lay: no plan is
-  // made. A model's pass begins with the lookup of its tokens, a batch of the host's by staging it.
+  // A new pass begins: its batch may have other rows at the same addresses, so no earlier list is
+  // valid. Called when a model looks up its tokens, and when a batch of the host is staged.
   void begin_pass() { num_made_ = 0; }
 
-  // That of a call of attention: made by an earlier call of this pass, or to be made by this one.
-  // Kinds of layers beyond the first few have none, and without LaunchSettings::plans nobody has.
+  // The list for a call of attention: written by an earlier call of this pass (is_made), or to be
+  // written by this one. Empty for kinds of layers beyond the first kMostPlans, and without
+  // LaunchSettings::plans.
   AttentionPlan plan_of(const TreeAttentionArgs& args);
 
  private:
   static constexpr int kMostPlans = 4;
   static constexpr size_t kPlanBytes = size_t{1} << 20;
 
-  // What the items of a call and what is known of them follow from.
+  // Everything that the items of a call follow from. Two calls of a pass share a list if these are
+  // equal.
   struct Kind {
     const int32_t* cu_rows;
     const int32_t* base_lens;

@@ -15,7 +15,7 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr size_t kAttentionWorkspaceBytes = size_t{1} << 20;  // for each multiprocessor
+constexpr size_t kAttentionWorkspaceBytes = size_t{1} << 20;  // per SM
 constexpr int kMaxHostThreads = 8;
 
 }  // namespace
@@ -116,7 +116,7 @@ void CudaBackend::read(const void* values, std::span<std::byte> out) {
 }
 
 void CudaBackend::run_recorded(const RecordKey& key, const std::function<void()>& work) {
-  // A graph has to make the plans that it reads.
+  // A graph must contain the launches that write the work lists it reads: none from before is used.
   attention_plans_.begin_pass();
   if (!rank_exchange_.can_be_recorded()) return work();
   recorder_.run(key, work);

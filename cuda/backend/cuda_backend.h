@@ -1,6 +1,6 @@
-// The backend for GPUs: its operations are launches on one stream, defined in the file of their
-// subject. Work is asynchronous; only sample() waits for it. One thread may use a backend at a
-// time.
+// The backend for GPUs. Its operations are launches on one stream, each defined in the file of its
+// subject. Work is asynchronous; sample(), read() and outcomes of device steps wait for it. One
+// thread at a time may use a backend.
 #pragma once
 
 #include <memory>
@@ -33,8 +33,8 @@ struct CudaOptions {
 
 class CudaBackend final : public Backend {
  public:
-  // `act_dtype` is bfloat16 or float16. The table's target must be the device's, and `gemms` must
-  // run on it.
+  // `act_dtype` is bfloat16 or float16. The kernel table's target must be the device's, and `gemms`
+  // must run on the device.
   CudaBackend(std::unique_ptr<Device> device, const KernelTable& kernels, DType act_dtype,
               const CudaOptions& options = {}, GemmList gemms = {});
   ~CudaBackend() override;

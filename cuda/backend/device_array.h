@@ -1,4 +1,4 @@
-// Typed arrays of device memory, handed out and owned by a layout.
+// Typed arrays of device memory, allocated and owned by a DeviceLayout.
 #pragma once
 
 #include <bit>
@@ -33,18 +33,19 @@ class DeviceLayout {
     reserve(array, purpose);
     return array;
   }
-  // The same in memory of the host that the device copies to.
+  // The same in pinned host memory, which the device writes to.
   template <class T>
   DeviceArray<T> pinned(size_t size, const char* purpose = "device steps") {
     return {own<T>(device_.allocate_pinned(size * sizeof(T), purpose)), size};
   }
-  // Gives an array the memory that it does not have yet.
+  // Allocates an array's memory, unless it has some.
   template <class T>
   void reserve(DeviceArray<T>& array, const char* purpose) {
     if (array.missing_bytes() == 0) return;
     array.data = own<T>(device_.allocate(array.size_bytes(), purpose));
   }
-  // Replaces an array that is shorter than `size` by a longer one. Whether that was done.
+  // Replaces an array that is shorter than `size` by a longer one; the contents are lost. Returns
+  // whether it did.
   template <class T>
   bool grow(DeviceArray<T>& array, size_t size, const char* purpose) {
     if (array.size >= size) return false;

@@ -9,7 +9,7 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr int kMaxLogitRows = 512;  // logits of more rows are computed and sampled in turns
+constexpr int kMaxLogitRows = 512;  // more rows' logits are computed and sampled in turns
 
 }  // namespace
 
@@ -29,7 +29,7 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
 }
 
 CudaDeviceStep::~CudaDeviceStep() {
-  reports_.wait_for_all();  // where a rank is gone, not for it
+  reports_.wait_for_all();  // does not wait for a rank that is gone
   backend_.recorder().forget(this);
 }
 
@@ -41,11 +41,11 @@ void CudaDeviceStep::allocate() {
   const auto vocab = static_cast<size_t>(vocab_size_);
   const bool is_independent = config_.sampling == DraftSampling::kIndependent;
   const bool is_weighed = weighs_drafts(config_.verification);
-  // Sizes of what only some steps need: 0 for the others.
+  // Sizes of arrays that only some steps need, else 0.
   const size_t tree_rows = config_.accepts_trees || grows_trees() ? rows : 0;
   const size_t tree_nodes = config_.accepts_trees || grows_trees() ? seats * nodes : 0;
   const size_t grown = grows_trees() ? seats : 0;
-  const size_t capacity = width * (1 + nodes);  // children of the root and of each node that is run
+  const size_t capacity = width * (1 + nodes);  // children of the root and of every node
   const size_t weighed_rows = is_weighed ? rows : 0;
   const size_t head_rows = has_head() ? rows : 0;
   memory_ = {.state = seats_.state(),
@@ -130,7 +130,7 @@ void CudaDeviceStep::find_layers(Model& model) {
 
 void CudaDeviceStep::set_seats(std::span<const DeviceSeat> seats) {
   SPECDEC_CHECK_EQ(num_under_way(), 0);
-  // By the time that there are requests, there are caches.
+  // The KV caches are made after the device step, but before the first request.
   if (config_.accepts_trees || grows_trees()) find_layers(target_);
   if (grows_trees() && !has_head()) find_layers(draft_);
   if (seats_.set(seats)) backend_.recorder().forget(this);
@@ -240,7 +240,7 @@ void CudaDeviceStep::verify(const StepShape& shape) {
   }
   accept(shape);
   if (has_trees) move_kv(shape, target_, /*kv_offsets=*/nullptr);
-  // A head runs accepted nodes again.
+  // A draft head runs accepted nodes again, so it needs no move.
   if (grew_trees(shape) && !has_head()) move_kv(shape, draft_, memory_.growths.kv_offsets);
   kernels_.step.commit(backend_.stream(), params);
 }

@@ -1,5 +1,5 @@
-// Steps without the host on a CUDA device: the launches of a step, recorded as a graph the second
-// time a step of its shape runs.
+// Steps that run without the host on a CUDA device. A step's launches are recorded as a graph the
+// second time a step of its shape runs.
 #pragma once
 
 #include "cuda/backend/cuda_backend.h"
@@ -44,19 +44,19 @@ class CudaDeviceStep final : public DeviceStep {
   StepParams params(const StepShape& shape, int num_rows, int pass = 0) const;
   BatchView view(const StepShape& shape, int num_rows, bool has_trees) const;
   void draft(const StepShape& shape);
-  // Makes the rows, which `params` has the arrays of, and runs them.
+  // Makes the rows in the arrays that `params` names, and runs them through the model.
   void forward(const Model& model, const BatchView& rows, PassRows kind, const StepParams& params);
   void verify(const StepShape& shape);
   VerifyTrees trees(const StepShape& shape) const;
   WalkParams walk_params(const StepShape& shape) const;
   void accept(const StepShape& shape);
-  // Moves the KV of accepted nodes to where that of a chain is (KvMovesParams).
+  // Moves the KV of accepted nodes to the slots that a chain would have (KvMovesParams).
   void move_kv(const StepShape& shape, const Model& model, const int32_t* kv_offsets);
-  // Logits over the target's vocabulary of rows of the last forward pass of `model`.
+  // Logits over the target's vocabulary, for rows of the last forward pass of `model`.
   void compute_logits(const Model& model, const int32_t* row_ids, int num_rows);
-  // Samples from rows of the last forward pass of `model`: the first num_rows of sample_ids.
+  // Samples from the rows sample_ids[0 .. num_rows) of the last forward pass of `model`.
   void sample(const StepShape& shape, const Model& model, int num_rows);
-  // Whether nothing but the likeliest tokens is wanted of such rows.
+  // Whether only the likeliest token of such rows is wanted.
   bool takes_best(const StepShape& shape, bool is_draft) const;
   SampleOutputs draft_outputs(int first_row) const;
 
@@ -64,7 +64,7 @@ class CudaDeviceStep final : public DeviceStep {
   const KernelTable& kernels_;
   const DeviceStepConfig config_;
   const int vocab_size_;
-  const int logit_rows_;  // whose logits there is room for at a time
+  const int logit_rows_;  // rows whose logits fit in logits_
   Model target_, draft_;
 
   DeviceLayout layout_;
@@ -72,11 +72,12 @@ class CudaDeviceStep final : public DeviceStep {
   StepMemory memory_{};
   DeviceArray<uint8_t> no_trees_;          // [num_seats] BatchView::is_tree of chains
   DeviceArray<float> logits_, processed_;  // [logit_rows, vocab_size]; SampleRowsParams::processed
-  // [logit_rows, vocabulary of the head], where it scores part of the target's.
+  // [logit_rows, the draft head's vocabulary], for a draft head that scores only part of the
+  // target's vocabulary.
   DeviceArray<float> head_logits_;
   DeviceArray<char> sampler_;         // SampleWorkspace
-  DeviceArray<double> residuals_;     // [max_rows], where drafts are weighed
-  DeviceArray<double> accept_rates_;  // [max_nodes] of synthetic verification
+  DeviceArray<double> residuals_;     // [max_rows], if drafts are weighed
+  DeviceArray<double> accept_rates_;  // [max_nodes], for synthetic verification
   DeviceArray<int64_t> moves_;        // [num_seats * max_nodes, 2] KV slots, from and to
   DeviceArray<int32_t> num_moves_;    // [1]
   StepReports reports_;

@@ -77,7 +77,7 @@ void StepReports::wait_for_all() noexcept {
     Event& done = *copies_[num_collected_ % copies_.size()].done;
     try {
       backend_.stream().wait(done);
-    } catch (const std::exception& error) {  // of a rank, whose part nothing waits for any more
+    } catch (const std::exception& error) {  // a rank failed; nothing waits for its part any more
       log_info("a step ended without its outcome: ", error.what());
     }
   }

@@ -1,5 +1,4 @@
-// What the host learns of device steps: their reports in pinned memory, for as many steps as may be
-// under way.
+// The reports of device steps, which kernels write to pinned memory, one copy per step under way.
 #pragma once
 
 #include <array>
@@ -18,8 +17,8 @@ struct StepShape {
   bool has_host_drafts = false;
   int num_rows = 0;  // of the target's pass
   int max_unseen = 0;
-  int num_logprobs = -1;   // reported beside the sampled token; -1: none at all
-  bool any_edits = false;  // of logits, before tokens are sampled from them
+  int num_logprobs = -1;   // reported beside the sampled token; -1: no logprobs
+  bool any_edits = false;  // some row's logits are edited before sampling
   bool has_masks = false;
   bool all_greedy = false;
 
@@ -34,20 +33,21 @@ class StepReports {
  public:
   StepReports(CudaBackend& backend, const DeviceStepConfig& config);
 
-  // Where the target's samples go, from row `first_row` on.
+  // Where the sampler writes the target's samples, from row `first_row` on.
   SampleOutputs outputs(const StepShape& shape, int32_t* sampled, int first_row) const;
-  // Takes the memory for logprobs that launches of this shape name.
+  // Allocates the arrays for logprobs that launches of this shape name.
   void reserve(const StepShape& shape);
   size_t missing_bytes() const { return num_logprobs_.missing_bytes() + logprobs_.missing_bytes(); }
 
-  // Tells the kernels where to report.
+  // Sets the addresses that the kernels report to.
   void set_places(StepMemory& memory) const;
-  // A step was launched, whose kernels report to the next place. Its logprobs are copied there: a
-  // graph has the same addresses each time, and the host may still read those before.
+  // A step was launched; its kernels report to the next copy. Its logprobs are copied there by the
+  // stream: a graph writes to the same addresses each time, and the host may still be reading the
+  // step before.
   void launched(const StepShape& shape, const StepMemory& memory);
   // Waits for the oldest step under way.
   StepOutcome wait();
-  // Steps that have failed are left at that.
+  // Waits for all steps under way; failures are logged only.
   void wait_for_all() noexcept;
   int num_under_way() const { return num_launched_ - num_collected_; }
   bool is_full() const { return num_under_way() == static_cast<int>(copies_.size()); }
@@ -58,7 +58,7 @@ class StepReports {
     StepShape shape;
     DeviceArray<StepReport> seats;
     DeviceArray<StepTimes> times;
-    DeviceArray<DeviceLogprob> logprobs;  // these three once logprobs are wanted
+    DeviceArray<DeviceLogprob> logprobs;  // these three are null until logprobs are wanted
     DeviceArray<int32_t> num_logprobs;
     DeviceArray<int32_t> cu_rows;
     std::unique_ptr<Event> done;
@@ -68,7 +68,7 @@ class StepReports {
 
   CudaBackend& backend_;
   DeviceLayout layout_;
-  DeviceArray<int32_t> num_logprobs_;    // [max_rows], once logprobs are wanted
+  DeviceArray<int32_t> num_logprobs_;    // [max_rows]; null until logprobs are wanted
   DeviceArray<DeviceLogprob> logprobs_;  // [max_rows, max_logprobs + 1], likewise
   std::array<Copy, kStepsUnderWay> copies_;
   int num_launched_ = 0;

@@ -1,4 +1,4 @@
-// The requests of a device step: their seats, as the host sets them and the kernels read them.
+// The seats of a device step: the host sets them and the kernels read them.
 #pragma once
 
 #include "cuda/backend/cuda_backend.h"
@@ -10,23 +10,23 @@ namespace specdec::cuda {
 
 class SeatTable {
  public:
-  // The first two are borrowed.
+  // `backend` and `kernels` are borrowed.
   SeatTable(CudaBackend& backend, const StepKernels& kernels, const DeviceStepConfig& config);
 
-  // Sets all seats. True where an array moved, which recorded launches name.
+  // Sets all seats. Returns true if an array moved that recorded launches name.
   bool set(std::span<const DeviceSeat> seats);
   void add_blocks(std::span<const NewBlock> blocks);
   void deactivate(std::span<const int> seats);
-  // Gives the seats of a step what the host has drafted for them, or nothing, and its masks.
+  // Copies the host's drafts, or none, and its masks to the seats, for one step.
   void set_drafts(const DeviceStepPlan& plan);
 
   const StepState& state() const { return state_; }
   const int32_t* token_lists() const { return token_lists_; }
   const DeviceLogitBias* biases() const { return biases_; }
-  // [max_rows, num_mask_words()] of the step that is launched next; null before the first of all.
+  // [max_rows, num_mask_words()], for the step that is launched next; null until a step has masks.
   const uint32_t* masks() const { return masks_; }
   int num_mask_words() const { return (vocab_size_ + 31) / 32; }
-  // Whether logits of some seat have masks, a bias or penalties.
+  // Whether some seat's logits have masks, a bias or penalties.
   bool any_edits() const { return any_edits_; }
   // Whether every seat takes the likeliest token.
   bool all_greedy() const { return all_greedy_; }
@@ -45,10 +45,10 @@ class SeatTable {
   int vocab_size_;
   DeviceLayout layout_;
   StepState state_;
-  DeviceArray<int32_t> token_lists_;     // what the DeviceRanges of seats are of
-  DeviceArray<DeviceLogitBias> biases_;  // what those of biases are of
-  DeviceArray<int32_t> count_tables_;    // [num_seats, vocab_size], once there are penalties
-  DeviceArray<uint32_t> masks_;          // once there are grammars
+  DeviceArray<int32_t> token_lists_;     // indexed by the seats' DeviceRanges
+  DeviceArray<DeviceLogitBias> biases_;  // indexed by the seats' ranges of biases
+  DeviceArray<int32_t> count_tables_;    // [num_seats, vocab_size]; null until a seat has penalties
+  DeviceArray<uint32_t> masks_;          // null until a seat has a grammar
   bool any_edits_ = false;
   bool all_greedy_ = false;
 };

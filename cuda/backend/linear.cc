@@ -16,7 +16,7 @@ const CudaPackedLinear& packed(const PackedLinear* weight) {
 
 std::unique_ptr<PackedLinear> CudaBackend::pack_linear(const PackArgs& args) {
   std::unique_ptr<PackedLinear> weight = packer_.pack(args);
-  // Products load weights before they wait for the kernel before them.
+  // A projection loads weights before it waits for earlier work on the stream.
   stream_->synchronize();
   return weight;
 }

@@ -10,7 +10,7 @@
 namespace specdec::cuda {
 namespace {
 
-// Rows of one pass: bounds the workspaces.
+// Rows per round: bounds the workspaces.
 constexpr int kMaxRows = 2048;
 
 const CudaPackedLinear& packed(const PackedLinear* weight) {
@@ -18,7 +18,7 @@ const CudaPackedLinear& packed(const PackedLinear* weight) {
   return static_cast<const CudaPackedLinear&>(*weight);
 }
 
-// The weights of all experts, which are alike.
+// Sets the weights of all experts, which have one shape and format.
 void set_weights(std::span<const PackedLinear* const> experts, ExpertProductsParams& params) {
   const CudaPackedLinear& first = packed(experts[0]);
   params.num_experts = static_cast<int>(experts.size());
@@ -107,7 +107,7 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
   rows.x = act;
   rows.num_x = num_choices;
   rows.row_ids = nullptr;
-  rows.are_known = true;  // since the products before
+  rows.are_known = true;  // the gate and up projections have waited for the counts
   const CudaPackedLinear& first_down = packed(args.down[0]);
   if (first_down.share().by_inputs()) {
     products(args.down, rows,
@@ -132,7 +132,7 @@ void ExpertMixer::add_up(std::span<const PackedLinear* const> experts, const int
                          int num_choices, float* results) {
   const CudaPackedLinear& first = packed(experts[0]);
   ExpertScales scales;
-  if (first.scales() != nullptr) {  // an expert's own
+  if (first.scales() != nullptr) {  // each expert has its own
     scales = {.num_experts = static_cast<int>(experts.size()),
               .cu_rows = cu_rows,
               .offset = first.code_layout().scales_offset};
@@ -157,7 +157,7 @@ void ExpertMixer::products(std::span<const PackedLinear* const> experts, const R
   params.rows_are_known = rows.are_known;
   product.plan.few_rows = rows.most_of_expert <= kFewRows;
   const int dim = static_cast<int>(experts[0]->in_features());
-  // The kernel for few rows finds records by row, the one for many takes them as they lie.
+  // The few-rows kernel finds records by row_ids; the many-rows kernel reads them in order.
   const bool is_gathered = rows.row_ids != nullptr && !product.plan.few_rows;
   product.rows = {
       .row_ids = is_gathered ? nullptr : rows.row_ids, .num_rows = rows.most_of_expert, .dim = dim};
@@ -165,8 +165,8 @@ void ExpertMixer::products(std::span<const PackedLinear* const> experts, const R
                         ? prepared(rows, dim, is_gathered, product.num_k_blocks)
                         : rows.x;
   params.most_with_rows = std::min(params.num_experts, rows.num_choices);
-  // A block a multiprocessor, shared among the experts that may have rows; as few as leave no block
-  // more tiles than others need.
+  // One block per SM, shared among the experts that may have rows. No more blocks than make the
+  // most tiles per block smallest.
   const int blocks = std::max(1, properties_.num_multiprocessors / params.most_with_rows);
   const int block_tiles = (product.num_tiles + blocks - 1) / blocks;
   product.plan.num_blocks = (product.num_tiles + block_tiles - 1) / block_tiles;

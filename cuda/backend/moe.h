@@ -1,5 +1,5 @@
-// Runs mixtures of experts: routes rows, and owns what lies between the passes. How many rows an
-// expert has never leaves the device, so a step with experts can be captured like any other.
+// Runs mixtures of experts, and owns the workspaces between their passes. The number of rows per
+// expert stays on the device, so a step with experts can be captured like any other.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,14 @@ class ExpertMixer {
   void run(const MoeArgs& args);
 
  private:
-  // The rows a product of all experts reads: x itself by row_ids, or choices in order of expert.
+  // The rows that a projection by all experts reads: rows of x by row_ids, or one row per choice in
+  // order of experts.
   struct Rows {
     const void* x = nullptr;  // [num_x, in_features] act
     int num_x = 0;
-    const int32_t* row_ids = nullptr;  // [num_choices] in order of expert, or null
+    const int32_t* row_ids = nullptr;  // [num_choices] in order of experts, or null
     const int32_t* cu_rows = nullptr;  // [num_experts + 1]
-    int most_of_expert = 0;            // rows an expert may have
+    int most_of_expert = 0;            // most rows that one expert may have
     int num_choices = 0;
     bool are_known = false;  // ExpertProductsParams::rows_are_known
   };
@@ -37,10 +38,11 @@ class ExpertMixer {
   void run_rows(const MoeArgs& args, int first_row, int num_rows);
   void products(std::span<const PackedLinear* const> experts, const Rows& rows,
                 const FinishParams& finish);
-  // Of experts that ranks share: planes become results [num_choices, hidden].
+  // For experts that ranks share: exchanges and folds this rank's planes into results [num_choices,
+  // hidden].
   void add_up(std::span<const PackedLinear* const> experts, const int32_t* cu_rows, int num_choices,
               float* results);
-  // Records of x, or of the rows of all choices.
+  // Records of x's rows, or of each choice's row.
   const void* prepared(const Rows& rows, int dim, bool is_gathered, int num_k_blocks);
 
   const DeviceProperties& properties_;

@@ -17,7 +17,7 @@ class NcclCopies final : public PartCopies {
   NcclCopies(const nccl::Api& api, Stream& stream, Communicator& ranks)
       : api_(api), stream_(stream), ranks_(ranks) {
     nccl::UniqueId id = {};
-    // All ranks learn of an error of the one that makes the id.
+    // If the rank that makes the id fails, all ranks learn of it.
     nccl::Result made = nccl::kSuccess;
     if (ranks.rank() == 0) made = api_.GetUniqueId(&id);
     std::vector<std::byte> message;

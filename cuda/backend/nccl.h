@@ -1,6 +1,6 @@
-// NVIDIA's library for ranks of several GPUs, as far as used: it copies. A program looks for it
-// when it runs, and no build needs its headers. Names are those of nccl.h without their prefixes;
-// these declarations have not changed since NCCL 2.8.
+// The part of NCCL's C interface that we use, to copy between ranks. The library is looked for at
+// run time, and no build needs its headers. Names are those of nccl.h without their prefixes; these
+// declarations have not changed since NCCL 2.8.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct UniqueId {
 };
 struct Comm;  // opaque
 
-// Its functions. Streams are cudaStream_t.
+// NCCL's functions. Streams are cudaStream_t.
 struct Api {
   const char* (*GetErrorString)(Result result) = nullptr;
   Result (*GetUniqueId)(UniqueId* id) = nullptr;
@@ -40,12 +40,12 @@ struct Api {
 
 struct NcclLibrary {
   nccl::Api api;
-  std::string problem;  // why it cannot be used; empty: it can
+  std::string problem;  // why NCCL cannot be used; empty if it can
 };
 NcclLibrary open_nccl(const std::vector<std::string>& names = {"libnccl.so.2"});
 
-// Copies of parts by NCCL, which graphs can record. All ranks of the group call it together. Throws
-// DeviceError where NCCL refuses, such as for ranks that share a GPU.
+// Copies parts by NCCL, which graphs can record. All ranks of the group call this together. Throws
+// DeviceError if NCCL refuses, for example because ranks share a GPU.
 std::unique_ptr<PartCopies> make_nccl_copies(const nccl::Api& api, Stream& stream,
                                              Communicator& ranks);
 

@@ -32,7 +32,7 @@ bool is_fp8(WeightFormat format) {
   return format == WeightFormat::kFp8 || format == WeightFormat::kFp8Grouped;
 }
 
-// What a row of codes stands for.
+// The values of a row of codes, in float32.
 void dequantize_row(const WeightView& part, int64_t row, float* out) {
   if (part.is_fp8()) return dequantize_fp8_row(part, row, out);
   const int64_t num_k = part.in_features();
@@ -53,8 +53,8 @@ void dequantize_row(const WeightView& part, int64_t row, float* out) {
   }
 }
 
-// The scales of a row of 8-bit floats as one, which is returned, and float16 factors of it for its
-// groups: their largest is 1 (or all are 0).
+// Splits a row's block scales of 8-bit floats into one float32 scale, which is returned, and a
+// float16 factor per group. The largest factor is 1, unless all scales are 0.
 float split_scales(const WeightView& part, int64_t row, std::span<uint16_t> factors) {
   const int64_t num_blocks = (part.in_features() + part.block_cols - 1) / part.block_cols;
   const std::span<const float> scales(part.block_scales + row / part.block_rows * num_blocks,
@@ -68,7 +68,7 @@ float split_scales(const WeightView& part, int64_t row, std::span<uint16_t> fact
   return scale;
 }
 
-// Copies rows, or what rows of codes stand for in float32.
+// Copies rows as stored, or (`widen`) their values in float32.
 void copy_rows(const WeightView& part, bool widen, int64_t begin, int64_t count, void* out) {
   if (!widen) {
     const int64_t row_bytes =
@@ -156,7 +156,8 @@ std::unique_ptr<CudaPackedLinear> WeightPacker::pack(const PackArgs& args) {
   return std::make_unique<CudaPackedLinear>(shape, std::move(data), args);
 }
 
-// Codes and scales are those of the whole matrix, whatever a rank has of it.
+// Every rank quantises the whole matrix and then cuts, so that codes and scales do not depend on
+// the ranks.
 Buffer WeightPacker::cut(const Buffer& whole, const CudaPackedLinear::Shape& shape,
                          const KSlices& slices, const CudaPackedLinear::Shape& own) {
   const bool is_act = shape.format == WeightFormat::kAct;

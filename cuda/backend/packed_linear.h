@@ -28,12 +28,13 @@ class CudaPackedLinear final : public PackedLinear {
   int64_t out_features() const override {
     return share_.by_outputs() ? share_.num_outputs() : shape_.out_features;
   }
-  int64_t num_outputs() const { return shape_.out_features; }  // those packed: the rank's own
+  int64_t num_outputs() const { return shape_.out_features; }  // this rank's
   int64_t in_features() const override { return shape_.in_features; }
   int64_t size_bytes() const override { return static_cast<int64_t>(data_.size_bytes()); }
   WeightFormat format() const override { return shape_.format; }
 
-  // The slices of its sums over k, how many sums of an output they leave, and who has the others.
+  // The slices of k that this rank's weights have, the number of partial sums per output that they
+  // leave, and the other ranks' shares.
   const SliceParams& slices() const { return slices_; }
   int num_planes() const { return slices_.plan.num_left; }
   const RankShare& share() const { return share_; }
@@ -42,9 +43,9 @@ class CudaPackedLinear final : public PackedLinear {
   int num_tiles() const { return num_tiles_of(shape_); }
   int num_k_blocks() const { return num_k_blocks_of(shape_); }
   const void* data() const { return data_.data(); }
-  // Of weights that are codes.
+  // For formats of codes.
   CodeLayout code_layout() const { return code_layout_of(shape_); }
-  // What sums are multiplied with, or null.
+  // [tiles, 16] factors of the outputs' sums, or null.
   const float* scales() const;
 
   static int num_tiles_of(const Shape& shape);
@@ -59,17 +60,17 @@ class CudaPackedLinear final : public PackedLinear {
   SliceParams slices_;
 };
 
-// Brings matrices of a checkpoint to the device in pieces of bounded size and packs them there.
+// Copies matrices of a checkpoint to the device, in pieces of bounded size, and packs them there.
 class WeightPacker {
  public:
   WeightPacker(Device& device, Stream& stream, const ProjectionKernels& kernels,
                const QuantizeKernels& quantize_kernels, DType act_dtype);
 
-  // Throws InvalidArgument naming what is wrong with the parts.
+  // Throws InvalidArgument that says what is wrong with the parts.
   std::unique_ptr<CudaPackedLinear> pack(const PackArgs& args);
 
  private:
-  // A piece on its way: the host writes one while the device reads the other.
+  // Memory of a piece in transit: the host fills one Slot while the device reads the other.
   struct Slot {
     Buffer pinned;
     Buffer device;
@@ -78,10 +79,10 @@ class WeightPacker {
   };
 
   Buffer pack_parts(const PackArgs& args, const CudaPackedLinear::Shape& shape);
-  // The blocks of the inputs that a run of slices has, of a matrix with blocks of all inputs.
+  // Copies the blocks of a rank's inputs, a run of slices, from a packed matrix with all inputs.
   Buffer cut(const Buffer& whole, const CudaPackedLinear::Shape& shape, const KSlices& slices,
              const CudaPackedLinear::Shape& own);
-  // Packs rows of one part, of which the first is output `first_output`.
+  // Packs one part's rows; its first row is output `first_output`.
   void pack_part(const WeightView& part, int64_t first_output, const CudaPackedLinear::Shape& shape,
                  void* packed);
   // The same for formats of integers.
@@ -90,7 +91,7 @@ class WeightPacker {
   // The same for formats of 8-bit floats.
   void pack_fp8(const WeightView& part, int64_t first_output, const CudaPackedLinear::Shape& shape,
                 void* packed);
-  // Rows of a part that is made up, into the slot; false where there are rows to be copied.
+  // Makes rows of random weights in the slot. Returns false if the part has stored rows to copy.
   bool make_rows(const WeightView& part, int64_t begin, int64_t count, Slot& slot);
   Slot& next_slot(size_t size_bytes);
 

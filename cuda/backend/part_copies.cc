@@ -36,7 +36,7 @@ class HostCopies final : public PartCopies {
 
  private:
   float* pinned(size_t num_floats) {
-    stream_.synchronize();  // what was copied from it
+    stream_.synchronize();  // earlier copies from it
     if (pinned_.size_bytes() < num_floats * sizeof(float)) {
       pinned_ = {};
       pinned_ = device_.allocate_pinned(std::max(num_floats * sizeof(float), kLeastPinnedBytes),

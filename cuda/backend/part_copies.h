@@ -1,5 +1,5 @@
-// Brings the parts of all ranks of a group to the device of each by copies, where kernels cannot
-// reach other ranks' memory.
+// Copies the parts of all ranks to each rank's device, for devices whose kernels cannot reach other
+// ranks' memory.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@ namespace specdec::cuda {
 class PartCopies {
  public:
   virtual ~PartCopies() = default;
-  // all [sum of counts] = the parts of all ranks, by rank, of which this one's is `own`. All three
-  // may be reused once what is queued after them is done.
+  // all [sum of counts] = the parts of all ranks, in order of ranks; `own` is this rank's. Work
+  // that is queued later may reuse all three.
   virtual void gather(const float* own, std::span<const int64_t> counts, float* all) = 0;
-  // Whether a graph can do so.
+  // Whether a graph can record gather().
   virtual bool can_be_recorded() const = 0;
-  // A rank is gone: what waits for it on the device goes on, with wrong results.
+  // A rank is gone: device work that waits for it goes on, with wrong results.
   virtual void end() {}
 };
 
-// Over the host and the group's communicator.
+// Copies over the host, by the group's communicator.
 std::unique_ptr<PartCopies> make_host_copies(Device& device, Stream& stream, Communicator& ranks);
 
 }  // namespace specdec::cuda

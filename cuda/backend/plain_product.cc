@@ -7,10 +7,11 @@
 namespace specdec::cuda {
 namespace {
 
-// Tiles of a piece come in multiples of what the widest blocks of others have.
+// A piece's tiles are a multiple of this: 256 outputs, as the libraries' widest blocks have.
 constexpr int64_t kPieceTiles = 16;
 
-// Whether sums go where they belong at once: those of heads are finished from there.
+// Whether the GEMM can write to the output itself. Sums of heads are always stored and finished
+// from there.
 bool is_direct(const FinishParams& finish) {
   if (finish.kind == Finish::kHeads) return true;
   return finish.kind == Finish::kStore && !changes_sums(finish);
@@ -18,7 +19,7 @@ bool is_direct(const FinishParams& finish) {
 
 int bucket_of(const ProductParams& params) { return row_bucket(params.rows.num_rows); }
 
-// Of the piece of `num_tiles` that begins at a tile.
+// The GEMM for the `num_tiles` tiles from `first_tile` on.
 GemmShape shape_of(const ProductParams& params, int first_tile, int num_tiles) {
   const FinishParams& finish = params.finish;
   const int first_output = first_tile * kTileOutputs;
@@ -44,7 +45,7 @@ PlainProduct::PlainProduct(Device& device, Stream& stream, const ProjectionKerne
       library_(device, stream, "workspace of products") {}
 
 bool PlainProduct::serves(const ProductParams& params) {
-  // Rows of sums begin at multiples of 16 bytes.
+  // Every row of sums must begin at a multiple of 16 bytes.
   return params.format == WeightFormat::kAct && params.finish.out_features % 4 == 0;
 }
 

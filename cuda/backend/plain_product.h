@@ -1,6 +1,5 @@
-// Products through code that knows plain matrices alone (Gemm): weights are unpacked for it, a
-// piece that the caches hold for the most part at a time, and what becomes of the sums is done
-// after it.
+// Projections by a library's GEMM, which knows plain matrices only: weights are unpacked, a piece
+// at a time that mostly fits the caches, multiplied, and finished by our own epilogue.
 #pragma once
 
 #include <cstdint>
@@ -13,27 +12,27 @@ namespace specdec::cuda {
 
 class PlainProduct {
  public:
-  // A piece has so many bytes of unpacked weights at most, and of sums.
+  // A piece has at most piece_bytes of unpacked weights, and of sums.
   PlainProduct(Device& device, Stream& stream, const ProjectionKernels& kernels,
                int64_t piece_bytes = int64_t{64} << 20);
 
   static bool serves(const ProductParams& params);
-  // Of a Gemm, for such a product.
+  // How many ways `gemm` has for this projection.
   int num_ways(Gemm& gemm, const ProductParams& params);
-  // `params` has records and the workspaces of its finish; its plan is not looked at.
+  // `params` has records and the workspaces of its epilogue; its tiling is ignored.
   void run(Gemm& gemm, int way, const ProductParams& params);
-  // Takes the memory that run() would.
+  // Allocates the memory that run() needs.
   void reserve(Gemm& gemm, const ProductParams& params) { scratch_for(gemm, params); }
 
  private:
   struct Scratch {
     char* weights;
-    float* sums;  // null where they go where they belong at once
+    float* sums;  // null if the GEMM writes to the output itself
     char* library;
   };
 
   Scratch scratch_for(Gemm& gemm, const ProductParams& params);
-  // Tiles of a piece: the same for all rows of a bucket.
+  // Tiles per piece: the same for all row counts of a bucket.
   int piece_tiles(const ProductParams& params) const;
 
   Stream& stream_;

@@ -9,7 +9,7 @@
 namespace specdec::cuda {
 namespace {
 
-// A packed matrix whose outputs are looked up.
+// An embedding table that is a packed matrix: a lookup reads one output's weights.
 class CudaEmbeddingTable final : public EmbeddingTable {
  public:
   explicit CudaEmbeddingTable(const CudaPackedLinear& rows) : rows_(rows) {}
@@ -42,7 +42,7 @@ std::unique_ptr<EmbeddingTable> CudaBackend::make_embedding(const WeightView& ta
 }
 
 void CudaBackend::embed(const EmbedArgs& args) {
-  attention_plans_.begin_pass();  // a model looks up its tokens first
+  attention_plans_.begin_pass();  // a model's pass begins with this lookup
   if (args.num_rows == 0) return;
   const CudaPackedLinear& rows = static_cast<const CudaEmbeddingTable&>(*args.table).rows();
   if (rows.share().by_outputs()) return gather_embeddings(args);
@@ -65,7 +65,7 @@ void CudaBackend::embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args
   kernels_.pointwise.embed_act(*stream_, params, act_dtype_);
 }
 
-// Each rank looks up the rows that it has; those of others become NaN, which nobody reads.
+// Each rank looks up its own outputs and gets NaN for the others, which no rank reads.
 void CudaBackend::gather_embeddings(const EmbedArgs& args) {
   SPECDEC_CHECK(!args.accumulate);
   const CudaPackedLinear& rows = static_cast<const CudaEmbeddingTable&>(*args.table).rows();

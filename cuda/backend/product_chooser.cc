@@ -12,7 +12,7 @@
 namespace specdec::cuda {
 namespace {
 
-// Fewer rows are a matter of reading the weights, which other kernels do as fast.
+// With fewer rows the time is that of reading weights, and our other kernels read as fast.
 constexpr int kFewestRows = 65;
 constexpr int kTimedRuns = 3;
 
@@ -106,8 +106,8 @@ std::vector<ProductChooser::Way> ProductChooser::ways_for(const ProductParams& p
 ProductChooser::Way ProductChooser::default_way(const ProductParams& params) const {
   Way way = {.name = "many_rows"};
   if (!has_wide_product()) return way;
-  // The largest blocks that fill the GPU: they read least. Where there are none, slices of k are
-  // what keeps it busy.
+  // The largest blocks that still fill the GPU, since they read least. If none does, many_rows can
+  // split k into slices to fill it.
   for (const int rows : {kWideRows[1], kWideRows[0]}) {
     const int tiles = wide_tiles(rows);
     const int num_blocks =
@@ -140,7 +140,7 @@ float* ProductChooser::timed_out_for(const ProductParams& params) {
 
 double ProductChooser::seconds_of(const Way& way, ProductParams params, const Launch& launch) {
   FinishParams& finish = params.finish;
-  // What is added to must be added to once.
+  // Timed runs must not add to the output: each would add again.
   if (finish.accumulate) finish.out = timed_out_for(params);
   try {
     return timer_(device_, stream_, way.name, [&] { run_way(way, params, launch); });

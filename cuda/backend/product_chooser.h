@@ -1,5 +1,6 @@
-// Which kernel or library a product of many rows runs on where its result may depend on that
-// (deterministic=false): the fastest, as timed at the first product of its kind, or one by shape.
+// With deterministic=false: chooses the kernel or library for a projection of many rows. That is
+// the fastest, as timed at the first such projection, or without times one by shape. Results may
+// depend on the choice.
 #pragma once
 
 #include <functional>
@@ -15,46 +16,46 @@
 
 namespace specdec::cuda {
 
-// Seconds of work that is queued on the stream; `way` names it.
+// Returns the seconds that `run`, which queues work, takes on the stream; `way` names it.
 using ProductTimer = std::function<double(Device& device, Stream& stream, const std::string& way,
                                           const std::function<void()>& run)>;
-// The least of a few runs between events, after one to warm up. Waits for the stream.
+// The least time of a few runs, after one to warm up. Waits for the stream.
 double event_seconds(Device& device, Stream& stream, const std::string& way,
                      const std::function<void()>& run);
 
 class ProductChooser {
  public:
-  // Runs a product by our own kernels as its plan says.
+  // Runs a projection by our own kernels with the tiling in `params`.
   using Launch = std::function<void(const ProductParams& params)>;
 
   ProductChooser(Device& device, Stream& stream, const ProjectionKernels& kernels, GemmList gemms);
 
-  // Without one, and in captured work that was not timed before, shapes alone decide. What was
-  // chosen is forgotten.
+  // Without a timer, and in captures of work that was not timed before, the shape alone decides.
+  // Forgets earlier choices.
   void set_timer(ProductTimer timer);
 
   // Whether there is a choice.
   static bool serves(const ProductParams& params);
-  // `params` has records, its plan is that of many_rows, and heads have their workspaces. Inputs
-  // stay as they are, whatever is tried; outputs are written as if once.
+  // `params` has records, the tiling of many_rows, and the workspaces of heads. Timing leaves
+  // inputs as they are, and outputs are as if written once.
   void run(const ProductParams& params, const Launch& launch);
 
  private:
   struct Way {
     std::string name;
-    int wide_rows = 0;     // of wide_product; 0: many_rows
+    int wide_rows = 0;     // rows per block of wide_product; 0: many_rows
     Gemm* gemm = nullptr;  // instead of either
     int gemm_way = 0;
   };
 
-  // Kernels of our own.
+  // Our own kernels.
   std::vector<Way> own_ways() const;
   std::vector<Way> ways_for(const ProductParams& params);
   bool has_wide_product() const;
-  // Our own kernel for the shape.
+  // The one of our own kernels that suits the shape.
   Way default_way(const ProductParams& params) const;
   void run_way(const Way& way, const ProductParams& params, const Launch& launch);
-  // Takes the memory of all that may be tried.
+  // Allocates the memory of all ways that may be timed.
   void rehearse(const ProductParams& params, const Launch& launch);
   double seconds_of(const Way& way, ProductParams params, const Launch& launch);
   float* timed_out_for(const ProductParams& params);

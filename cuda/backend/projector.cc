@@ -8,7 +8,7 @@
 namespace specdec::cuda {
 namespace {
 
-// Rows of one launch: bounds the workspaces.
+// Rows per launch: bounds the workspaces.
 constexpr int kMaxRows = 2048;
 
 int ceil_div(int64_t x, int64_t unit) { return static_cast<int>((x + unit - 1) / unit); }
@@ -36,7 +36,7 @@ RowsParams rows_of(const CudaPackedLinear& weight, const ProjectionInput& in) {
           .eps = in.norm != nullptr ? in.norm->eps : 0.0f};
 }
 
-// Rows from `begin` on.
+// The rows from `begin` on.
 RowsParams rows_from(RowsParams rows, int64_t begin, int count, DType act_dtype) {
   if (rows.row_ids != nullptr) {
     rows.row_ids += begin;
@@ -127,7 +127,8 @@ void Projector::run(const CudaPackedLinear& weight, const ProjectionInput& in,
   }
 }
 
-// The norms need a row's sums of all heads: they are stored first, and split by a second kernel.
+// A norm over all heads of a row needs all their sums: these are stored first, and a second kernel
+// finishes the heads.
 void Projector::run_all_heads(const CudaPackedLinear& weight, const RowsParams& rows,
                               FinishParams finish) {
   float* sums = head_sums_.get<float>(static_cast<size_t>(rows.num_rows) *
@@ -145,7 +146,7 @@ void Projector::run_all_heads(const CudaPackedLinear& weight, const RowsParams& 
   heads.norm_stride = finish.out_features;
   heads.norm_q_dim = heads.num_heads * heads.kv.head_dim;
   heads.norm_k_dim = heads.kv.num_kv_heads * heads.kv.head_dim;
-  const SharedHeads* shared = std::exchange(heads.shared_heads, nullptr);  // kernels want none
+  const SharedHeads* shared = std::exchange(heads.shared_heads, nullptr);  // on the host
   if (shared != nullptr) {
     heads.norm_sums = rank_exchange_.gather_heads(*shared, sums, rows.num_rows, finish.out_features,
                                                   heads.kv.head_dim);
@@ -157,7 +158,7 @@ void Projector::run_all_heads(const CudaPackedLinear& weight, const RowsParams& 
                        {.act_dtype = act_dtype_, .finish = finish, .num_rows = rows.num_rows});
 }
 
-// The one place that chooses a kernel.
+// The only function that chooses a kernel, ProductChooser's apart.
 void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
                          const FinishParams& finish) {
   if (finish.heads.norm_all_heads) return run_all_heads(weight, rows, finish);
@@ -171,7 +172,7 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
                           .records = rows.x,
                           .finish = finish,
                           .plan = plan_of(weight, rows, finish.kind)};
-  // Planes of partial sums are scaled when they are folded.
+  // Partial sums that ranks exchange are scaled when they are folded.
   const bool is_partial = weight.share().by_inputs();
   if (!is_partial) params.finish.scales = weight.scales();
   const bool is_exchanged = params.plan.row_source == RowSource::kExchanged;
@@ -208,7 +209,7 @@ void Projector::launch(ProductParams params) {
 }
 
 bool Projector::are_records(const RowsParams& rows) const {
-  // The kernel for many rows takes them as they lie.
+  // The many-rows kernel reads records in order.
   const bool in_order = rows.row_ids == nullptr || rows.num_rows <= kFewRows;
   return in_order && !rows.is_float && rows.dim % kBlockInputs == 0;
 }
@@ -229,12 +230,12 @@ ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams&
   return plan;
 }
 
-// A block a multiprocessor, so that the next product's blocks have room beside this one's; as few
-// as leave no block more tiles than others need.
+// One block per SM at most, so that the next projection's blocks fit beside them. No more blocks
+// than make the most tiles per block smallest.
 void Projector::plan_few_rows(int num_tiles, int num_rows, ProductPlan& plan) const {
   const int block_tiles = ceil_div(num_tiles, device_.properties().num_multiprocessors);
   plan.num_blocks = ceil_div(num_tiles, block_tiles);
-  // Rows that are not in shared memory are read from L2 for every tile, or once for two.
+  // Rows outside of shared memory are read from L2 once per tile, or once per two tiles.
   const bool share_rows = plan.row_source == RowSource::kShared || num_rows > 4;
   const bool in_pairs = block_tiles % 2 == 0 || block_tiles > 8;
   plan.tiles_at_once = in_pairs && share_rows ? 2 : 1;

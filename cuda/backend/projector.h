@@ -1,4 +1,4 @@
-// Runs products: decides how they are cut up, prepares their rows, owns their workspaces.
+// Runs projections: chooses kernel and tiling, prepares rows, owns the workspaces.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,14 @@ namespace specdec::cuda {
 
 class Projector {
  public:
-  // `deterministic`: no result depends on how many rows there are. `gemms` are looked at where it
-  // is false.
+  // `deterministic`: no result depends on the number of rows. `gemms` are used only if it is false.
   Projector(Device& device, Stream& stream, const ProjectionKernels& kernels,
             RankExchange& rank_exchange, DType act_dtype, bool deterministic, GemmList gemms);
 
-  // `finish` as for row 0; its workspaces are filled in here.
+  // `finish` has the pointers of row 0; run() fills in its workspaces.
   void run(const CudaPackedLinear& weight, const ProjectionInput& in, const FinishParams& finish);
 
-  // Whether the likeliest tokens can be found without their outputs (Finish::kBest).
+  // Whether the likeliest tokens can be found without storing outputs (Finish::kBest).
   bool finds_best(const CudaPackedLinear& weight, const ProjectionInput& in) const;
 
   ProductChooser& chooser() { return chooser_; }
@@ -31,13 +30,13 @@ class Projector {
  private:
   void run_rows(const CudaPackedLinear& weight, const RowsParams& rows, const FinishParams& finish);
   void run_all_heads(const CudaPackedLinear& weight, const RowsParams& rows, FinishParams finish);
-  // Of few rows.
+  // For few rows: where the kernel gets its rows from.
   RowSource row_source(const CudaPackedLinear& weight, const RowsParams& rows, Finish finish) const;
   ProductPlan plan_of(const CudaPackedLinear& weight, const RowsParams& rows, Finish finish) const;
   void plan_few_rows(int num_tiles, int num_rows, ProductPlan& plan) const;
-  // Whether products can read the rows as they are.
+  // Whether the rows are records already, which projections can read as they are.
   bool are_records(const RowsParams& rows) const;
-  // By our own kernels, as the plan says.
+  // Launches our own kernel with the tiling in `params`.
   void launch(ProductParams params);
   void add_workspaces(ProductParams& params);
 

@@ -15,14 +15,14 @@
 namespace specdec::cuda {
 namespace {
 
-// What the host writes to PeerLinks::missing: no rank's number.
+// The host's value of PeerLinks::missing: it names no rank.
 constexpr uint32_t kGone = ~uint32_t{0};
 // Sums of at least so many elements, over more than two ranks, are faster in two shots: computed
-// from the latency and the rate of NVLink, see ARCHITECTURE.md.
+// from the latency and the rate of NVLink, not measured.
 constexpr int64_t kTwoShotElements = int64_t{1} << 17;
 constexpr std::chrono::milliseconds kBetweenLooks(10);
 
-// Everybody's message, by rank.
+// All ranks' messages, in order of ranks.
 std::vector<std::vector<std::byte>> exchange_messages(Communicator& ranks,
                                                       std::span<const std::byte> message) {
   std::ranges::copy(message, ranks.part(message.size()));
@@ -33,7 +33,7 @@ std::vector<std::vector<std::byte>> exchange_messages(Communicator& ranks,
   return messages;
 }
 
-// Whether no rank has met an obstacle; else, the first one that some rank has.
+// Returns true if no rank has an obstacle. Else `obstacle` becomes the first rank's that has one.
 bool agree(Communicator& ranks, std::string& obstacle) {
   const auto* text = reinterpret_cast<const std::byte*>(obstacle.data());
   const auto obstacles = exchange_messages(ranks, {text, obstacle.size()});
@@ -62,7 +62,7 @@ RankExchange::Group& RankExchange::group_of(Communicator& ranks) {
   return entry->second;
 }
 
-// All ranks come here at their first exchange.
+// All ranks call this at their first exchange.
 void RankExchange::link(Communicator& ranks, Group& group) {
   SPECDEC_CHECK(!stream_.is_capturing());
   SPECDEC_CHECK_LE(ranks.size(), kMaxPeers);
@@ -132,7 +132,7 @@ std::string RankExchange::open_mailboxes(Communicator& ranks, Group& group) {
     links.num_blocks = std::min(links.num_blocks, reader.get<int>());
     try {
       const auto handle = reader.get_all<std::byte>(reader.get<size_t>());
-      if (handle.empty()) break;  // that rank says why
+      if (handle.empty()) break;  // that rank reports its obstacle itself
       if (rank == links.rank) {
         group.others[rank] = own.memory;
       } else {
@@ -179,7 +179,7 @@ void RankExchange::check() const {
     if (group.links.missing == nullptr) continue;
     const uint32_t missing = *static_cast<volatile const uint32_t*>(group.links.missing);
     if (missing == 0) continue;
-    ranks->check_ranks();  // may know why
+    ranks->check_ranks();  // throws if the communicator knows the reason
     const std::string cause =
         str_cat("did not answer within ", ranks->timeout().count() / 1000.0, " s");
     ranks->abort(str_cat("rank ", missing - 1, " ", cause));
@@ -283,7 +283,7 @@ void RankExchange::gather_rows(const RankShare& share, const int32_t* token_ids,
   kernels_.gather_rows(stream_, params);
 }
 
-// The first `width` of `stride` columns, by a group of one.
+// The first `width` of `stride` columns, without gaps: gather_columns for a group of one.
 const float* RankExchange::without_gaps(const float* rows, int num_rows, int stride, int width) {
   float* out = own_floats(int64_t{num_rows} * width);
   GatherColumnsParams params = {

@@ -1,5 +1,5 @@
-// What the ranks of a group exchange of products: by kernels that write to each other's memory
-// where devices reach it, else by copies. The sums are the same kernels' either way.
+// Exchanges between the ranks of a group: by kernels that write to each other's memory if the
+// devices allow it, else by copies. The same kernels fold the sums either way.
 #pragma once
 
 #include <chrono>
@@ -29,30 +29,32 @@ class RankExchange {
 
   // Device memory for this rank's planes: [num_planes, num_rows, out_features].
   float* own_planes(const CudaPackedLinear& weight, int num_rows);
-  // Adds up all ranks' planes, of which own_planes() has this rank's; `finish` is of all rows.
+  // Exchanges and adds up all ranks' planes; own_planes() holds this rank's. `finish` covers all
+  // rows.
   void sum(const CudaPackedLinear& weight, int num_rows, const FinishParams& finish,
            const ExpertScales& experts = {});
 
-  // Device memory for this rank's own part of what is gathered.
+  // Device memory for this rank's part of a gather.
   float* own_floats(int64_t count) { return own_.get<float>(static_cast<size_t>(count)); }
-  // out [num_rows, num_outputs] = everybody's columns, of which `own_floats` has this rank's.
+  // out [num_rows, num_outputs] = all ranks' columns; own_floats() holds this rank's.
   void gather_outputs(const RankShare& share, int num_rows, float* out);
-  // out [num_rows, dim]: row i is that of the rank that has output token_ids[i] + index_offset. Of
-  // `own_floats` [num_rows, dim] this rank's rows are read.
+  // out [num_rows, dim]: row i comes from the rank that has output token_ids[i] + index_offset.
+  // own_floats() [num_rows, dim] holds this rank's rows.
   void gather_rows(const RankShare& share, const int32_t* token_ids, int index_offset, int num_rows,
                    int dim, float* out);
-  // Rows of q, then k, of all heads [num_rows, (num_heads + num_kv_heads) * head_dim], on the
-  // device, of which `sums` [num_rows, num_outputs] begin with this rank's. Valid until the next.
+  // Returns the q, then k, of all ranks' heads: [num_rows, (num_heads + num_kv_heads) * head_dim]
+  // on the device, valid until the next call. `sums` [num_rows, num_outputs] begin with this rank's
+  // q and k.
   const float* gather_heads(const SharedHeads& shared, const float* sums, int num_rows,
                             int num_outputs, int head_dim);
 
-  // How a group is linked; all of its ranks call this, or exchange something, for the first time at
-  // the same point.
+  // How a group is linked. The first call, or the first exchange, must come at the same point on
+  // all ranks.
   const PeerLinks& links(Communicator& ranks) { return group_of(ranks).links; }
-  // Whether graphs can do all of this, for the groups that there were exchanges in so far.
+  // Whether graphs can record exchanges of all groups that have exchanged so far.
   bool can_be_recorded() const;
-  // Throws RankFailure where a rank did not come in time: what the device has computed since is
-  // wrong. Called before the host believes what it reads.
+  // Throws RankFailure if a rank did not come in time: results computed since are wrong. Called
+  // before the host uses results.
   void check() const;
 
  private:
@@ -67,27 +69,27 @@ class RankExchange {
   };
   Group& group_of(Communicator& ranks);
   void link(Communicator& ranks, Group& group);
-  // Opens the mailboxes of all ranks; why not, where one cannot.
+  // Opens the mailboxes of all ranks. Returns the obstacle if some rank cannot, else "".
   std::string open_mailboxes(Communicator& ranks, Group& group);
   const float* without_gaps(const float* rows, int num_rows, int stride, int width);
-  // Joins the ranks' NCCL; likewise.
+  // Joins the ranks in an NCCL group; returns likewise.
   std::string join_nccl(Communicator& ranks, Group& group);
-  // The links for one exchange; copies the parts where there are no mailboxes.
   // Called while the host waits for the device. Throws RankFailure once a rank is gone, or after
-  // the timeout where the device itself waits for ever.
+  // the timeout if the device waits without one of its own.
   void watch(std::chrono::nanoseconds waited);
   void start_watch();
-  // Ends the waits of the device.
+  // Ends waits on the device; results are wrong from then on.
   void end_waits();
+  // The links for one exchange. Without mailboxes it copies the ranks' parts first.
   PeerLinks links_for(Communicator& ranks, const float* own, std::span<const int64_t> counts);
 
   Device& device_;
-  // The backend's only one: groups of ranks (a target's and a draft model's) exchange one after
-  // another, in the same order on all ranks, and never wait for each other crosswise.
+  // The backend's only stream: its groups of ranks (a target's and a draft model's) exchange one
+  // after another, in the same order on all ranks, so they never wait for each other crosswise.
   RehearsalStream& stream_;
   const PeerKernels& kernels_;
   std::map<Communicator*, Group> groups_;
-  std::chrono::steady_clock::time_point last_look_;  // at the ranks
+  std::chrono::steady_clock::time_point last_look_;  // when the ranks were last checked
   Workspace own_;
   Workspace all_;
   Workspace parts_;

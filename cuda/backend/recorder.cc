@@ -5,8 +5,7 @@
 namespace specdec::cuda {
 namespace {
 
-// Graphs take device memory. Shapes are far fewer in use than there can be, so that starting over
-// is rare.
+// Bounds the device memory of graphs. So many shapes are rarely in use, so starting over is rare.
 constexpr size_t kMaxRecords = 512;
 
 std::unique_ptr<Graph> record_work(Stream& stream, const std::function<void()>& work) {
@@ -14,7 +13,7 @@ std::unique_ptr<Graph> record_work(Stream& stream, const std::function<void()>& 
   try {
     work();
   } catch (...) {
-    // A stream that went on recording would never run anything again.
+    // A stream that kept capturing would never run anything again.
     try {
       stream.end_capture();
     } catch (const DeviceError&) {
@@ -27,7 +26,7 @@ std::unique_ptr<Graph> record_work(Stream& stream, const std::function<void()>& 
 }  // namespace
 
 void Recorder::run(const RecordKey& key, const std::function<void()>& work) {
-  // Inside of another recording this is a part of it.
+  // Inside another capture the work becomes a part of that one.
   if (!enabled_ || stream_.is_capturing()) return work();
   if (records_.size() >= kMaxRecords && !records_.contains(key)) forget_all();
   Record& record = records_[key];

@@ -1,4 +1,4 @@
-// Work that is launched again and again, recorded as graphs.
+// Records work that is launched repeatedly as graphs.
 #pragma once
 
 #include <functional>
@@ -12,16 +12,16 @@ namespace specdec::cuda {
 
 class Recorder {
  public:
-  // Both are borrowed. Not enabled: everything is launched kernel by kernel.
+  // `stream` is borrowed. Unless enabled, all work is launched kernel by kernel.
   Recorder(Stream& stream, bool enabled) : stream_(stream), enabled_(enabled) {}
 
-  // The first time the work runs as it is, and grows what workspaces it needs, which a recording
-  // may not; the second time it is recorded.
+  // The first time, the work runs unrecorded and grows its workspaces, which a capture must not;
+  // the second time it is recorded.
   void run(const RecordKey& key, const std::function<void()>& work);
-  // What was recorded for an owner names memory that has moved, or is going.
+  // Drops an owner's graphs, because memory that they name has moved or will be freed.
   void forget(const void* owner);
   void forget_all() { records_.clear(); }
-  // Of the graphs recorded for an owner, all together.
+  // Nodes of an owner's graphs together.
   int num_nodes(const void* owner) const;
 
  private:

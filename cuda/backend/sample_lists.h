@@ -1,5 +1,5 @@
-// Token lists, counts and biases of all rows of a batch, one after another: rows name ranges of
-// them.
+// Token lists, counts and biases of a batch's rows, each kind in one array; a row names ranges of
+// these.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace specdec::cuda {
 
 class SampleLists {
  public:
-  // Adds the lists of `row` and returns the row for the device. Its distribution, which is memory
-  // of the host, is left out.
+  // Adds the row's lists and returns the row for the device, without its distribution, which is
+  // host memory.
   DeviceSampleRow add(const SampleRow& row);
   DeviceRange add_tokens(std::span<const int32_t> tokens);
 
-  // Whether logits of some row are changed before a token is sampled from them.
+  // Whether some row's logits are changed before a token is sampled.
   bool edits() const { return edits_; }
   std::span<const int32_t> tokens() const { return tokens_; }
   std::span<const DeviceTokenCount> counts() const { return counts_; }

@@ -13,10 +13,10 @@ namespace specdec::cuda {
 namespace {
 
 constexpr size_t kAlignment = 16;
-// Weights are added in 64 bits, 2^44 a token at most.
+// The kernels add weights of at most 2^44 per token in 64 bits.
 constexpr int kMaxVocabSize = 1 << 19;
 
-// Arrays one after another in a piece of memory.
+// Lays out arrays one after another in one piece of memory.
 class Layout {
  public:
   template <class T>
@@ -75,7 +75,7 @@ void check_tokens(const SampleRow& row, int vocab_size) {
   for (const auto& [token, bias] : row.logit_bias) check(token);
 }
 
-// The greatest logits, then by id: what follows the chosen token in a long report.
+// Appends the greatest logits, ties by id: they follow the chosen token in a long list of logprobs.
 void append_greatest(std::span<const float> logits, double log_total, int num_top,
                      PositionLogprobs* out) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();

@@ -1,4 +1,5 @@
-// Backend::sample on a device: rows and their lists go there in one copy, results come back in one.
+// Backend::sample on a device: rows and their lists are uploaded in one copy, results downloaded in
+// one.
 #pragma once
 
 #include <vector>
@@ -16,23 +17,23 @@ class DeviceSampler {
   // Device and stream are borrowed.
   DeviceSampler(Device& device, Stream& stream, const SamplingKernels& kernels);
 
-  // args.logits is device memory; distributions and results are the host's. Waits for the stream.
+  // args.logits is device memory; distributions and results are host memory. Waits for the stream.
   void sample(const SampleArgs& args);
 
  private:
-  // What one call sends.
+  // The upload of one call.
   struct Request {
     std::vector<DeviceSampleRow> rows;
     SampleLists lists;
     int max_candidates = 0;
     int max_logprobs = 0;
-    int num_vectors = 0;     // distributions and reported logits
-    bool keeps_raw = false;  // raw logprobs of a row with edits
+    int num_vectors = 0;     // [vocab_size] each: distributions and reported logits
+    bool keeps_raw = false;  // some row with edits reports raw logprobs
 
     void clear();
   };
 
-  // Logits over the target's vocabulary, of a head that scores some of it.
+  // Spreads logits of a draft head that scores part of the target's vocabulary.
   SampleArgs spread(const SampleArgs& args);
   void pack(const SampleArgs& args);
   void place_vectors(const SampleArgs& args);
@@ -51,7 +52,7 @@ class DeviceSampler {
   Buffer processed_;                          // [num_rows, vocab_size]
   Buffer spread_logits_;                      // [num_rows, target_vocab_size]
   Buffer vectors_;                            // [num_vectors, vocab_size]
-  std::vector<std::vector<float>> reported_;  // [num_rows] of [vocab_size]: long reports
+  std::vector<std::vector<float>> reported_;  // [num_rows][vocab_size], for long lists of logprobs
 };
 
 }  // namespace specdec::cuda

@@ -8,14 +8,14 @@ namespace specdec::cuda {
 namespace {
 
 constexpr size_t kAlignment = 16;
-constexpr int kLeastStride = 64;  // blocks of a table
+constexpr int kLeastStride = 64;  // block ids per request's table
 
-// Lays arrays out one after another, in an image on the host that is copied as a whole.
+// Lays out arrays one after another in a host image, which is copied as a whole.
 class Layout {
  public:
   explicit Layout(std::vector<std::byte>& image) : image_(image) { image_.clear(); }
 
-  // `count` elements padded with `filler` to `padded_count`; its place.
+  // Adds `count` elements, padded with `filler` to `padded_count`; returns their offset.
   template <class T>
   size_t add(const T* values, size_t count, size_t padded_count, T filler) {
     const size_t begin = image_.size();

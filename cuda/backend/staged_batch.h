@@ -1,5 +1,5 @@
-// The batch of a decoding step where recorded work expects it: padded to a few sizes, in one piece
-// of device memory whose layout follows from them.
+// The batch of a decoding step, at the addresses that recorded work names: padded to a few sizes,
+// in one piece of device memory whose layout follows from the size.
 #pragma once
 
 #include <cstddef>
@@ -10,21 +10,22 @@
 
 namespace specdec::cuda {
 
-// Rows or requests come in every number there is: a graph each would be many, and padding is cheap.
+// Rounds a number of rows or requests up to one of a few sizes: a graph per number would be many
+// graphs, and padding is cheap.
 int padded_count(int count);
 
 class StagedBatch {
  public:
-  static constexpr int kMaxRows = 128;  // of batches that are padded
+  static constexpr int kMaxRows = 128;  // larger batches are not padded
 
   StagedBatch(Device& device, Staging& staging) : device_(device), staging_(staging) {}
 
   static bool serves(const BatchView& batch) {
     return batch.num_rows <= kMaxRows && batch.num_requests <= kMaxRows;
   }
-  // Copies the batch and returns it padded: rows past its own are padding of the null block, which
-  // reads no features and leaves no state, and requests past its own have no rows. `moved`: earlier
-  // results point to memory that is gone.
+  // Copies the batch to the device and returns it padded. Added rows belong to the null block, read
+  // no features and leave no state; added requests have no rows. `moved`: addresses of earlier
+  // results are no longer valid.
   BatchView put(const BatchView& batch, bool* moved);
 
  private:

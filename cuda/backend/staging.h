@@ -1,5 +1,5 @@
-// Small arrays of the host on their way to the device: they are written to pinned memory and copied
-// in the stream's order. What a step staged stays valid until the step after the next begins.
+// Copies small host arrays to the device, through pinned memory and in the stream's order. A step's
+// arrays stay valid until the step after the next begins.
 #pragma once
 
 #include <array>
@@ -16,13 +16,14 @@ class Staging {
  public:
   Staging(Device& device, Stream& stream);
 
-  // Begins a step, which uses the memory of the step before the last: waits for that one's copies.
+  // Begins a step, which reuses the memory of the step before the last: waits for that step's
+  // copies.
   void begin_step();
 
-  // Copies to memory of the device that the caller owns.
+  // Copies to device memory that the caller owns.
   void upload_to(void* device, const void* values, size_t size_bytes);
 
-  // A device copy of `values`; null for none.
+  // Returns a device copy of `values`, or null if they are empty.
   template <class T>
   const T* upload(std::span<const T> values) {
     return static_cast<const T*>(upload_bytes(values.data(), values.size_bytes()));
@@ -36,7 +37,7 @@ class Staging {
   struct Arena {
     std::vector<Chunk> chunks;
     size_t chunk = 0;  // in use
-    size_t used = 0;   // bytes of it
+    size_t used = 0;   // bytes used of that chunk
     std::unique_ptr<Event> copied;
     bool in_flight = false;
   };

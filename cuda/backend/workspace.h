@@ -1,4 +1,4 @@
-// Device memory that operations use while they run and that grows with what they ask for.
+// Scratch memory of an operation on the device. It grows on demand.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ class Workspace {
   Workspace(Device& device, Stream& stream, const char* purpose)
       : device_(device), stream_(stream), purpose_(purpose) {}
 
-  // At least size_bytes, zeroed when it is new. Grows only outside of a capture: run the largest
-  // step once before.
+  // At least `count` elements, zeroed when first allocated. May grow only outside of captures, so
+  // the largest step must have run before.
   template <class T>
   T* get(size_t count) {
     const size_t size_bytes = count * sizeof(T);
@@ -32,7 +32,7 @@ class Workspace {
   Device& device_;
   Stream& stream_;
   const char* purpose_;
-  std::vector<Buffer> buffers_;  // captured graphs may use the ones before the last
+  std::vector<Buffer> buffers_;  // all are kept: graphs may name earlier ones
 };
 
 }  // namespace specdec::cuda

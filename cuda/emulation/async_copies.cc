@@ -1,4 +1,4 @@
-// Copies that land late, and the barriers that report their arrival.
+// Asynchronous copies, which land as late as they may, and the mbarriers that report their arrival.
 #include <algorithm>
 #include <cstring>
 
@@ -14,12 +14,12 @@ constexpr unsigned char kPoison = 0xff;
 // The state in an mbarrier's 64 bits.
 struct MbarrierState {
   uint32_t phase = 0;         // parity of the phase under way
-  uint32_t num_arrivals = 0;  // a phase needs
+  uint32_t num_arrivals = 0;  // that a phase needs
   uint32_t pending_arrivals = 0;
-  int32_t pending_bytes = 0;  // negative while bytes land before they are expected
+  int32_t pending_bytes = 0;  // negative if bytes land before they are expected
 };
 
-constexpr uint64_t kMark = 0x2a;  // in the top byte of a barrier that was initialised
+constexpr uint64_t kMark = 0x2a;  // top byte of every initialised barrier
 
 uint64_t pack(const MbarrierState& state) {
   return kMark << 56 | uint64_t{state.phase} << 55 | uint64_t{state.num_arrivals} << 41 |
@@ -46,7 +46,7 @@ MbarrierState unpack(const uint64_t* barrier) {
           .pending_bytes = static_cast<int32_t>(bytes << 4) >> 4};
 }
 
-// Stores the state, and ends the phase if nothing is missing.
+// Stores the state. Ends the phase if no arrival and no bytes are missing.
 void update(Block& block, uint64_t* barrier, MbarrierState state) {
   if (state.pending_arrivals == 0 && state.pending_bytes == 0) {
     state.phase ^= 1;

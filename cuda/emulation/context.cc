@@ -17,7 +17,7 @@
 #endif
 
 #if defined(__x86_64__)
-// Pushes the registers a call preserves, changes stacks, pops them.
+// Pushes the callee-saved registers, switches stacks, pops them.
 extern "C" void specdec_switch_stacks(void** from, void* to);
 asm(R"(
 .text
@@ -54,7 +54,7 @@ constexpr size_t kUsableBytes = 252 * 1024;
 constexpr size_t kUsableBytes = 60 * 1024;
 #endif
 
-// Of a stack: whole pages, and one below them that nothing may touch.
+// Bytes of a stack: whole pages, and a guard page below them.
 size_t stack_bytes() {
   return (kUsableBytes + page_bytes() - 1) / page_bytes() * page_bytes() + page_bytes();
 }
@@ -69,8 +69,8 @@ void prepare(Context& context, const Stack& stack, void (*entry)()) {
   context.stack_bytes = stack.size_bytes;
   context.fake_stack = nullptr;
 #if defined(__x86_64__)
-  // Six registers, the address to return to, and none for entry to return to itself, which leaves
-  // the stack pointer 8 past a multiple of 16, as after a call.
+  // Six registers, the return address, and a null return address for `entry`. The stack pointer is
+  // then 8 past a multiple of 16, as after a call.
   auto* top = reinterpret_cast<uint64_t*>(stack.begin + stack.size_bytes);
   *--top = 0;
   *--top = reinterpret_cast<uint64_t>(entry);
@@ -119,7 +119,7 @@ void enter_context([[maybe_unused]] Context& context) {
 StackPool::~StackPool() {
   for (const Mapping& mapping : mappings_) {
 #if defined(__SANITIZE_ADDRESS__)
-    // What is mapped at these addresses next must not inherit the marks of our frames.
+    // Later mappings at these addresses must not inherit the marks of our frames.
     __asan_unpoison_memory_region(mapping.begin, mapping.size_bytes);
 #endif
     munmap(mapping.begin, mapping.size_bytes);
@@ -139,8 +139,8 @@ std::vector<Stack> StackPool::take(size_t count) {
     for (size_t i = 0; i < missing; ++i) {
       unsigned char* begin = static_cast<unsigned char*>(mapped) + i * stack_bytes();
       mprotect(begin, page_bytes(), PROT_NONE);
-      // Stack tops lie at different offsets from 4 KiB; otherwise the frames of a warp's lanes
-      // would compete for the same few cache lines.
+      // Stack tops differ in their offsets from 4 KiB; otherwise the frames of a warp's lanes would
+      // compete for the same few cache lines.
       const size_t unused_bytes = i * 9 * 64 % 4096;
       free_.push_back({begin + page_bytes(), stack_bytes() - page_bytes() - unused_bytes});
     }

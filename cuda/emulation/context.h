@@ -1,4 +1,4 @@
-// Stacks, and switching between them.
+// Stacks of fibres, and switching between them.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace specdec::cuda::emulation {
 
-// Code that runs on a stack of its own or, for a default-made context, on the thread's own stack.
+// A suspended execution with its own stack. A default-made context is the thread's own.
 struct Context {
 #if defined(__x86_64__)
   void* stack_pointer = nullptr;
@@ -27,18 +27,18 @@ struct Stack {
   size_t size_bytes = 0;
 };
 
-// Prepares `context` to run `entry`, which never returns, from the stack's top.
+// Prepares `context` to run `entry` from the stack's top. `entry` must never return.
 void prepare(Context& context, const Stack& stack, void (*entry)());
 
-// For a context without a stack of its own: notes where the running thread's stack is.
+// Notes where the running thread's stack is, for a context without one of its own.
 void describe_own_stack(Context& context);
 
-// Saves the running context in `from` and continues `to`. A finished context never continues.
+// Saves the running context in `from` and continues `to`. A finished context is never continued.
 void switch_context(Context& from, Context& to, bool from_is_finished = false);
-// First thing a new context does.
+// The first call of a new context.
 void enter_context(Context& context);
 
-// Stacks with a page that must not be touched below each; kept for reuse.
+// Stacks with a guard page below each, kept for reuse.
 class StackPool {
  public:
   StackPool() = default;

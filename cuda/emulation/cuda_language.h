@@ -1,10 +1,9 @@
-// The parts of CUDA C++ that C++ lacks, for kernels compiled by the host compiler.
+// CUDA C++ for the host compiler: the keywords and functions that kernels use.
 //
-// All of it but the keywords lives in namespace specdec::cuda::emulated, where the kernels are.
-// A static __shared__ array exists once for all blocks: kernels launched cooperatively must not
-// have one, nor may two kernels that overlap hold something in the same one while they wait for
-// what is before them. It keeps its contents from block to block; only the dynamic array is
-// poisoned.
+// Everything but the keywords is in namespace specdec::cuda::emulated, as the kernels are. A static
+// __shared__ array exists once for all blocks. So cooperative kernels must not have one, and two
+// kernels that overlap must not keep data in the same one while they wait for earlier work. It
+// keeps its contents from block to block; only the dynamic array is poisoned.
 #pragma once
 
 #include <algorithm>
@@ -163,7 +162,7 @@ inline void __syncwarp(uint32_t mask = 0xffffffffu) {
   emulation::meet_warp(mask, "__syncwarp", detail::nothing, nullptr);
 }
 
-// Within groups of `width` lanes (a power of two), as CUDA defines them.
+// Shuffles within groups of `width` lanes (a power of two), as CUDA defines them.
 template <class T>
 T __shfl_sync(uint32_t mask, T value, int source, int width = 32) {
   const int lane = emulation::this_thread->lane;
@@ -220,7 +219,7 @@ inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
       mask, value, [](uint32_t a, uint32_t b) { return a | b; }, "__reduce_or_sync");
 }
 
-// ---- Memory. All threads of a device run on one host thread, so plain operations are atomic.
+// ---- Memory. A device's threads all run on one host thread, so plain operations are atomic.
 
 template <class T>
 T __ldcg(const T* address) {
@@ -262,7 +261,7 @@ T atomicOr(T* address, std::type_identity_t<T> value) {
   *address = old | value;
   return old;
 }
-// Counts up to `last`, then starts again at 0.
+// Counts up to `last`, then from 0 again.
 inline unsigned atomicInc(unsigned* address, unsigned last) {
   const unsigned old = *address;
   *address = old >= last ? 0 : old + 1;
@@ -290,8 +289,8 @@ inline uint32_t __brev(uint32_t bits) {
   for (int i = 0; i < 32; ++i) reversed |= (bits >> i & 1) << (31 - i);
   return reversed;
 }
-// Bytes of y:x (x the low four) chosen by the four low nibbles of `selector`; bit 3 of a nibble
-// spreads the byte's sign.
+// Selects bytes of y:x (x the low four) by the four low nibbles of `selector`. Bit 3 of a nibble
+// gives the byte's sign in all bits.
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   const uint64_t bytes = uint64_t{y} << 32 | x;
   uint32_t result = 0;

@@ -14,7 +14,7 @@
 namespace specdec::cuda::emulation {
 namespace {
 
-constexpr size_t kAlignment = 256;  // what cudaMalloc promises
+constexpr size_t kAlignment = 256;  // as cudaMalloc's
 constexpr unsigned char kGuard = 0xa5;
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -32,7 +32,7 @@ void set_reach(void*, size_t, bool) {}
 
 #else
 
-constexpr size_t kGuardBytes = kAlignment;  // before and after each piece
+constexpr size_t kGuardBytes = kAlignment;  // before and after each allocation
 
 size_t whole_pages(size_t size_bytes) {
   return (size_bytes + 2 * kGuardBytes + page_bytes() - 1) / page_bytes() * page_bytes();

@@ -1,7 +1,7 @@
-// The memory of an emulated device. It is counted, every address can be looked up, and writes past
-// a piece are found. The host cannot reach it while no work of the device runs: touching it raises
-// SIGSEGV, as with a GPU. (With the address sanitizer it is plain memory of exact size that the
-// host can always reach.)
+// The memory of an emulated device. It counts bytes, looks up any address, and finds writes past an
+// allocation. The host cannot reach it while no device work runs: touching it raises SIGSEGV, as
+// with a GPU. (With the address sanitizer it is plain memory of exact size that the host can always
+// reach.)
 #pragma once
 
 #include <cstddef>
@@ -28,13 +28,13 @@ class DeviceMemory {
   // Host memory that kernels may be given.
   void* allocate_pinned(size_t size_bytes, const char* purpose);
   void free_pinned(void* data);
-  // Zeroed memory that several devices write to; it is none of their pieces.
+  // Zeroed memory that several devices write to; it belongs to none of them.
   static std::shared_ptr<std::byte> allocate_for_peers(size_t size_bytes, const char* purpose);
-  // Kernels may be given such memory between the two.
+  // Kernels of this device may use such memory between enter and leave.
   void enter_peer(const std::byte* data, size_t size_bytes);
   void leave_peer(const std::byte* data);
 
-  // While one of these lives, memory is within reach.
+  // The host can reach device memory while an Access lives.
   class Access {
    public:
     explicit Access(DeviceMemory& memory) : memory_(memory) { memory_.reach(true); }
@@ -46,15 +46,14 @@ class DeviceMemory {
     DeviceMemory& memory_;
   };
 
-  // Whether the bytes lie in one piece of device memory, or of pinned memory.
+  // Whether the bytes lie in one allocation of device memory, or of pinned memory.
   bool contains(const void* data, size_t size_bytes) const;
   bool is_pinned(const void* data, size_t size_bytes) const;
-  // Whether this is a pointer to memory of the process that kernels may not be given. (Always false
-  // with the address sanitizer: two small integers side by side may look like a pointer into the
-  // sanitizer's own memory.)
+  // Whether `data` points to host memory that kernels must not use. (Always false with the address
+  // sanitizer, to whose own memory two adjacent small integers may look like a pointer.)
   bool is_host_pointer(const void* data) const;
-  // Within an Access: names the first piece whose surroundings were written to; empty when there is
-  // none. (The address sanitizer reports such writes itself.)
+  // Names the first allocation with writes outside of it, or empty. Needs an Access. (The address
+  // sanitizer reports such writes itself.)
   std::string find_overrun() const;
 
  private:
@@ -63,7 +62,7 @@ class DeviceMemory {
     std::string purpose;
   };
   using Pieces = std::map<const unsigned char*, Piece>;
-  // Null when there is none. A piece's end counts as in it.
+  // Null if there is none. An allocation's end counts as in it.
   static const Pieces::value_type* find(const Pieces& pieces, const void* data);
   static bool is_in_one(const Pieces& pieces, const void* data, size_t size_bytes);
   static bool is_intact(const unsigned char* data, size_t size_bytes);

@@ -31,24 +31,25 @@ constexpr unsigned kMaxGridX = 0x7fffffff;
 constexpr unsigned kMaxGridYz = 65535;
 constexpr uint64_t kMaxBlockThreads = 1024;
 constexpr unsigned kMaxBlockZ = 64;
-constexpr uint64_t kMaxResidentThreads = 2048;  // of a multiprocessor
+constexpr uint64_t kMaxResidentThreads = 2048;  // per SM
 constexpr uint64_t kMaxResidentBlocks = 32;
-constexpr int kReservedSharedBytes = 1024;  // of every block, for the system
+constexpr int kReservedSharedBytes = 1024;  // per block, by the system
 
-// Static and dynamic.
+// Static and dynamic together.
 int max_shared_bytes_per_block(int compute_capability) {
   if (compute_capability >= 90) return 227 * 1024;
   return (compute_capability == 80 ? 163 : 99) * 1024;
 }
 
-// Blocks that fit on a multiprocessor at once, as far as that is known without register counts.
+// Blocks that fit on an SM at once, as far as threads and shared memory tell: registers are
+// unknown.
 uint64_t resident_blocks(const LaunchConfig& config, uint64_t num_threads, int max_shared_bytes) {
   const uint64_t all_bytes = static_cast<uint64_t>(max_shared_bytes + kReservedSharedBytes);
   return std::min({kMaxResidentBlocks, kMaxResidentThreads / num_threads,
                    all_bytes / (config.shared_bytes + kReservedSharedBytes)});
 }
 
-// Refuses what a GPU would not start.
+// Refuses launches that a GPU would refuse.
 void check_config(const char* name, const LaunchConfig& config, const DeviceProperties& device) {
   const auto refuse = [&](const auto&... what) {
     throw DeviceError(str_cat("kernel ", name, ": cannot launch ", what...));
@@ -83,7 +84,7 @@ void check_config(const char* name, const LaunchConfig& config, const DeviceProp
 
 // Work in a stream: a kernel, or anything else.
 struct Operation {
-  KernelRecord kernel;           // where `action` is empty
+  KernelRecord kernel;           // if `action` is empty
   std::function<void()> action;  // otherwise
   bool reaches_memory = true;
 };
@@ -109,7 +110,7 @@ struct DeviceState {
   std::vector<Queue*> queues;
   std::set<const void*> loaded;  // kernels
   int num_capturing = 0;
-  std::exception_ptr error;  // the first; all later calls throw it, too
+  std::exception_ptr error;  // the first error; all later calls throw it again
 
   void throw_if_failed() const {
     if (error != nullptr) std::rethrow_exception(error);
@@ -122,8 +123,8 @@ struct DeviceState {
   }
 };
 
-// The work of a stream that is not yet done. Nothing runs before the host waits or asks whether
-// work is done, so a host that reads results or reuses memory too early gets wrong data.
+// A stream's pending work. Nothing runs until the host waits or asks whether work is done, so a
+// host that reads results or reuses memory too early gets wrong data.
 class Queue {
  public:
   explicit Queue(std::shared_ptr<DeviceState> device) : device_(std::move(device)) {
@@ -140,7 +141,7 @@ class Queue {
   uint64_t num_pushed() const { return num_pushed_; }
   uint64_t num_done() const { return num_pushed_ - operations_.size(); }
 
-  // Runs until `count` operations in all are done.
+  // Runs until `count` operations are done, counted from the stream's start.
   void run_until(uint64_t count) {
     device_->throw_if_failed();
     if (num_done() >= count) return;
@@ -155,7 +156,7 @@ class Queue {
   void drain() noexcept {
     try {
       run_until(num_pushed_);
-    } catch (...) {  // the device has kept it
+    } catch (...) {  // the device keeps the error
     }
   }
 
@@ -206,7 +207,7 @@ class EmulatedEvent final : public Event {
     device_->refuse_capture("Event::wait");
     if (queue_ != nullptr) queue_->run_until(ticket_);
   }
-  // Every question lets the device do a little.
+  // Every call lets the device run one more operation.
   bool is_done() override {
     if (queue_ == nullptr) return true;
     device_->throw_if_failed();
@@ -228,7 +229,7 @@ class EmulatedEvent final : public Event {
  private:
   std::shared_ptr<DeviceState> device_;
   std::shared_ptr<Queue> queue_;  // null: never recorded
-  uint64_t ticket_ = 0;           // how much of the queue must be done
+  uint64_t ticket_ = 0;           // operations of the queue that must be done
   std::shared_ptr<Clock::time_point> time_;
 };
 
@@ -265,7 +266,7 @@ class EmulatedStream final : public Stream {
     push(std::move(operation));
   }
 
-  // A GPU loads a kernel for its first launch and may have to wait for running work to do so.
+  // A GPU loads a kernel at its first launch, and may have to wait for running work to do so.
   void prepare(const KernelLaunch& launch) override {
     check_config(launch.name, launch.config, device_->properties);
     if (!device_->loaded.contains(launch.function)) {
@@ -302,7 +303,7 @@ class EmulatedStream final : public Stream {
 
   void begin_capture() override {
     if (capturing_) throw DeviceError("begin_capture on a stream that captures");
-    start_rule_.note_other_work();  // all before a graph's first kernel is done
+    start_rule_.note_other_work();  // a graph's first kernel starts when all before is done
     device_->throw_if_failed();
     capturing_ = true;
     ++device_->num_capturing;
@@ -335,7 +336,7 @@ class EmulatedStream final : public Stream {
   void flush() override { queue_->run_until(queue_->num_pushed()); }
 
  private:
-  // Host pointers among the arguments, which here would work.
+  // Finds host pointers among the arguments, which would work here but not on a GPU.
   void check_arguments(const KernelLaunch& launch) const {
     for (int i = 0; i < launch.num_arguments; ++i) {
       const auto* bytes = static_cast<const unsigned char*>(launch.arguments[i]);
@@ -354,7 +355,7 @@ class EmulatedStream final : public Stream {
     throw DeviceError(str_cat(call, ": ", size_bytes, " bytes at ", data,
                               " are not in one piece of device memory"));
   }
-  // A graph's copies must find the host's memory where it was.
+  // A graph's copies need host memory that stays in place.
   void check_pinned(const void* data, size_t size_bytes, const char* call) const {
     if (!capturing_ || size_bytes == 0 || device_->memory.is_pinned(data, size_bytes)) return;
     throw DeviceError(
@@ -382,7 +383,7 @@ class EmulatedStream final : public Stream {
   StartRule start_rule_;
 };
 
-// Memory that ranks share, as one of their devices sees it.
+// Memory that ranks share, as one device sees it.
 class EmulatedPeerMemory final : public PeerMemory {
  public:
   EmulatedPeerMemory(std::shared_ptr<DeviceState> device, std::shared_ptr<std::byte> data,
@@ -441,7 +442,7 @@ class EmulatedDevice final : public Device {
         state->fail(std::make_exception_ptr(
             DeviceError("device memory was freed while a stream captured")));
       }
-      for (Queue* queue : state->queues) queue->drain();  // as cudaFree waits
+      for (Queue* queue : state->queues) queue->drain();  // cudaFree waits, too
       state->memory.free(allocated);
     });
   }

@@ -1,4 +1,4 @@
-// A device that runs kernels on the CPU, to test their logic where there is no GPU.
+// A device that runs kernels on the CPU, for tests without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ enum class Schedule : uint8_t { kForward, kReverse, kRandom };
 
 struct EmulationConfig {
   Schedule schedule = Schedule::kForward;
-  uint32_t seed = 1;  // of random orders
+  uint32_t seed = 1;  // for kRandom
   int num_multiprocessors = 4;
-  int compute_capability = 90;  // 80, 86 or 90: what it says it is, and what launches it takes
+  int compute_capability = 90;  // 80, 86 or 90: as reported, with that GPU's limits
   int64_t memory_bytes = int64_t{1} << 32;
 };
 

@@ -16,7 +16,7 @@ void fault(const std::string& what) {
 
 namespace {
 
-// The warp's meeting for this mask: the one in which lanes wait already, or an unused one.
+// The warp's meeting for this mask: the one in which lanes already wait, or an unused one.
 Meeting& meeting_of(Warp& warp, uint32_t mask) {
   Meeting* unused = nullptr;
   for (Meeting& meeting : warp.meetings) {
@@ -29,7 +29,7 @@ Meeting& meeting_of(Warp& warp, uint32_t mask) {
   return unused != nullptr ? *unused : warp.meetings.emplace_back();
 }
 
-// Apart from the operations that call them, which are called millions of times.
+// Out of line: the operations that call them run millions of times.
 [[noreturn, gnu::noinline]] void fault_without_own_lane(const char* operation) {
   fault(str_cat("calls ", operation, " with a mask without its own lane"));
 }
@@ -130,7 +130,7 @@ std::unique_ptr<GridRun> Executor::make_run(const KernelRecord& kernel) {
   return std::make_unique<GridRun>(kernel, config_, memory_, ++num_runs_, *stacks_);
 }
 
-// Static __shared__ arrays exist once: two runs of one function must not be mixed.
+// Static __shared__ arrays exist once, so two runs of one function must not overlap.
 bool Executor::is_live(const void* function) const {
   return std::ranges::any_of(started_,
                              [&](const auto& run) { return run->kernel().function == function; });
@@ -144,7 +144,7 @@ void Executor::start_ahead(const KernelRecord& kernel,
     const bool may_start = i == 0 || before->config.lets_next_start_early;
     if (!next.starts_early || !may_start) return;
     before = &next;
-    if (i < started_.size()) continue;  // it has begun
+    if (i < started_.size()) continue;  // already started
     if (next.function == kernel.function || is_live(next.function)) return;
     started_.push_back(make_run(next));
     started_.back()->start();

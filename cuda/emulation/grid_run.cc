@@ -22,7 +22,7 @@ constexpr size_t kSharedAlignment = 1024;
 constexpr size_t kGuardBytes = 64;  // after shared memory
 constexpr unsigned char kGuard = 0xa5;
 constexpr unsigned char kPoison = 0xff;  // NaN in every float format
-// After this many rounds in which threads only yield, they count as waiting in vain.
+// After so many rounds in which threads only yield, they count as waiting in vain.
 constexpr int kMaxIdleRounds = 10000;
 
 size_t volume(const Dim3& dim) { return size_t{dim.x} * dim.y * dim.z; }
@@ -36,7 +36,7 @@ std::string name_of(const Index3& index) {
   return str_cat("(", index.x, ", ", index.y, ", ", index.z, ")");
 }
 
-// A set bit of a mask that is not 0.
+// Picks a set bit of a mask that is not 0.
 int pick_bit(uint32_t mask, Schedule schedule, uint32_t random) {
   if (schedule == Schedule::kForward) return std::countr_zero(mask);
   if (schedule == Schedule::kReverse) return 31 - std::countl_zero(mask);
@@ -147,7 +147,7 @@ void GridRun::run_thread() {
   } catch (...) {
     grid.error_ = std::current_exception();
   }
-  Context discarded;  // nobody goes on with this fibre
+  Context discarded;  // this fibre is never continued
   switch_context(discarded, *next, true);
   std::abort();  // not reached
 }
@@ -169,7 +169,7 @@ void GridRun::thread_finished() {
     check_shared(block);
     ++num_blocks_done_;
   }
-  // Barriers for all threads wait for those that live.
+  // A barrier for all threads waits only for threads that have not finished.
   for (Barrier& barrier : block.barriers) {
     if (barrier.num_threads == 0 && barrier.num_waiting > 0 &&
         barrier.num_waiting == block.num_live) {
@@ -189,13 +189,13 @@ void GridRun::check_shared([[maybe_unused]] const Block& block) const {
 #endif
 }
 
-// Chooses current_ among the ready fibres of the block that runs.
+// Chooses current_ among the running block's ready fibres.
 bool GridRun::pick_next() {
   Block& block = *block_;
   if (block.ready_warps == 0) return false;
   const uint32_t chance = config_.schedule == Schedule::kRandom ? random() : 0;
   if (config_.schedule == Schedule::kRandom && (chance & 0xf0000u) == 0) {
-    if (blocks_.size() > 1) return false;  // another block may go on
+    if (blocks_.size() > 1) return false;  // another block may be ready
     if (!block.bulk_copies.empty()) {
       const size_t which = (chance >> 20) % block.bulk_copies.size();
       const AsyncCopy copy = block.bulk_copies[which];
@@ -245,8 +245,8 @@ void GridRun::run_ready() {
   if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-// Called when no thread is ready: lets a bulk copy land, or threads that yielded run again. False
-// when neither helps.
+// Called when no thread is ready: lands a bulk copy, or resumes threads that yielded. Returns false
+// if there is neither.
 bool GridRun::go_on_when_stuck() {
   for (Block& block : blocks_) {
     if (block.bulk_copies.empty()) continue;
@@ -267,7 +267,7 @@ bool GridRun::go_on_when_stuck() {
     block.yielded.clear();
   }
   if (!kernel_.config.waits_for_peers) return any && ++idle_rounds_ < kMaxIdleRounds;
-  // Another rank's thread may need this CPU; the kernel itself knows when it has waited too long.
+  // Another rank's thread may need this CPU. The kernel itself notices when it has waited too long.
   std::this_thread::yield();
   return any;
 }

@@ -1,4 +1,4 @@
-// A grid while it runs: its blocks and fibres, and which of them goes on. Used by fibres.cc and
+// A running grid: its blocks and fibres, and which of them runs next. Used by fibres.cc and
 // async_copies.cc.
 #pragma once
 
@@ -25,37 +25,37 @@ struct AsyncCopy {
   const void* global = nullptr;
   size_t size_bytes = 0;
   bool valid = true;
-  uint64_t* barrier = nullptr;  // of a bulk copy
+  uint64_t* barrier = nullptr;  // for a bulk copy
   void land() const;
 };
 
 struct PendingWgmma {
   Wgmma instruction;
-  std::vector<float> d_before;  // what to add to; empty: an earlier pending wgmma has the same d
+  std::vector<float> d_before;  // d's values; empty: an earlier pending wgmma has the same d
 };
 
 struct Block;
 
-// The members that every switch touches come first, in two cache lines.
+// Members that every switch touches come first, in two cache lines.
 struct alignas(64) Fibre : ThreadView {
   Context context;
   Block* block = nullptr;
   int index = 0;                    // in the block
-  uint32_t wait_mask = 0;           // of a warp operation
+  uint32_t wait_mask = 0;           // for a warp operation
   const char* waits_for = nullptr;  // null: nothing
   bool finished = false;
   bool waited_for_previous = false;
 
   const uint64_t* wait_barrier = nullptr;
   std::vector<AsyncCopy> copies;     // not yet landed, in order
-  std::vector<int> group_sizes;      // copies in each committed group under way
+  std::vector<int> group_sizes;      // copies per committed group
   int open_copies = 0;               // not yet committed
   std::vector<PendingWgmma> wgmmas;  // likewise
   std::vector<int> wgmma_group_sizes;
   int open_wgmmas = 0;
 };
 
-// Lanes that wait for the rest of their mask.
+// Lanes that wait for the other lanes of their mask.
 struct Meeting {
   uint32_t mask = 0;
   uint32_t arrived = 0;  // 0: unused
@@ -81,7 +81,7 @@ struct Block {
   Index3 index;
   int num_threads = 0;
   int num_live = 0;
-  bool let_next_start_early = false;  // a thread did so before it waited itself
+  bool let_next_start_early = false;  // a thread called it before wait_for_previous()
   std::vector<Fibre> fibres;
   std::vector<Warp> warps;
   std::array<Barrier, kNumBarriers> barriers;
@@ -99,7 +99,7 @@ struct Block {
     ready[static_cast<size_t>(warp)] |= lanes;
     ready_warps |= 1u << warp;
   }
-  // Lets the threads that wait at a barrier go on, with this many arrivals.
+  // Releases the threads that wait at a barrier, with this many arrivals.
   void release(Barrier& barrier, int num_arrived);
 };
 
@@ -114,8 +114,8 @@ class GridRun {
   const KernelRecord& kernel() const { return kernel_; }
   const DeviceMemory& memory() const { return memory_; }
   std::vector<Block>& blocks() { return blocks_; }
-  void start();   // the first block, until it can go no further before what is ahead is done
-  void finish();  // what is ahead is done
+  void start();   // runs the first block until only earlier work can resume it
+  void finish();  // runs the rest; earlier work is done
 
   // For the running fibre.
   Fibre& current() { return *current_; }
@@ -143,8 +143,8 @@ class GridRun {
   uint64_t random_state_;
   StackPool& stack_pool_;
   std::vector<Stack> stacks_;
-  std::vector<Block> blocks_;          // that live: one, or all where blocks wait for each other
-  std::vector<uint32_t> block_order_;  // numbers, in the order they run
+  std::vector<Block> blocks_;          // running ones: one, or all if blocks wait for each other
+  std::vector<uint32_t> block_order_;  // block numbers, in the order of running
   size_t num_blocks_begun_ = 0;
   size_t num_blocks_done_ = 0;
   Block* block_ = nullptr;  // of the running fibre

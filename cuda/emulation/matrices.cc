@@ -17,20 +17,20 @@ float widen(uint32_t bits) {
   return half_to_float(static_cast<uint16_t>(bits));
 }
 
-// 2^exponent, of a normal double.
+// 2^exponent, a normal double.
 double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(1023 + exponent) << 52);
 }
 
-constexpr int kLeastExponent = -126;  // of float32: smaller numbers have fewer bits
+constexpr int kLeastExponent = -126;  // of float32's normal numbers
 
-// Of zero one that is never the greatest.
+// Zero has an exponent that is never the greatest.
 int exponent_of(float value, int least) {
   const int exponent = static_cast<int>(std::bit_cast<uint32_t>(value) >> 23 & 255) - 127;
   return value == 0.0f ? -1000 : std::max(exponent, least);
 }
 
-// Towards zero.
+// Rounds towards zero.
 float truncated(double value) {
   const auto nearest = static_cast<float>(value);
   const bool is_past = std::fabs(static_cast<double>(nearest)) > std::fabs(value);
@@ -46,7 +46,7 @@ void mma(void* const* operands) {
     const auto& mine = *static_cast<const MmaOperands*>(operands[lane]);
     const int g = lane / 4;
     const int t = lane % 4;
-    for (int half = 0; half < 2; ++half) {  // of a register
+    for (int half = 0; half < 2; ++half) {  // halves of a register
       const int shift = 16 * half;
       const auto element = [&](uint32_t pair) { return widen<kIsBf16>(pair >> shift & 0xffff); };
       const int k = 2 * t + half;
@@ -101,7 +101,7 @@ void StepInputs::add_products(const float (&a)[kStepInputs], float (&d)[kStepCol
     }
   }
   if (*std::max_element(greatest, greatest + kStepColumns) > 127) {
-    // Of infinities and what is no number nothing is cut off.
+    // Infinities and NaN: nothing is truncated.
     for (int column = 0; column < kStepColumns; ++column) {
       double sum = d[column];
       for (int k = 0; k < kStepInputs; ++k) sum += a[k] * values_[k][column];

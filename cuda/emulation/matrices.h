@@ -1,21 +1,21 @@
-// Matrix instructions of a warp: each runs once, on the operands of all 32 lanes.
+// A warp's matrix instructions: each runs once, on the operands of all 32 lanes.
 #pragma once
 
 #include <cstdint>
 
 namespace specdec::cuda::emulation {
 
-// The mask of instructions that take whole warps.
+// Faults unless the mask has all 32 lanes.
 void require_whole_warp(uint32_t mask);
 
-inline constexpr int kStepInputs = 16;  // that one instruction sums
+inline constexpr int kStepInputs = 16;  // summed by one instruction
 inline constexpr int kStepColumns = 8;
 
-// The columns of a matrix instruction, and its arithmetic, that of Hopper's tensor cores for
-// mma.sync and wgmma alike as MMA-Sim found it (github.com/microsoft/MMA-Sim): the 16 products and
-// d are one sum, whatever their order. Each is cut off, towards zero, kFractionBits below the
-// greatest exponent among them (a product's is the sum of its factors'); so is the sum at float32's
-// last bit.
+// The b matrix of an instruction, and its arithmetic: that of Hopper's tensor cores, for mma.sync
+// and wgmma alike, as MMA-Sim found it (github.com/microsoft/MMA-Sim). The 16 products and d are
+// one sum, in no order. Each term is truncated, towards zero, kFractionBits below the greatest
+// exponent among them (a product's exponent is the sum of its factors'); the sum is truncated to
+// float32.
 class StepInputs {
  public:
   explicit StepInputs(bool is_bf16) : least_exponent_(is_bf16 ? -126 : -14) {}
@@ -29,12 +29,12 @@ class StepInputs {
   using Columns = double __attribute__((vector_size(kStepColumns * sizeof(double))));
   using Integers = int32_t __attribute__((vector_size(kStepColumns * sizeof(int32_t))));
 
-  int least_exponent_;  // of the elements' type: smaller numbers have fewer bits
+  int least_exponent_;  // of the element type's normal numbers
   Columns values_[kStepInputs];
   int exponents_[kStepInputs][kStepColumns];
 };
 
-// One lane's registers; ptx.cuh says which elements they hold.
+// One lane's registers; ptx.cuh says which elements these hold.
 struct MmaOperands {
   float* d;           // [4]
   const uint32_t* a;  // [4]
@@ -50,11 +50,11 @@ struct LdmatrixOperands {
 void ldmatrix(void* const* operands, uint32_t mask);
 void ldmatrix_transposed(void* const* operands, uint32_t mask);
 
-// One lane's part of a wgmma, which runs only when a wait asks for it. Until then d is poison;
-// tiles, and registers that hold a, are read when it runs.
+// One lane's part of a wgmma, which runs when a wait asks for it. Until then d is poison; tiles,
+// and registers that hold a, are read at that time.
 struct Wgmma {
   float* d;                               // [num_columns / 2]
-  uint64_t a = 0;                         // a tile, or
+  uint64_t a = 0;                         // a tile's descriptor, or
   const uint32_t* a_registers = nullptr;  // [4]
   uint64_t b;
   int num_columns;

@@ -1,5 +1,6 @@
-// The wrappers of common/ptx.cuh for the emulation, written from the PTX documentation.
-// tests/cuda/emulation/ptx_conformance_test compares both with plain loops.
+// The emulation's bodies of the wrappers in common/ptx.cuh, written from the PTX documentation.
+// tests/cuda/emulation/ptx_conformance_test.cc and ptx_operations_test.cc compare both bodies with
+// plain loops.
 #pragma once
 
 #include <atomic>
@@ -79,7 +80,7 @@ inline void store_release(uint32_t* global, uint32_t value) {
   *static_cast<volatile uint32_t*>(global) = value;
 }
 
-// Of other ranks' threads, too.
+// Other ranks' threads may write to the address, too.
 inline uint32_t load_acquire_system(const uint32_t* address) {
   emulation::yield();
   return std::atomic_ref(*const_cast<uint32_t*>(address)).load(std::memory_order_acquire);
@@ -92,7 +93,7 @@ inline uint64_t nanoseconds() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-// Without a bound: the emulation finds blocks that wait for ever by itself.
+// Unbounded: the emulation itself finds blocks that wait for ever.
 inline void bound_wait(volatile uint32_t*) {}
 
 inline void mbarrier_init(uint64_t* barrier, int num_arrivals) {
@@ -111,7 +112,7 @@ inline void bulk_copy(void* shared, const void* global, int size_bytes, uint64_t
   emulation::bulk_copy(shared, global, size_bytes, barrier);
 }
 
-// The same bits as on a GPU, of an address that counts from the block's shared memory.
+// The same bits as on a GPU, for an address that counts from the block's shared memory.
 inline uint64_t wgmma_tile(const void* tile) {
   const auto address = static_cast<uint64_t>(static_cast<const unsigned char*>(tile) -
                                              emulation::this_thread->shared_bytes);

@@ -1,4 +1,4 @@
-// wgmma: each warp computes its 16 rows of the 64 when it waits for them.
+// wgmma: each warp computes its 16 of the 64 rows when it waits for them.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kGroupBytes = 1024;  // 8 rows of 128 bytes
 
-// A tile in shared memory, by its descriptor.
+// A tile in shared memory, read by its descriptor.
 class Tile {
  public:
   Tile(uint64_t descriptor, const unsigned char* shared, size_t shared_bytes)
@@ -48,16 +48,16 @@ float widen(uint16_t bits, bool is_bf16) {
   return is_bf16 ? std::bit_cast<float>(static_cast<uint32_t>(bits) << 16) : half_to_float(bits);
 }
 
-// What a warp's lanes have pending; the first `count` are run.
+// The pending instructions of a warp's lanes; the first `count` are run.
 struct WaitOperands {
   std::vector<PendingWgmma>* pending;
   size_t count;
-  int warp_in_group;  // of four
+  int warp_in_group;  // 0 to 3
   const unsigned char* shared;
   size_t shared_bytes;
 };
 
-// The 16 rows of a that the warp works on: [row][k].
+// The warp's 16 rows of a: [row][k].
 using RowsOfA = float[16][kStepInputs];
 void read_rows_of_a(void* const* operands, size_t number, RowsOfA& a) {
   const auto& first = *static_cast<const WaitOperands*>(operands[0]);
@@ -84,7 +84,7 @@ void run_one(void* const* operands, size_t number) {
   RowsOfA rows;
   read_rows_of_a(operands, number, rows);
   const Tile tile_b(instruction.b, first.shared, first.shared_bytes);
-  // Columns 8j .. 8j + 7 at a time: those of a row lie in its lanes' registers d[4j] .. d[4j + 3].
+  // Columns 8j .. 8j + 7 at a time: a row's are in its lanes' registers d[4j] .. d[4j + 3].
   for (int first_column = 0; first_column < instruction.num_columns; first_column += kStepColumns) {
     StepInputs b(instruction.is_bf16);
     for (int k = 0; k < kStepInputs; ++k) {

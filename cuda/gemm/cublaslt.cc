@@ -29,7 +29,7 @@ void check(const Api& api, Status status, const char* what) {
   throw DeviceError(str_cat("cublasLt", what, ": ", api.GetStatusString(status)));
 }
 
-// An object of the library and the function that destroys it.
+// Owns an object of the library.
 template <class T>
 class Owned {
  public:
@@ -50,8 +50,8 @@ class Owned {
   T* object_ = nullptr;
 };
 
-// A product as the library sees it: everything is transposed, because the library's matrices are
-// column-major and ours are row-major.
+// A GEMM as the library sees it: transposed, because the library's matrices are column-major and
+// ours are row-major.
 class Problem {
  public:
   Problem(const Api& api, const GemmShape& shape)
@@ -129,7 +129,7 @@ class Cublaslt final : public Gemm {
  private:
   using Key = std::tuple<DType, int, int, int, int64_t>;
 
-  // With the device current.
+  // Call with the device current.
   void prepare() {
     if (context_.get() != nullptr) return;
     check(api_, api_.MatmulPreferenceCreate(preference_.out()), "MatmulPreferenceCreate");
@@ -160,7 +160,7 @@ class Cublaslt final : public Gemm {
     const Problem problem(api_, shape);
     HeuristicResult results[kMostAlgorithms] = {};
     int num_results = 0;
-    // It is no error to have no algorithm.
+    // Having no algorithm is no error.
     const Status status = api_.MatmulAlgoGetHeuristic(
         context_.get(), problem.desc(), problem.weights(), problem.rows(), problem.sums(),
         problem.sums(), preference_.get(), kMostAlgorithms, results, &num_results);
@@ -171,7 +171,7 @@ class Cublaslt final : public Gemm {
     return algorithms;
   }
 
-  // The bucket's algorithm, where it serves these rows; else the library's first choice for them.
+  // The bucket's algorithm if it serves these rows, else the library's first choice for them.
   Algorithm algorithm_for(const Problem& problem, const GemmShape& shape, int way) {
     const std::vector<Algorithm>& of_bucket = algorithms_for(bucketed(shape));
     SPECDEC_CHECK_LT(way, static_cast<int>(of_bucket.size()));

@@ -1,4 +1,6 @@
-// NVIDIA's library for products of plain matrices. It is opened when asked for, where installed.
+// GEMMs by cuBLASLt, which is opened at run time where it is installed.
+// tests/cuda/gemm/cublaslt_test.cc checks the calls with a mock library; ProductChooserTest
+// (tests/cuda/backend/product_chooser_test.cc) compares results with double loops on a GPU.
 #pragma once
 
 #include <memory>
@@ -12,14 +14,14 @@ namespace specdec::cuda {
 
 struct CublasltLibrary {
   cublaslt::Api api;
-  std::string problem;  // why it cannot be used; empty: it can
+  std::string problem;  // why the library cannot be used; empty if it can
 };
 // Opens the first of these shared libraries that exists. A library that the process has open
 // already (through torch, say) is found by its name alone. It stays open until the process ends.
 CublasltLibrary open_cublaslt(const std::vector<std::string>& names = {"libcublasLt.so.13",
                                                                        "libcublasLt.so.12"});
 
-// The ways are the library's algorithms for a product, in the library's order of preference.
+// Ways are the library's algorithms for a GEMM, in the library's order of preference.
 std::unique_ptr<Gemm> make_cublaslt(const cublaslt::Api& api);
 
 }  // namespace specdec::cuda

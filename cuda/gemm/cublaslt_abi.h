@@ -1,6 +1,6 @@
-// Declares the part of cuBLASLt's C interface that we use. A program looks for the library when it
-// runs, and no build needs its headers. Names are those of cublasLt.h without their prefixes. These
-// declarations have not changed since CUDA 11.
+// The part of cuBLASLt's C interface that we use. The library is looked for at run time, and no
+// build needs its headers. Names are those of cublasLt.h without their prefixes. These declarations
+// have not changed since CUDA 11.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +41,7 @@ struct HeuristicResult {
   int reserved[4];
 };
 
-// Its functions. Matrices are column-major. Streams are cudaStream_t.
+// The library's functions. Matrices are column-major. Streams are cudaStream_t.
 struct Api {
   size_t (*GetVersion)() = nullptr;
   const char* (*GetStatusString)(Status status) = nullptr;

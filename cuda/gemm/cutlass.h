@@ -1,4 +1,6 @@
-// CUTLASS's collective GEMM for compute capability 9.0, where the build has its headers.
+// GEMMs by CUTLASS for compute capability 9.0, if the build has its headers. The emulation has
+// none; ProductChooserTest (tests/cuda/backend/product_chooser_test.cc) compares with double loops
+// on a GPU.
 #pragma once
 
 #include <memory>
@@ -8,9 +10,9 @@
 
 namespace specdec::cuda {
 
-// "CUTLASS", or why the build has none.
+// "CUTLASS", or why the build has no CUTLASS.
 std::string cutlass_note();
-// The ways are CUTLASS's tile shapes. Null where the build has no CUTLASS or none for this device.
+// Ways are CUTLASS's tile shapes. Null if the build has no CUTLASS, or none for this device.
 std::unique_ptr<Gemm> make_cutlass(const DeviceProperties& properties);
 
 }  // namespace specdec::cuda

@@ -1,7 +1,7 @@
-// One tile shape of CUTLASS's collective GEMM for compute capability 9.0, launched like the kernels
-// of our own. It is compiled for GPUs only and never emulated.
+// One tile shape of CUTLASS's collective GEMM for compute capability 9.0, launched like our own
+// kernels. Compiled for GPUs only, never emulated.
 //
-// M are rows and N are outputs; both lie along k in memory. Sums lie as our operations want them.
+// M are rows and N are outputs; both operands are contiguous in k. Sums are [row][output].
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -18,8 +18,8 @@
 
 namespace specdec::cuda::native {
 
-// 128 x 128: one tile of rows covers the smallest products that come here, and 512 rows by 4096
-// outputs are 128 tiles, about as many as there are multiprocessors.
+// 128 x 128: one tile covers the rows of the smallest GEMMs here, and 512 rows by 4096 outputs are
+// 128 tiles, about one per SM.
 struct SmallTile {
   using Shape = cute::Shape<cute::_128, cute::_128, cute::_64>;
   static constexpr int kClusterRows = 1;  // blocks
@@ -52,7 +52,7 @@ struct CutlassGemm {
       cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
           sizeof(typename Epilogue::SharedStorage))>,
       cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp;
-  // One product, no batch; tiles in a fixed order.
+  // One GEMM, no batch; tiles in a fixed order.
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
 };

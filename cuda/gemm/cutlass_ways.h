@@ -1,4 +1,4 @@
-// What the sources compiled with CUTLASS offer to cutlass.cc, which is compiled without it.
+// The interface of the sources compiled with CUTLASS to cutlass.cc, which is compiled without.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@ struct CutlassWay {
   void (*launch)(Stream& stream, int num_multiprocessors, const GemmParams& params);
 };
 
-// There is one source for each dtype, because they take long to compile.
+// One source per dtype, because they take long to compile.
 std::vector<CutlassWay> cutlass_bf16();
 std::vector<CutlassWay> cutlass_f16();
 

@@ -1,5 +1,5 @@
-// Products of plain matrices by code that is not ours: a library or a template that knows neither
-// packed weights nor what happens to the sums.
+// GEMMs of plain matrices by other people's code: a library or template that knows neither packed
+// weights nor our epilogues.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace specdec::cuda {
 
-// All matrices are row-major and begin at multiples of 16 bytes, as do the rows of the sums.
+// All matrices are row-major. They, and the rows of the sums, begin at multiples of 16 bytes.
 struct GemmShape {
   DType dtype = DType::kBF16;  // of weights and rows; sums are float32
   int num_rows = 0;
   int num_outputs = 0;
   int num_inputs = 0;  // a multiple of 32
-  int64_t ld = 0;      // from one row of the sums to the next: at least num_outputs
+  int64_t ld = 0;      // elements from one row of sums to the next
 };
 
 struct GemmParams {
@@ -30,16 +30,16 @@ struct GemmParams {
   void* workspace = nullptr;      // Gemm::workspace_bytes(), 256-byte aligned
 };
 
-// Computes such products on a device in one or several ways. One thread at a time uses it.
+// Computes GEMMs on a device, in one or several ways. One thread at a time may use it.
 class Gemm {
  public:
   virtual ~Gemm() = default;
   virtual std::string name() const = 0;
-  // How many ways there are for products about as large as this one. The first call may allocate
-  // device memory, so it must not come while the stream captures.
+  // The number of ways for GEMMs of about this size. The first call may allocate device memory, so
+  // it must not come in a capture.
   virtual int num_ways(Stream& stream, const GemmShape& shape) = 0;
   virtual std::string name_of(int way) const = 0;
-  // `way` is below num_ways() of the shape. May be captured.
+  // `way` is below num_ways() for the shape. May be captured.
   virtual void run(Stream& stream, int way, const GemmParams& params) = 0;
   virtual size_t workspace_bytes() const { return 0; }
 };

@@ -9,7 +9,7 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr double kNearlyAsFast = 1.02;  // less than two timings of one way may differ
+constexpr double kNearlyAsFast = 1.02;  // two timings of one way may differ by more
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Remembers which of several ways to compute a product is fastest. It has them timed when a product
-// is first asked for. What a way is, and how it is timed, is up to the caller.
+// Remembers the fastest of several ways to compute a product. The caller defines the ways and times
+// them when a product is first asked for.
 #pragma once
 
 #include <compare>
@@ -14,7 +14,7 @@ namespace specdec::cuda {
 
 inline constexpr int kLeastRowBucket = 128;
 inline constexpr int kMostRowBucket = 2048;
-// Rows that share a choice: the next power of two, at least 128 and at most 2048.
+// Row counts that share a choice: rounded up to a power of two, at least 128 and at most 2048.
 int row_bucket(int num_rows);
 
 // Products that share a choice.
@@ -31,13 +31,13 @@ struct GemmKey {
 
 class GemmTuner {
  public:
-  // Seconds that a way takes.
+  // Returns the seconds that a way takes.
   using Clock = std::function<double(int way)>;
 
-  // The way chosen for these products; none before they were timed.
+  // The way chosen for these products; none until they were timed.
   std::optional<int> find(const GemmKey& key) const;
-  // The same, but times every way the first time. Of the ways that are nearly as fast as the
-  // fastest, it chooses the first.
+  // The same, but the first time it times every way. Among the ways nearly as fast as the fastest
+  // it chooses the first.
   int choose(const GemmKey& key, int num_ways, const Clock& seconds_of);
   void forget() { choices_.clear(); }
 

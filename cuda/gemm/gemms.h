@@ -1,4 +1,4 @@
-// All code for products on a GPU besides our own kernels.
+// Lists all code for GEMMs on a GPU besides our own kernels.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace specdec::cuda {
 
 struct FoundGemms {
   GemmList gemms;
-  std::vector<std::string> absent;  // what is missing, and why
+  std::vector<std::string> absent;  // libraries that are missing, and why
 };
 FoundGemms find_gemms(const DeviceProperties& properties);
 

@@ -19,7 +19,7 @@ struct Register {
 };
 
 Register& peer_register() {
-  static Register* const only = new Register;  // memory may outlive other static objects
+  static Register* const only = new Register;  // never destroyed: memory may outlive static objects
   return *only;
 }
 

@@ -1,5 +1,5 @@
-// How memory of one rank is named to another: by a number where both are threads of one process,
-// and by what the driver gives where they are not.
+// Handles by which one rank names its memory to another: a number for threads of one process, a
+// driver's IPC handle between processes.
 #pragma once
 
 #include <cstddef>
@@ -13,24 +13,24 @@
 namespace specdec::cuda {
 
 struct PeerHandle {
-  uint64_t process = 0;  // a random number of its own
-  uint64_t host = 0;     // likewise, of the running system
-  uint64_t number = 0;   // of the memory, in its process
-  uint64_t gpu = 0;      // that it lies on: the same number in all processes
-  int32_t device = 0;    // of the process
+  uint64_t process = 0;  // the process's random number
+  uint64_t host = 0;     // the running system's random number
+  uint64_t number = 0;   // of this memory within its process
+  uint64_t gpu = 0;      // of the memory's GPU: the same in all processes
+  int32_t device = 0;    // index in the process that shares it
   uint32_t reserved = 0;
   std::byte driver[64] = {};  // a cudaIpcMemHandle_t
 };
 
-// Throws Unavailable where they say no.
+// Throws Unavailable without settings.peer_memory.
 void require_peer_memory(const LaunchSettings& settings);
 
 uint64_t number_of_process();
 uint64_t number_of_host();
 
-// Enters memory of this process, for as long as it lives.
+// Registers memory of this process, for as long as it lives.
 PeerHandle enter_peer_memory(const std::shared_ptr<PeerMemory>& memory, int device, uint64_t gpu);
-// Null where the memory is another process's, or has gone.
+// Null if the memory is another process's, or was freed.
 std::shared_ptr<PeerMemory> find_peer_memory(const PeerHandle& handle);
 
 std::vector<std::byte> bytes_of(const PeerHandle& handle);

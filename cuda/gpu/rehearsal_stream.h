@@ -1,5 +1,5 @@
-// A stream that can skip its work: the host code above it runs as usual and allocates what it
-// needs, while the device computes nothing. It can also show its launches to an observer.
+// A stream that can skip its work: the host code above it runs and allocates as usual, and the
+// device computes nothing. It can also show its launches to an observer.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ class RehearsalStream final : public Stream {
  public:
   explicit RehearsalStream(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
 
-  // While the stream rehearses, it loads kernels without launching them and drops copies and fills.
+  // While rehearsing, the stream loads kernels without launching them and drops copies and fills.
   // Must not change in a capture.
   void set_rehearsing(bool rehearsing) {
     SPECDEC_CHECK(!is_capturing());
@@ -24,7 +24,7 @@ class RehearsalStream final : public Stream {
   }
   bool is_rehearsing() const override { return rehearsing_; }
 
-  // Gets every launch from now on, rehearsed or not, before it is made; null: nobody.
+  // `observer` gets every later launch, rehearsed or not, before it is made. Null: none.
   void set_observer(std::function<void(const KernelLaunch&)> observer) {
     observer_ = std::move(observer);
   }
@@ -68,15 +68,15 @@ class RehearsalStream final : public Stream {
     stream_->record(*watched_);
     wait(*watched_);
   }
-  // As Event::wait(). Where there is a watch, it is called again and again meanwhile.
+  // Event::wait(), during which the watch is called repeatedly, if there is one.
   void wait(Event& event) {
     if (watch_ == nullptr) return event.wait();
     const auto begin = std::chrono::steady_clock::now();
     while (!event.is_done()) watch_(std::chrono::steady_clock::now() - begin);
   }
-  // Gets how long the host has waited so far; what it throws ends the wait.
+  // Gets the time that the host has waited so far. An exception that it throws ends the wait.
   using Watch = std::function<void(std::chrono::nanoseconds waited)>;
-  // `event` is for the stream's own use.
+  // The stream takes `event` for its own use.
   void set_watch(Watch watch, std::unique_ptr<Event> event) {
     watch_ = std::move(watch);
     watched_ = std::move(event);

@@ -14,13 +14,13 @@ namespace specdec::cuda {
 
 inline void check(cudaError_t status, const std::string& what) {
   if (status == cudaSuccess) return;
-  cudaGetLastError();  // an error that is not sticky must not show up in a later call
+  cudaGetLastError();  // clears an error that is not sticky
   throw DeviceError(
       str_cat(what, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)));
 }
 
-// For destructors. Objects left at the end of the process are gone with the runtime already. After
-// a kernel has failed every call fails in the same way, so only the first failure is logged.
+// For destructors. At the end of the process the runtime may be gone already. Once a kernel has
+// failed, every call fails in the same way, so only the first failure is logged.
 inline void log_failure(cudaError_t status, const char* what) {
   if (status == cudaSuccess || status == cudaErrorCudartUnloading) return;
   static std::atomic<cudaError_t> last = cudaSuccess;
@@ -28,7 +28,7 @@ inline void log_failure(cudaError_t status, const char* what) {
   log_warning(str_cat(what, ": ", cudaGetErrorString(status)));
 }
 
-// A handle of the runtime and the function that destroys it.
+// Owns a handle of the runtime.
 template <class Handle, cudaError_t (*kDestroy)(Handle)>
 class Owned {
  public:

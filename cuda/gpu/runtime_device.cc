@@ -17,7 +17,7 @@
 namespace specdec::cuda {
 namespace {
 
-// Memory of a rank's own device.
+// Memory that this process allocated.
 class OwnPeerMemory final : public PeerMemory {
  public:
   explicit OwnPeerMemory(Buffer buffer)
@@ -29,7 +29,7 @@ class OwnPeerMemory final : public PeerMemory {
   std::byte* data_;
 };
 
-// Of another process's.
+// Memory of another process, opened by its IPC handle.
 class OpenedPeerMemory final : public PeerMemory {
  public:
   explicit OpenedPeerMemory(void* data) : data_(data) {}
@@ -100,7 +100,7 @@ class CudaDevice final : public Device {
       cudaSetDevice(index);
       log_failure(cudaFree(allocated), "cudaFree");
     });
-    // Waits only for the zeros: waiting for the device would break captures of other threads.
+    // Waits for this stream only: waiting for the device would break other threads' captures.
     check(cudaMemsetAsync(data, 0, size_bytes, clearing_.get()), "cudaMemsetAsync");
     check(cudaStreamSynchronize(clearing_.get()), "waiting for the GPU");
     return buffer;
@@ -126,7 +126,7 @@ class CudaDevice final : public Device {
     require_peer_memory(launch_settings_);
     auto memory = std::make_shared<OwnPeerMemory>(allocate(size_bytes, purpose));
     PeerHandle handle = enter_peer_memory(memory, index_, gpu_);
-    // Without it other processes cannot open the memory; threads of this one can.
+    // Without an IPC handle other processes cannot open the memory; threads of this one can.
     cudaIpcMemHandle_t driver{};
     static_assert(sizeof(driver) == sizeof(handle.driver));
     if (cudaIpcGetMemHandle(&driver, memory->data()) != cudaSuccess) cudaGetLastError();
@@ -192,7 +192,7 @@ class CudaDevice final : public Device {
   uint64_t gpu_ = 0;  // the hash of its UUID
   LaunchSettings launch_settings_;
   std::shared_ptr<Functions> functions_;
-  Owned<cudaStream_t, cudaStreamDestroy> clearing_;  // zeroes what is allocated
+  Owned<cudaStream_t, cudaStreamDestroy> clearing_;  // zeroes new memory
   DeviceInfo info_;
   DeviceProperties properties_;
 };

@@ -8,9 +8,9 @@
 namespace specdec::cuda {
 namespace {
 
-// Static and dynamic shared memory together. A function that needs more must ask for it.
+// Static and dynamic shared memory that every function may use; more must be requested.
 constexpr size_t kSharedBytesForAll = 48 * 1024;
-constexpr int kFirstThatWaits = 90;  // compute capability: ptx::wait_for_previous
+constexpr int kFirstThatWaits = 90;  // compute capability that has griddepcontrol
 
 }  // namespace
 
@@ -23,7 +23,7 @@ void Functions::set(const LaunchSettings& settings) {
 std::string Functions::note() const {
   const std::lock_guard lock(mutex_);
   if (entries_.empty()) return "nothing was launched";
-  const int version = entries_.begin()->second.ptx_version;  // all are compiled for the same
+  const int version = entries_.begin()->second.ptx_version;  // the same for all kernels
   LaunchSettings settings = settings_;
   settings.overlap = settings.overlap && version >= kFirstThatWaits;
   return str_cat("kernels compiled for ", version / 10, ".", version % 10, ", ",

@@ -1,4 +1,4 @@
-// The kernels of a device as the CUDA runtime has them: loaded, and with the settings they need.
+// A device's kernels in the CUDA runtime: loads them and sets their attributes.
 #pragma once
 
 #include <cstddef>
@@ -12,18 +12,18 @@
 
 namespace specdec::cuda {
 
-// Shared by the streams of a device.
+// Shared by a device's streams.
 class Functions {
  public:
   explicit Functions(int num_multiprocessors) : num_multiprocessors_(num_multiprocessors) {}
 
-  // Before the first launch.
+  // Call before the first launch.
   void set(const LaunchSettings& settings);
   std::string note() const;
-  // Loads the function, lets it have this much dynamic shared memory, beside its static one, and
-  // sees that blocks which meet fit on the device together. Returns whether it may start before the
-  // kernel before it has ended, as LaunchConfig::overlaps_previous wants: what was compiled for
-  // GPUs before 9.0 does not wait, on later ones neither.
+  // Loads the function, allows it the launch's dynamic shared memory, and checks that all blocks
+  // that meet fit on the device together. Returns whether it may start before the previous kernel
+  // has ended (LaunchConfig::overlaps_previous): code compiled for GPUs before 9.0 has no wait, on
+  // later GPUs neither, so it must not.
   bool prepare(const KernelLaunch& launch);
   std::optional<KernelResources> resources_of(const void* function) const;
 
@@ -32,8 +32,8 @@ class Functions {
     size_t allowed_bytes = 0;  // of dynamic shared memory
     int ptx_version = 0;
     KernelResources resources;
-    int meeting_blocks = 0;    // the most that have been found to fit, with
-    size_t meeting_bytes = 0;  // the most dynamic shared memory
+    int meeting_blocks = 0;    // most blocks that were found to fit, with at most
+    size_t meeting_bytes = 0;  // so much dynamic shared memory
   };
 
   void check_resident(const KernelLaunch& launch, int num_blocks) const;

@@ -163,7 +163,7 @@ class CudaStream final : public Stream {
     start_rule_.note_other_work();
     check_with_work(cudaMemcpyAsync(to, from, size_bytes, kind, stream_.get()), what);
   }
-  // Kernels fail some time after their launch, so the last launch is the best name there is.
+  // Kernels fail some time after their launch: the last launch is the best guess at the culprit.
   void check_with_work(cudaError_t status, const char* what) const {
     if (status == cudaSuccess) return;
     check(status, str_cat(what, " (launched last: ", last_work_, ")"));
@@ -174,7 +174,7 @@ class CudaStream final : public Stream {
   Owned<cudaStream_t, cudaStreamDestroy> stream_;
   bool capturing_ = false;
   StartRule start_rule_;
-  const char* last_work_ = "nothing";  // not what a capture records
+  const char* last_work_ = "nothing";  // not updated in captures
 };
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace specdec::cuda {
 
 std::unique_ptr<Stream> make_cuda_stream(int device, std::shared_ptr<Functions> functions);
 std::unique_ptr<Event> make_cuda_event(int device);
-// Between two events of make_cuda_event().
+// Seconds between two events of make_cuda_event().
 double seconds_between_cuda_events(Event& begin, Event& end);
 
 }  // namespace specdec::cuda

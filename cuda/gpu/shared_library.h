@@ -1,4 +1,4 @@
-// Libraries of NVIDIA's that are looked for when a program runs.
+// NVIDIA's libraries, looked for at run time.
 #pragma once
 
 #include <dlfcn.h>
@@ -10,9 +10,9 @@
 
 namespace specdec::cuda {
 
-// The first of some shared libraries that exists. One that the process has open already (through
-// torch, say) is found by its name alone. Never closed, because its users may be destroyed last of
-// all.
+// Opens the first of some shared libraries that exists. A library that the process has open already
+// (through torch, say) is found by its name alone. Never closed, because objects that use it may be
+// destroyed last.
 class SharedLibrary {
  public:
   explicit SharedLibrary(const std::vector<std::string>& names) {
@@ -31,7 +31,7 @@ class SharedLibrary {
     function = reinterpret_cast<Function*>(dlsym(library_, symbol));
     if (function == nullptr) problem_ = str_cat(name_, " has no ", symbol);
   }
-  // Why it cannot be used; empty: it can.
+  // Why the library cannot be used; empty if it can.
   const std::string& problem() const { return problem_; }
 
  private:
