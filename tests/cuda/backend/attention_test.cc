@@ -1,5 +1,5 @@
-// Attention over the paged cache on the device: against a double loop and the CPU backend, and bit
-// for bit against itself, whatever a row is computed beside. Slots nobody wrote hold NaN.
+// Attention over the paged cache on the device, against double loops and the CPU backend, and each
+// row bit for bit against itself beside other rows. Slots that nobody wrote hold NaN.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -67,7 +67,7 @@ TEST_P(AttentionTest, MatchesDoubleLoop) {
   }
 }
 
-// Slots before the first position hold no numbers.
+// Slots before the first position hold NaN.
 TEST_P(AttentionTest, NothingIsSeenBeforeTheFirstPosition) {
   for (const int first : {1, 70, 300}) {
     for (const int window : {0, 90}) {
@@ -228,11 +228,11 @@ TEST_P(AttentionTest, NeitherTheGridNorTheWorkspaceMatters) {
   }
 }
 
-// What a launch writes down about who computes what, a later one reads: it knows no lengths and
-// computes the same, whatever the grid, for chains and trees, in one split or many.
+// A later launch reads the work list that an earlier one wrote. It gets no lengths and must compute
+// the same bits, whatever the grid, for chains and trees, in one split or many.
 TEST_P(AttentionTest, IsPlannedOnceForAPass) {
   for (Case c : kCases) {
-    if (c.shape.soft_cap != 0.0f) continue;  // every launch plans
+    if (c.shape.soft_cap != 0.0f) continue;  // every launch works out its own items
     SCOPED_TRACE(::testing::Message() << "head_dim " << c.shape.head_dim << " group "
                                       << c.shape.group_size << " int8 " << c.shape.int8_kv);
     PagedWorld world = make_world(c.shape, 140);
@@ -248,7 +248,8 @@ TEST_P(AttentionTest, IsPlannedOnceForAPass) {
   }
 }
 
-// A plan that has no room for all items is not written, and the launches that would read it plan.
+// A list without room for all items is not written, and launches that would read it work out their
+// own items.
 TEST_P(AttentionTest, ALaunchWithoutRoomForAPlanHasNone) {
   PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);
   Mixture mixture = make_mixture(world);
@@ -281,14 +282,14 @@ TEST_P(AttentionTest, LongContextsHaveLongSplits) {
   const RowBytes rows = attend(world, {&request});
   expect_near_reference(world, rows, {});
   EXPECT_EQ(attend_built(world, {.workspace_bytes = 4096}), rows);
-  // Items of one, of a few and of many splits, short and long ones.
+  // Items of one, a few and many splits, short and long.
   for (const int num_multiprocessors : {2, 3, 9, 100}) {
     EXPECT_EQ(attend_built(world, {.num_multiprocessors = num_multiprocessors}), rows)
         << num_multiprocessors;
   }
 }
 
-// One captured launch serves every length, and requests that are not there.
+// One captured launch serves all lengths and numbers of requests.
 TEST_P(AttentionTest, CapturedOnceForAllLengths) {
   PagedWorld world = make_world({.num_kv_heads = 1, .group_size = 2, .head_dim = 64}, 140);
   Mixture mixture = make_mixture(world);
@@ -317,7 +318,7 @@ TEST_P(AttentionTest, CapturedOnceForAllLengths) {
   stream().begin_capture();
   kernels().attention.tree_attention(stream(), captured);
   const auto graph = stream().end_capture();
-  // The first requests only, then all.
+  // None, one, then all requests.
   for (const int num_requests : {0, 1, host.num_requests}) {
     std::vector<int32_t> ends(host.cu_rows, host.cu_rows + num_requests + 1);
     ends.resize(kMostRequests + 1, ends.back());
@@ -345,7 +346,7 @@ TEST_P(AttentionTest, TakesMoreRequestsThanSharedMemoryHasRoomFor) {
   const RowBytes want = attend(world, mixture.pointers());
   const BatchView& host = world.batch();
   const size_t stride = host.max_blocks_per_request;
-  // A block would have to hold two numbers for each; only a few have rows.
+  // More requests than a block has shared memory for (two numbers each); only a few have rows.
   const int num_requests = device().properties().max_shared_bytes_per_block / 8;
   const std::vector<int> places = {0, 1023, 1024, 5000, num_requests - 2, num_requests - 1};
   ASSERT_EQ(places.size(), mixture.requests.size());

@@ -1,4 +1,4 @@
-// Attention as a backend runs it: over batches that it stages, with plans that layers share.
+// Attention as a backend runs it: over staged batches, with work lists that layers share.
 #include <gtest/gtest.h>
 
 #include <utility>
@@ -71,7 +71,7 @@ TEST_P(BackendAttentionTest, BackendTakesStagedBatches) {
   EXPECT_EQ(on_backend.run(args, want.size(), want[0].size()), want);
 }
 
-// Layers with and without a window in turn, in two passes whose batches lie in the same memory:
+// Two passes of layers, with and without a window in turn, whose batches have the same addresses:
 // each layer computes what it would compute alone.
 TEST_P(BackendAttentionTest, ABackendHasAPlanForEachKindOfLayersAndEachPass) {
   PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);

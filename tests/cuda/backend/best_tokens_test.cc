@@ -1,4 +1,4 @@
-// Likeliest tokens found by a product are those of the outputs that the same product stores.
+// The likeliest tokens that a projection finds are the argmax of the outputs that it stores.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,8 @@ using specdec::testing::random_values;
 constexpr int kIn = 64, kOut = 1009, kRows = 17;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// As samplers do without edits: NaN is -inf, 1e30 is the greatest, the first of equals wins.
+// As samplers do without edits: NaN counts as -inf, values above 1e30 as 1e30, and the first of
+// equals wins.
 int32_t likeliest(const float* outputs, const std::vector<int32_t>& token_ids) {
   int32_t best = 0;
   float greatest = -kInf;
@@ -38,17 +39,17 @@ class BestTokens : public ::testing::TestWithParam<DeviceKind> {
   BestTokens() : world_(GetParam(), DType::kBF16), identity_(kOut) {
     std::iota(identity_.begin(), identity_.end(), 0);
     weights_ = random_values(kOut * kIn, 1);
-    // Outputs far apart that are always equal.
+    // Pairs of equal outputs, far apart.
     for (int i = 0; i < 200; ++i) {
       for (int k = 0; k < kIn; ++k) weights_[(i + 700) * kIn + k] = weights_[i * kIn + k];
     }
     rows_ = random_values(kRows * kIn, 2);
     for (int k = 0; k < kIn; ++k) {
-      rows_[1 * kIn + k] = std::numeric_limits<float>::quiet_NaN();  // no output is a number
-      rows_[3 * kIn + k] *= 1e36f;                                   // several are too large
-      rows_[5 * kIn + k] = 0.0f;                                     // all are equal
+      rows_[1 * kIn + k] = std::numeric_limits<float>::quiet_NaN();  // all outputs are NaN
+      rows_[3 * kIn + k] *= 1e36f;                                   // several outputs overflow
+      rows_[5 * kIn + k] = 0.0f;                                     // all outputs are equal
     }
-    rows_[6 * kIn] = kInf;  // some are infinite
+    rows_[6 * kIn] = kInf;  // some outputs are infinite
   }
 
   std::unique_ptr<PackedLinear> pack(WeightFormat format) {
@@ -57,7 +58,7 @@ class BestTokens : public ::testing::TestWithParam<DeviceKind> {
     return world_.backend->pack_linear({.parts = {&view, 1}, .format = format});
   }
 
-  // Compares for the rows that row_ids name.
+  // Compares the rows that row_ids name.
   void compare(LinearArgs linear, const std::vector<int32_t>& row_ids,
                const std::vector<int32_t>* token_ids = nullptr) {
     const auto num_rows = static_cast<int>(row_ids.size());
@@ -121,7 +122,7 @@ TEST_P(BestTokens, TiesNansAndInfinitiesAreThoseOfTheSampler) {
 TEST_P(BestTokens, AHeadOfSomeTokensSaysTheTargets) {
   const auto packed = pack(WeightFormat::kAct);
   std::vector<int32_t> token_ids(kOut);
-  for (int i = 0; i < kOut; ++i) token_ids[i] = (i * 389) % kOut * 3 + 2;  // of a prime, no order
+  for (int i = 0; i < kOut; ++i) token_ids[i] = (i * 389) % kOut * 3 + 2;  // no order of ids
   for (const int num_rows : {2, 12})
     compare({.weight = packed.get(), .in = {}}, last_rows(num_rows), &token_ids);
 }

@@ -1,4 +1,4 @@
-// Rows of features in the paged tensor behind the block ids, on the device.
+// Rows of features in the paged tensor, on the device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ TEST_P(CudaFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
         }
       }
     }
-    // A request with more pairs than are read at once, and one with two.
+    // One request with more pairs than the kernel reads at once, and one with two.
     std::vector<std::pair<int64_t, int64_t>> moves = {{20, 8}, {21, 9}};
     for (int64_t i = 0; i < 12; ++i) moves.emplace_back(23 + 2 * i, 23 + i);
     world.backend->copy_kv({.layers = {}, .features = view, .slots = moves});
@@ -69,7 +69,7 @@ TEST_P(CudaFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
     std::vector<uint16_t> got(want.size());
     world.backend->read(view.rows, std::as_writable_bytes(std::span(got)));
     for (size_t i = 0; i < got.size(); ++i) {
-      // A norm in float32 may round the other way.
+      // The norm in float32 may round otherwise.
       const double expected = from_bits(want[i], act);
       const double step = act == DType::kBF16 ? 0x1p-7 : 0x1p-10;
       const bool is_normed = i % kWidth >= kColumn + kDim && i % kWidth < kColumn + 2 * kDim;

@@ -1,5 +1,5 @@
-// Weights of 8-bit floats: those of a checkpoint stay what they are, others become the nearest
-// there are; products against double loops and against the same numbers in the act dtype.
+// Weights of 8-bit floats: a checkpoint's values are kept, others become the nearest. Products are
+// compared with double loops and with the same numbers in the act dtype.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,7 +25,7 @@ using testing::DeviceKind;
 using testing::expect_products;
 using World = testing::QuantizedWorld;
 
-// Scales of a matrix [num_n, num_k]: one, one an output, one a block.
+// Matrices [num_n, num_k] with one scale, one per output, and one per block.
 std::vector<Fp8Matrix> matrices(int64_t num_n, int64_t num_k) {
   return {Fp8Matrix(num_n, num_k, num_n, num_k, 1), Fp8Matrix(num_n, num_k, 1, num_k, 2),
           Fp8Matrix(num_n, num_k, 16, 64, 3), Fp8Matrix(num_n, num_k, 128, 128, 4)};
@@ -44,7 +44,7 @@ TEST_P(CudaFp8, StoredCodesAreKept) {
       SCOPED_TRACE(::testing::Message() << name_of(format) << ' ' << n << " x " << k);
       const auto packed = world.pack(matrix.view(), format);
       const std::vector<float> stored = world.unpacked(*packed);
-      // A product with the scale; and one with a factor in float16.
+      // Rounding of a product with the scale, and of one with a float16 factor.
       const double error = format == WeightFormat::kFp8 ? 0x1p-24 : 0x1.01p-11;
       for (int64_t i = 0; i < n * k; ++i) {
         const double expected = matrix.value(i / k, i % k);
@@ -56,15 +56,15 @@ TEST_P(CudaFp8, StoredCodesAreKept) {
   }
 }
 
-// Factors that are powers of two lose nothing.
+// Powers of two are exact factors.
 TEST_P(CudaFp8, ScalesThatArePowersOfTwoAreExact) {
   World world(GetParam(), DType::kF16);
   Fp8Matrix matrix(21, 160, 8, 32, 1);
   for (size_t i = 0; i < matrix.scales.size(); ++i) {
     matrix.scales[i] = std::ldexp(i % 4 == 3 ? -1.0f : 1.0f, -static_cast<int>(i % 13));
   }
-  for (size_t i = 0; i < 5; ++i) matrix.scales[i] = 0.0f;  // a whole row of blocks
-  matrix.scales[6] = 0.0f;                                 // one of several
+  for (size_t i = 0; i < 5; ++i) matrix.scales[i] = 0.0f;  // all blocks of one output
+  matrix.scales[6] = 0.0f;                                 // one block of several
   const std::vector<float> stored =
       world.unpacked(*world.pack(matrix.view(), WeightFormat::kFp8Grouped));
   for (int64_t i = 0; i < std::ssize(stored); ++i) {
@@ -90,7 +90,7 @@ TEST_P(CudaFp8, ProductsMatchDoubleLoops) {
   }
 }
 
-// Every value of 8-bit floats is one of both act dtypes, and sums run in the same order.
+// Both act dtypes hold every 8-bit float, and sums have the same order.
 TEST_P(CudaFp8, ProductsAreThoseOfTheSameNumbersInTheActDtype) {
   const int64_t n = 40, k = 300;
   Fp8Matrix matrix(n, k, n, k, 5);
@@ -111,7 +111,7 @@ TEST_P(CudaFp8, ProductsAreThoseOfTheSameNumbersInTheActDtype) {
   }
 }
 
-// The code of the largest magnitude is the largest there is; ties go to even codes.
+// Values past the largest code become that; ties go to even codes.
 uint8_t nearest_code(double value) {
   int best = 0;
   for (int code = 0; code < 127; ++code) {
@@ -122,7 +122,7 @@ uint8_t nearest_code(double value) {
   return static_cast<uint8_t>(best);
 }
 
-// `values` are those of the view, [n, k].
+// `values`: the view's, [n, k].
 void expect_nearest(World& world, const WeightView& view, const std::vector<float>& values) {
   const int64_t k = view.in_features();
   for (WeightFormat format : {WeightFormat::kFp8, WeightFormat::kFp8Grouped}) {
@@ -150,7 +150,7 @@ TEST_P(CudaFp8, FloatsBecomeTheNearest) {
   std::vector<float> values = random_values(n * k, 1);
   const float row_scales[] = {0.0f, 1e-42f, 1e-28f, 1e-7f, 1e3f, 1e4f};
   for (int64_t i = 0; i < 6 * k; ++i) values[i] *= row_scales[i / k];
-  // Ties, and what lies between subnormals: the scale is 1.
+  // Ties, and values between subnormals: the scale is 1.
   for (int64_t i = 0; i < k; ++i) values[6 * k + i] = static_cast<float>(i) * 0x1p-11f;
   for (int64_t i = 0; i < k; ++i) values[7 * k + i] = 16.0f + static_cast<float>(i);
   values[6 * k] = 448.0f;
@@ -165,7 +165,7 @@ TEST_P(CudaFp8, FloatsBecomeTheNearest) {
 TEST_P(CudaFp8, FusedPartsAreStoredAsTheyWouldBeAlone) {
   World world(GetParam(), DType::kF16);
   const Fp8Matrix first(13, 160, 13, 160, 1), second(20, 160, 1, 160, 2), third(9, 160, 8, 32, 3);
-  const Fp8Matrix odd(9, 160, 8, 48, 4);  // blocks that groups do not fit
+  const Fp8Matrix odd(9, 160, 8, 48, 4);  // groups cross the borders of blocks
   const std::vector<float> floats = random_values(6 * 160, 5);
   const QuantizedMatrix integers(7, 160, 4, true, 6);
   const WeightView views[] = {first.view(), second.view(),      third.view(),
@@ -180,7 +180,7 @@ TEST_P(CudaFp8, FusedPartsAreStoredAsTheyWouldBeAlone) {
       alone.insert(alone.end(), part.begin(), part.end());
     }
     EXPECT_EQ(fused, alone) << name_of(format);
-    // What has to be stored anew is as near as the format allows.
+    // Values that are quantised again are as near as the format allows.
     double error = 0.0, power = 0.0;
     for (int64_t row = 0; row < 9; ++row) {
       for (int64_t i = 0; i < 160; ++i) {

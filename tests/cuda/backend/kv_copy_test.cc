@@ -38,7 +38,7 @@ TEST_P(KvCopyTest, MovesSlotsInEveryLayer) {
         contents.push_back(std::move(bytes));
       }
     }
-    // Two requests, the first with more pairs than are read at once.
+    // Two requests; the first has more pairs than the kernel reads at once.
     std::vector<std::pair<int64_t, int64_t>> pairs;
     for (int64_t i = 0; i < 12; ++i) pairs.emplace_back(17 + 2 * i, 17 + i);
     pairs.emplace_back(66, 65);

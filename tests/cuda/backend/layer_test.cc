@@ -1,4 +1,4 @@
-// How many launches a layer is.
+// The number of launches of a layer.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -34,8 +34,8 @@ class LayerTest : public ::testing::TestWithParam<DeviceKind> {
   BackendWorld world_;
 };
 
-// Qkv, attention, o, gate and up, down, whatever the norm; more rows are prepared by launches of
-// their own.
+// Qkv, attention, o, gate and up, down, with both kinds of norm. More rows have launches of their
+// own for the norms.
 TEST_P(LayerTest, IsFiveLaunchesForUpTo16Rows) {
   CudaBackend& backend = *world_.backend;
   const auto qkv = pack(3 * kHeads * kHeadDim, kHidden);

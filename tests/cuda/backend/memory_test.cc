@@ -27,7 +27,7 @@ CudaBackend backend_with(int64_t memory_bytes) {
                      DType::kBF16);
 }
 
-// What the call's OutOfMemory says; empty without one.
+// The message of the call's OutOfMemory; empty without one.
 template <class Call>
 std::string shortage_of(Call&& call) {
   try {
@@ -79,14 +79,14 @@ TEST(CudaMemory, AnOpenCacheFitsAndLeavesTheRest) {
   const CacheSize size = resolve_cache_size(config, DeviceKind::kGpu, 128, block_bytes,
                                             cache_shape().num_kv_heads, memory);
   const KvCache cache(backend, cache_shape(), size.num_blocks);
-  // 48 MiB less what is in use and 1 MiB for later; the null block comes on top.
+  // 48 MiB less the bytes in use and 1 MiB for later; the null block is extra.
   const int64_t left = 47 * kMiB - (memory.total_bytes - memory.free_bytes);
   EXPECT_LE(cache.size_bytes(), left + block_bytes);
   EXPECT_GT(cache.size_bytes(), left - block_bytes);
   EXPECT_GE(backend.memory().free_bytes, 16 * kMiB);
 }
 
-// Bytes that a step of many rows takes the first time, beside what its batch does.
+// Bytes that the first step of many rows allocates, beside those for its batch.
 int64_t bytes_of_first_large_step(bool rehearse) {
   constexpr int kRows = 512;
   const specdec::testing::TempDirectory directory;
@@ -130,7 +130,7 @@ TEST(CudaMemory, WhatRequestsMayWantOfDeviceStepsIsKnown) {
   CudaBackend backend = backend_with(64 * kMiB);
   ModelRunner runner(load_model_config(directory.path()), directory.path(), backend,
                      {.max_model_len = 64, .max_rows = 64, .max_logit_rows = 4});
-  // Before there is a cache.
+  // Made before the KV cache.
   const auto step = backend.make_device_step({.num_seats = 2,
                                               .max_rows = 64,
                                               .block_size = 16,
@@ -158,7 +158,7 @@ TEST(CudaMemory, WhatRequestsMayWantOfDeviceStepsIsKnown) {
     EXPECT_EQ(step->wait().sequences[0].logprobs.size(), wants_all ? 1u : 0u);
   };
   run(false);
-  backend.stage_ids(tokens);  // staging comes in pieces, of which this takes the first
+  backend.stage_ids(tokens);  // staging grows in pieces: this allocates the first
   const int64_t before = backend.memory().free_bytes;
   const int64_t expected = step->bytes_on_demand();
   const std::vector<TokenCount> counts = {{.token_id = 5, .output_count = 1}};
@@ -196,7 +196,7 @@ TEST(CudaMemory, ACacheThatDoesNotFitSaysWhatToLower) {
   for (const char* part : {"4096 blocks", "kv_cache_memory_bytes", "gpu_memory_utilization"}) {
     EXPECT_NE(shortage.find(part), std::string::npos) << shortage;
   }
-  // Nothing is kept of the attempt.
+  // The failed attempt keeps no memory.
   EXPECT_EQ(backend.memory().free_bytes, free_bytes);
 }
 

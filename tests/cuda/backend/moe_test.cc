@@ -1,5 +1,5 @@
-// Mixtures of experts: against double loops and the CPU's, rows against themselves in other
-// batches, captured in a graph.
+// Mixtures of experts, against double loops and the CPU backend, each row against itself in other
+// batches, and captured in a graph.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -53,7 +53,7 @@ struct World : testing::BackendWorld {
             .renormalize = renormalize,
             .num_rows = num_rows};
   }
-  // What the experts add to `residual`.
+  // Returns `residual` plus the experts' results.
   std::vector<float> run(const std::vector<float>& logits, const std::vector<float>& x,
                          const std::vector<float>& residual, int top_k, bool renormalize = true) {
     MoeArgs args = this->args(top_k, renormalize, static_cast<int>(x.size()) / shape.hidden);
@@ -75,7 +75,7 @@ struct World : testing::BackendWorld {
 
 class CudaMoe : public ::testing::TestWithParam<DeviceKind> {};
 
-// Few rows and many, multiples of a block of inputs and not.
+// Few and many rows; inputs that are multiples of a block and not.
 TEST_P(CudaMoe, MatchesReferenceAndAddsToTheResidual) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (const Shape& shape : {Shape{6, 48, 80}, {3, 64, 32}}) {
@@ -95,7 +95,7 @@ TEST_P(CudaMoe, MatchesReferenceAndAddsToTheResidual) {
           const std::vector<double> expected = reference::moe(
               args, world.gate_up_values, world.down_values, shape.hidden, DType::kF32);
           const std::vector<float> out = world.run(logits, x, residual, top_k, renormalize);
-          // Each of the `inner` activations is rounded: errors that add up at random.
+          // Each of the `inner` activations is rounded: random errors that add up.
           const double tolerance = dtype == DType::kBF16 ? 0.05 : 0.007;
           for (size_t i = 0; i < out.size(); ++i) {
             ASSERT_NEAR(out[i], residual[i] + expected[i], tolerance)
@@ -122,7 +122,7 @@ TEST_P(CudaMoe, ExpertsOfCodesMatchTheirProducts) {
       const std::vector<float> out =
           world.run({logits.begin(), logits.begin() + num_rows * shape.num_experts}, rows,
                     std::vector<float>(rows.size(), 0.0f), 1);
-      // With one expert a row, whose weight is 1, the result is a product of that expert's.
+      // With one expert per row, of weight 1, the result is that expert's product.
       for (int row = 0; row < num_rows; ++row) {
         const float* mine = logits.data() + row * shape.num_experts;
         const int64_t expert = std::max_element(mine, mine + shape.num_experts) - mine;
@@ -184,7 +184,7 @@ TEST_P(CudaMoe, RowsDoNotSeeTheirBatchMates) {
   }
 }
 
-// An expert may have all the rows, and all but one expert none.
+// One expert may have all rows, and the others none.
 TEST_P(CudaMoe, AllRowsMayGoToOneExpert) {
   const Shape shape = {5, 32, 32};
   World world(GetParam(), DType::kBF16, shape);
@@ -217,7 +217,7 @@ TEST_P(CudaMoe, CapturedStepsFollowTheRouting) {
   const std::vector<float> first_logits = values(shape.num_experts, 2.0f);
   const std::vector<float> x = values(shape.hidden, 1.0f);
   const std::vector<float> zeros(x.size(), 0.0f);
-  world.run(first_logits, x, zeros, 2);  // workspaces are there
+  world.run(first_logits, x, zeros, 2);  // allocates workspaces
 
   Buffer logits = world.upload(first_logits);
   const Buffer device_x = world.upload(to_bits(x, world.dtype));

@@ -1,4 +1,4 @@
-// How NCCL is called, by one that is made up; and what happens where there is none.
+// The calls of NCCL, recorded by a fake library; and behaviour without the library.
 #include "cuda/backend/nccl.h"
 
 #include <gtest/gtest.h>
@@ -29,12 +29,12 @@ struct Broadcasting {
   int root;
 };
 
-// A rank of the library below: what it was asked for, and how it answers. A thread is a rank.
+// One rank of the fake library: the calls it got and its answers. Each rank is a thread.
 struct Library {
   int rank = -1;
   int size = 0;
   char id = 0;
-  int depth = 0;  // of groups
+  int depth = 0;  // of nested groups
   std::vector<Broadcasting> broadcasts;
   void* stream = nullptr;
   bool is_alive = false;
@@ -105,7 +105,7 @@ TEST(Nccl, PartsOfAnySizesAreBroadcastSideBySide) {
       std::vector<float> all(16);
       const int64_t counts[] = {5, 0, 7};
       copies->gather(own.data(), counts, all.data());
-      ASSERT_EQ(library.broadcasts.size(), 2u);  // nothing of rank 1
+      ASSERT_EQ(library.broadcasts.size(), 2u);  // rank 1 has no part
       for (const Broadcasting& each : library.broadcasts) {
         const size_t offset = each.root == 0 ? 0 : 5;
         EXPECT_EQ(each.to, all.data() + offset);

@@ -1,4 +1,4 @@
-// Rows of a pass of a device step, made from the seats.
+// The rows of a device step's pass, made from its seats.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,11 +14,11 @@ namespace {
 
 constexpr int kSeats = 3, kMaxRows = 8, kBlockSize = 16;
 
-// The tokens that the draft model has not seen of two requests, in a batch of three seats.
+// Two requests' tokens that the draft model has not seen, in a batch of three seats.
 const std::vector<int32_t> kTokens = {100, 0, 33, 34};
 const std::vector<int32_t> kPositions = {17, 18, 19, 4};
 
-// What a device step keeps for a first draft pass.
+// A device step's memory for a first draft pass.
 struct Step {
   explicit Step(CudaBackend& backend) : backend(backend), layout(backend.device()) {
     StepSeat first = {};
@@ -86,12 +86,13 @@ TEST_P(PassRowsTest, OfAFirstDraftPassAreTheTokensThatItsModelHasNotSeen) {
       .step.make_rows(world.backend->stream(), PassRows::kDraft, step.params);
   const StepBatch& batch = step.params.memory.batch;
   std::vector<int32_t> tokens = kTokens, positions = kPositions;
-  tokens.resize(kMaxRows);  // padding is token 0 at position 0
+  tokens.resize(kMaxRows);  // padding: token 0 at position 0
   positions.resize(kMaxRows);
   EXPECT_EQ(step.download(batch.token_ids, kMaxRows), tokens);
   EXPECT_EQ(step.download(batch.positions, kMaxRows), positions);
   EXPECT_EQ(step.download(batch.cu_rows, kSeats + 1), (std::vector<int32_t>{0, 3, 3, 4}));
-  // Positions 17 to 19 are in the first request's second block, position 4 in the other's first.
+  // Positions 17 to 19 are in the first request's second block, position 4 in the second request's
+  // first.
   const std::vector<int64_t> slots = {33, 34, 35, 52, 0, 0, 0, 0};
   EXPECT_EQ(step.download(batch.slot_mapping, kMaxRows), slots);
 }

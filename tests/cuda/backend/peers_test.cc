@@ -1,5 +1,5 @@
-// What ranks bring each other on their devices: sums against the tree written out, with ranks that
-// come late, and ranks that do not come at all.
+// Exchanges between ranks on their devices: sums against the tree written out, late ranks, and
+// ranks that never come.
 #include "cuda/kernels/peers.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ std::vector<std::vector<float>> random_slices() {
   return slices;
 }
 
-// Of slices [first, first + count), a subtree.
+// The sum of slices [first, first + count), a subtree.
 float sum_of_node(const std::vector<std::vector<float>>& slices, SliceRun node, size_t i) {
   if (node.count == 1) return slices[node.first][i];
   const int half = node.count / 2;
@@ -48,7 +48,7 @@ float sum_of_node(const std::vector<std::vector<float>>& slices, SliceRun node, 
          sum_of_node(slices, {node.first + half, half}, i);
 }
 
-// The planes that a rank of `size` sends.
+// The planes that rank `rank` of `size` sends.
 std::vector<float> planes_of(const std::vector<std::vector<float>>& slices, int rank, int size) {
   std::vector<float> planes;
   for (const SliceRun node : subtrees_of(SliceRun::of_rank(rank, size))) {
@@ -204,7 +204,7 @@ TEST_P(CudaPeers, CopiesOverTheHostGiveTheSameSums) {
 }
 
 TEST_P(CudaPeers, ARankThatDoesNotComeFailsTheOthers) {
-  constexpr std::chrono::milliseconds kTimeout(1800);  // of the links, too
+  constexpr std::chrono::milliseconds kTimeout(1800);  // PeerLinks::timeout, too
   auto groups = make_thread_communicators(2, kTimeout);
   std::vector<std::jthread> threads;
   std::atomic<bool> has_failed = false;
@@ -218,7 +218,7 @@ TEST_P(CudaPeers, ARankThatDoesNotComeFailsTheOthers) {
   const auto begin = Clock::now();
   std::vector<float> sums(kTotal);
   try {
-    for (int turn = 0; turn < 3; ++turn) {  // only the first one waits
+    for (int turn = 0; turn < 3; ++turn) {  // only the first turn waits
       world.kernels.sum(world.backend->stream(), world.params(planes, out));
     }
     world.backend->read(out.data(), std::as_writable_bytes(std::span(sums)));

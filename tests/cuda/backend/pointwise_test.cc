@@ -1,4 +1,4 @@
-// Norms and lookups against double loops and the CPU's, and rows against themselves in other
+// Norms and lookups against double loops and the CPU backend, and each row against itself in other
 // batches.
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
 
   static constexpr uint8_t kUntouched = 0x5a;
 
-  // The norm of rows on the device, as bytes, kUntouched between rows.
+  // The rows' norms computed on the device, as bytes, with kUntouched between rows.
   static std::vector<uint8_t> norm(World& world, NormArgs args) {
     const size_t count = size_t(args.num_rows) * args.dim;
     const auto vector = [&](const float* values, size_t size) {
@@ -220,7 +220,7 @@ TEST_P(CudaPointwise, LookupsShiftIdsAndAdd) {
   for (size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(sums[i], onto[i] + plain[i]) << i;
   const std::vector<float> scaled = embed(world, *table, {2, 8}, 0, onto, 1.7f);
   for (size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(scaled[i], onto[i] + 1.7f * plain[i]) << i;
-  // Ids that are not in the table read nothing else.
+  // Ids outside of the table read nothing.
   for (float value : embed(world, *table, {9, -1})) EXPECT_TRUE(std::isnan(value));
 }
 

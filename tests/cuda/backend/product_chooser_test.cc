@@ -1,5 +1,5 @@
-// Products of many rows on every way there is, chosen by a clock that is made up: results are those
-// of double loops whatever was timed before.
+// Projections of many rows by every way, chosen by a fake clock: results equal double loops,
+// whichever way was timed before.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace specdec::cuda::testing {
 namespace {
 
-// A library that refuses everything.
+// A library that refuses every product.
 class BrokenGemm final : public Gemm {
  public:
   std::string name() const override { return "broken"; }
@@ -42,14 +42,14 @@ class ProductChooserTest : public ProductsTest {
                                          CudaOptions{.deterministic = deterministic},
                                          std::move(gemms));
   }
-  // What a GPU has beside our own kernels.
+  // The GPU's libraries beside our own kernels.
   GemmList libraries() const {
 #ifdef SPECDEC_HAS_CUDA
     if (kind() == DeviceKind::kGpu) return find_gemms(make_device(kind())->properties()).gemms;
 #endif
     return {};
   }
-  // In the order in which they are timed.
+  // All ways, in the order of timing.
   std::vector<std::string> ways() const {
     std::vector<std::string> ways = {"many_rows"};
     if (backend->device().properties().compute_capability == 90) {
@@ -64,7 +64,7 @@ class ProductChooserTest : public ProductsTest {
     ways.push_back("plain");
     return ways;
   }
-  // Runs every way when it times, and finds `way` to be the fastest.
+  // When timed, every way runs, and `way` is the fastest.
   void prefer(const std::string& way) {
     backend->product_chooser().set_timer(
         [this, way](Device&, Stream&, const std::string& name, const std::function<void()>& run) {
@@ -97,7 +97,7 @@ TEST_P(ProductChooserTest, LinearAddsOnceWhateverIsTimed) {
          {Case{false, false}, Case{false, true}, Case{true, false}, Case{true, true},
           Case{false, true, 0.5f}}) {
       SCOPED_TRACE(::testing::Message() << has_bias << accumulate);
-      prefer(way);  // again: each case is timed
+      prefer(way);  // each case is timed again
       Buffer out = upload(before);
       backend->linear({.weight = weight.get(),
                        .in = {.x = x_act.data(), .dtype = act_, .num_rows = kRows},
@@ -185,7 +185,7 @@ TEST_P(ProductChooserTest, CapturedWorkRunsWhatWasChosenBefore) {
     for (size_t i = 0; i < result.size(); ++i) EXPECT_NEAR(result[i], sums[i], 2e-4) << i;
     return graph->num_nodes();
   };
-  run();  // without a timer: takes what memory the default needs
+  run();  // without a timer: allocates the default way's memory
   prefer("plain");
   const int untimed_nodes = nodes_captured();
   EXPECT_TRUE(timed_.empty());
@@ -241,7 +241,7 @@ TEST_P(ProductChooserTest, ARehearsalTakesTheMemoryOfAllThatIsTried) {
 }
 
 TEST_P(ProductChooserTest, PiecesOfWeightsTogetherAreTheProduct) {
-  // 40 tiles are pieces of 16, 16 and 8.
+  // 40 tiles: pieces of 16, 16 and 8.
   constexpr int kN = 40 * kTileOutputs - 4, kBlocks = (kK + kBlockInputs - 1) / kBlockInputs;
   const std::vector<float> matrix = act_values(int64_t{kN} * kK, 50);
   const std::vector<float> x = act_values(kRows * kK, 51);

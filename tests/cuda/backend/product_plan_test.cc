@@ -1,4 +1,4 @@
-// How the work of a product is cut up: the same bits from every plan, and rows that lie far apart.
+// Tilings of a projection: all give the same bits. And rows that lie far apart in memory.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -25,7 +25,7 @@ TEST_P(ProductPlanTest, PlansGiveTheSameBits) {
                                        .packed = packed.data()});
   const std::vector<uint16_t> bits = to_bits(random_values(kRows * kK, 61), DType::kBF16);
   const Buffer x = upload(bits);
-  std::vector<float> floats;  // the same values
+  std::vector<float> floats;  // the same values in float32
   for (const uint16_t element : bits)
     floats.push_back(std::bit_cast<float>(uint32_t{element} << 16));
   const Buffer x_floats = upload(floats);
@@ -64,7 +64,7 @@ TEST_P(ProductPlanTest, PlansGiveTheSameBits) {
         for (const RowSource source :
              {RowSource::kRecords, RowSource::kShared, RowSource::kExchanged}) {
           if (source == RowSource::kShared && rows > 8) continue;
-          if (source == RowSource::kExchanged && num_blocks > 4) continue;  // multiprocessors
+          if (source == RowSource::kExchanged && num_blocks > 4) continue;  // more than SMs
           EXPECT_EQ(run({.few_rows = true,
                          .row_source = source,
                          .tiles_at_once = tiles,
@@ -93,7 +93,8 @@ class ProjectorTest : public CudaDeviceTest {
 std::vector<ProductParams> ProjectorTest::launched;
 
 TEST_P(ProjectorTest, RowsLieBeyondTheFirstFourGigabytes) {
-  // Down projection of a large model over long prompts. Nothing is read: only where it would be.
+  // The down projection of a large model over long prompts. Nothing is read; only the addresses are
+  // checked.
   constexpr int kIn = 28672, kOut = 16, kRows = 300'000;
   constexpr uint64_t kInputAt = uint64_t{1} << 40, kOutputAt = uint64_t{1} << 44;
   const ProjectionKernels kernels = {

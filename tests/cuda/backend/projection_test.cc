@@ -1,5 +1,5 @@
-// Products with packed weights and what is fused with them, against double loops; and that no
-// result depends on how many rows there are.
+// Projections with packed weights, their norms and epilogues, against double loops; no result
+// depends on the number of rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,8 +21,8 @@ using specdec::testing::StoredMatrix;
 
 struct Sum {
   double value = 0;
-  double squares = 0;    // of the products: what rounding of the inputs makes
-  double magnitude = 0;  // of the products: what rounding of sums makes
+  double squares = 0;    // sum of squared products: scales errors of rounded inputs
+  double magnitude = 0;  // sum of products' magnitudes: scales errors of rounded sums
 };
 
 // `weights` [*, num_k], `x` [num_k]
@@ -147,8 +147,8 @@ TEST_P(ProjectionTest, RowsAreBitEqualWhateverTheirNumber) {
   }
 }
 
-// A step of the tensor cores has 16 consecutive inputs, in every kernel and whatever the weights'
-// format: wgmma has no other groups. Of int8 here the codes are whole numbers whose scale is 1.
+// A step of the tensor cores sums 16 consecutive inputs in every kernel and for every format of
+// weights, as wgmma must. For int8 the codes are integers with a scale of 1.
 TEST_P(ProjectionTest, SumsAreThoseOfConsecutiveGroupsOfSixteen) {
   if (backend->device().properties().compute_capability < 90) GTEST_SKIP() << "adds otherwise";
   constexpr int kN = 16, kK = 32, kMost = 40;
@@ -162,7 +162,7 @@ TEST_P(ProjectionTest, SumsAreThoseOfConsecutiveGroupsOfSixteen) {
     for (size_t i = 0; i < x.size(); ++i) {
       x[i] = std::ldexp(x[i], static_cast<int>(i * 7 % 11) - 5);
     }
-    x = rounded(std::move(x), act_);  // float16 has no room for some of the smallest
+    x = rounded(std::move(x), act_);  // float16 rounds some of the smallest to zero
     const WeightView part = specdec::testing::view_of(matrix, kN);
     const auto weight = backend->pack_linear({.parts = {&part, 1}, .format = format});
     const Buffer rows = upload_act(x);
@@ -184,7 +184,8 @@ TEST_P(ProjectionTest, SumsAreThoseOfConsecutiveGroupsOfSixteen) {
   }
 }
 
-// Where blocks may not wait for each other, a kernel of its own prepares what they would exchange.
+// If blocks may not wait for each other, a launch of its own prepares the rows that they would
+// exchange.
 TEST_P(ProjectionTest, BitsAreTheSameWithoutBlocksThatMeet) {
   constexpr int kN = 64, kK = 1100, kRows = 11;
   const StoredMatrix matrix(kN, kK, DType::kF32, 60);
@@ -213,8 +214,9 @@ TEST_P(ProjectionTest, BitsAreTheSameWithoutBlocksThatMeet) {
   EXPECT_EQ(run(true), run(false));
 }
 
-// Of few rows the product takes off means and adds biases itself, in every block or in turns; of 17
-// a kernel of its own does, which RowsAreGatheredNormalisedAndConverted compares with doubles.
+// With few rows the projection's kernel takes off means and adds biases itself, per block or in
+// turns; with 17 a launch of its own does, which RowsAreGatheredNormalisedAndConverted compares
+// with doubles.
 TEST_P(ProjectionTest, LayerNormsHaveTheSameBitsWhereverTheyAreTaken) {
   constexpr int kDim = 40, kMost = 17;
   for (const int num_k : {64, 1280}) {
@@ -444,7 +446,7 @@ TEST_P(QkvTest, RowsAreBitEqualWhateverTheirNumber) {
 }
 
 TEST_P(ProjectionTest, RecordedProductsCountAgainEachTime) {
-  // Heads and slices meet by counting, so a graph must leave the counts as it found them.
+  // Heads and slices meet by counters, so a graph must leave these at zero.
   constexpr int kN = 40, kK = 300, kRows = 20;
   const StoredMatrix matrix(kN, kK, DType::kF32, 70);
   const auto weight = pack({&matrix});

@@ -1,4 +1,4 @@
-// Products of many rows by wgmma against double loops, and when a backend uses them.
+// Projections of many rows by wgmma, against double loops; and when a backend uses them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace specdec::cuda::testing {
 namespace {
 
-// How often wide_product ran: KernelTable has plain functions.
+// Calls of wide_product. Global, because KernelTable has plain function pointers.
 int num_wide_products = 0;
 void (*counted_product)(Stream& stream, const ProductParams& params) = nullptr;
 void count_product(Stream& stream, const ProductParams& params) {
@@ -36,7 +36,7 @@ class WideProjectionTest : public ProductsTest {
     return std::make_unique<CudaBackend>(make_device(kind()), kernels, act_,
                                          CudaOptions{.deterministic = deterministic});
   }
-  // Fewest outputs for which blocks of so many rows fill the device.
+  // Fewest outputs with which blocks of so many rows fill the device.
   int outputs_for(int num_rows, int block_rows) const {
     const int row_tiles = (num_rows + block_rows - 1) / block_rows;
     const int num_processors = backend->device().properties().num_multiprocessors;
@@ -116,7 +116,7 @@ TEST_P(WideProjectionTest, HeadsAreRotatedAndCached) {
                           .rotary_dim = kDim};
   const QkvWorld world(shape, act_, kRows, kK);
   const auto weight = pack(world.matrix(), shape.num_outputs(), kK);
-  for (int run = 0; run < 2; ++run) {  // heads are counted again each time
+  for (int run = 0; run < 2; ++run) {  // counters of heads start at zero again
     num_wide_products = 0;
     world.expect_matches(world.run(*this, *weight, kRows));
     EXPECT_EQ(num_wide_products, 1);

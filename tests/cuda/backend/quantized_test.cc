@@ -1,5 +1,5 @@
-// Weights that are codes: integers the same as on the CPU, products with them against double loops,
-// and rows against themselves in other batches.
+// Weights that are codes: integers have the CPU's bits, products equal double loops, and each row
+// equals itself in other batches.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,10 +30,10 @@ constexpr WeightFormat kFormats[] = {WeightFormat::kInt8,           WeightFormat
                                      WeightFormat::kInt8GroupedMin, WeightFormat::kInt4Grouped,
                                      WeightFormat::kInt4GroupedMin, WeightFormat::kFp8,
                                      WeightFormat::kFp8Grouped};
-// Those that the CPU has, too.
+// The formats that the CPU backend has, too.
 constexpr std::span<const WeightFormat> kIntFormats = std::span(kFormats).first(5);
 
-// The same on the CPU.
+// The values after packing on the CPU.
 std::vector<float> unpacked_on_cpu(const WeightView& view, WeightFormat format) {
   cpu::CpuBackend backend(cpu::Isa::kGeneric, 1, DType::kF32);
   const auto table = backend.make_embedding(view, format);
@@ -68,7 +68,7 @@ TEST_P(CudaQuantized, FloatsBecomeTheCodesOfTheCpu) {
     std::vector<float> values = random_values(19 * k, 1);
     const float row_scales[] = {0.0f, 1e-42f, 1e-30f, 1e-7f, 1e-4f, 1e3f, 1e4f};
     for (int64_t i = 0; i < 7 * k; ++i) values[i] *= row_scales[i / k];
-    for (int64_t i = 7 * k; i < 8 * k; ++i) values[i] = 0.75f;  // all alike
+    for (int64_t i = 7 * k; i < 8 * k; ++i) values[i] = 0.75f;  // all equal
     expect_same_codes(world, view_of(values, 19));
     for (DType dtype : {DType::kBF16, DType::kF16}) {
       const std::vector<uint16_t> bits = to_bits(random_values(19 * k, 2), dtype);
@@ -77,8 +77,8 @@ TEST_P(CudaQuantized, FloatsBecomeTheCodesOfTheCpu) {
   }
 }
 
-// Rows of a made-up tensor from its middle on, in one part and beside another: packed bytes are
-// those of the same rows filled on the host.
+// Rows from the middle of a random tensor, alone and beside another part: packed bytes are those of
+// the same rows filled on the host.
 TEST_P(CudaQuantized, WeightsMadeOnTheDeviceAreThoseOfTheHost) {
   constexpr int64_t kRows = 19, kFirstRow = 3;
   World world(GetParam(), DType::kBF16);
@@ -119,7 +119,7 @@ TEST_P(CudaQuantized, StoredIntegersKeepTheirCodes) {
                      << bits << " bits, mins " << with_mins << ", groups of " << group_size);
         const QuantizedMatrix matrix(17, 192, bits, with_mins, 3, group_size);
         expect_same_codes(world, matrix.view());
-        // Where the format can hold them, they are what the checkpoint says.
+        // If the format can hold a checkpoint's codes, they are kept.
         if (group_size < kQuantGroup) continue;
         const WeightFormat format =
             bits == 4 ? (with_mins ? WeightFormat::kInt4GroupedMin : WeightFormat::kInt4Grouped)
@@ -134,15 +134,15 @@ TEST_P(CudaQuantized, StoredIntegersKeepTheirCodes) {
   }
 }
 
-// 4-bit codes without mins in a matrix with mins: the offset of 8 goes into them, where it is a
-// float16.
+// 4-bit codes without mins in a matrix with mins: their offset of 8 goes into the mins, if those
+// are then float16 numbers.
 TEST_P(CudaQuantized, ScalesOfAnySizeKeepTheirCodes) {
   World world(GetParam(), DType::kBF16);
   const uint16_t scales[] = {0x0001, 0x8001, 0x0055, 0x00ff, 0x0155, 0x01ff,
                              0x03ff, 0x0400, 0x8733, 0x3c00, 0x6fff, 0xefff};
   QuantizedMatrix matrix(std::size(scales) + 1, 2 * kQuantGroup, 4, false, 1);
   for (size_t i = 0; i < std::size(scales); ++i) matrix.scales[2 * i] = scales[i];
-  matrix.scales.back() = 0x7000;  // 8 times it is none
+  matrix.scales.back() = 0x7000;  // 8 times it is no float16
   const std::vector<float> stored =
       world.unpacked(*world.pack(matrix.view(), WeightFormat::kInt4GroupedMin));
   const std::vector<float> expected = unpacked_on_cpu(matrix.view(), WeightFormat::kInt4GroupedMin);
@@ -184,7 +184,7 @@ TEST_P(CudaQuantized, ProductsMatchDoubleLoops) {
                         world.unpacked(*packed), shape.k);
       }
       if (format == WeightFormat::kFp8 || format == WeightFormat::kFp8Grouped) continue;
-      // All codes there are, and scales of either sign.
+      // All codes, and scales
       const bool is_int4 =
           format == WeightFormat::kInt4Grouped || format == WeightFormat::kInt4GroupedMin;
       const bool with_mins =
@@ -241,7 +241,7 @@ TEST_P(CudaQuantized, GatedProductsAreThoseOfTheParts) {
   }
 }
 
-// Queries, keys and values are what the plain product gives, rounded.
+// Queries, keys and values are the plain product's outputs, rounded.
 TEST_P(CudaQuantized, HeadsAreTheProductsOfTheWholeMatrix) {
   constexpr int kRows = 9, kK = 96;
   const testing::QkvShape shape = {.num_heads = 3, .num_kv_heads = 1, .head_dim = 24};

@@ -31,12 +31,12 @@ using specdec::testing::SamplerHarness;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-// A right sampler falls below the first once in ten thousand seeds; a wrong one must below the
-// second.
+// A correct sampler has a p-value below kAccept once in ten thousand seeds; a wrong one must be
+// below kRefuse.
 constexpr double kAccept = 1e-4;
 constexpr double kRefuse = 1e-12;
 
-// The device's sampler; logits are copied there.
+// The device's sampler, to which logits are copied.
 class DeviceSampler final : public specdec::testing::RowSampler {
  public:
   explicit DeviceSampler(testing::DeviceKind kind) : world_(kind, DType::kBF16) {}
@@ -72,7 +72,7 @@ TEST_P(Sampling, AHeadOfSomeTokensDrawsAsOneThatGivesTheOthersNothing) {
   }
 }
 
-// Random rows over one vocabulary, with what they need kept alive.
+// Random rows over one vocabulary, with the memory that they point to.
 struct RandomRows {
   RandomRows(int vocab_size, int num_rows, std::mt19937& random) {
     const auto coin = [&] { return random() % 2 == 0; };
@@ -122,7 +122,7 @@ bool close(double a, double b, double tolerance) {
   return a == b || std::abs(a - b) <= tolerance * (1.0 + std::abs(b));
 }
 
-// Where top_p ends to within rounding either set is right: then true without a look at the rest.
+// Whether rounding decides where top_p ends: then either set is right, and the row is skipped.
 bool is_ambiguous(const RandomRows& rows, size_t i, int vocab_size) {
   SampleRow less = rows.rows[i], more = rows.rows[i];
   if (more.top_p >= 1.0f) return false;
@@ -179,7 +179,7 @@ TEST_P(Sampling, RandomRowsGiveWhatTheCpuGives) {
   EXPECT_LE(num_ambiguous, num_rows / 20);
 }
 
-// A logit is divided by the temperature at most: no rounding to tolerate.
+// Logits are at most divided by the temperature, so results must be equal.
 TEST_P(Sampling, LogitsModesReportTheLogitsTheCpuReports) {
   std::mt19937 random(7);
   for (const auto& [vocab_size, count] : {std::pair{17, 10}, {1000, 8}, {4099, 4}}) {
@@ -238,7 +238,7 @@ TEST_P(Sampling, ARowDoesNotDependOnItsNeighbours) {
 }
 
 TEST_P(Sampling, TruncationsWithMoreTokensThanAList) {
-  // Equal logits, and a flat row of many more tokens than the list of candidates holds.
+  // Equal logits: a flat row of far more tokens than the list of candidates holds.
   const int vocab_size = 5200;
   std::vector<float> logits(vocab_size, 0.5f);
   const auto flat = random_values(vocab_size, 3, 0.2f);
@@ -332,7 +332,7 @@ class Draws : public Sampling {
  protected:
   static constexpr int kNumDraws = 400;
 
-  // p-value of the draws of rows that `row_of(i)` gives.
+  // The p-value of draws from the rows row_of(i).
   template <class RowOf>
   double p_value(const std::vector<float>& logits, const SampleRow& params, const RowOf& row_of) {
     std::vector<SampleRow> rows;
@@ -368,7 +368,7 @@ TEST_P(Draws, WithNoiseReusedAreRefused) {
   EXPECT_LT(p_value(logits, {.seed = 5}, reuse), kRefuse);
 }
 
-// Rows as the kernels of a step build them: a table of counts, and the drafts that come before.
+// Rows as a device step builds them: with a table of counts, and the drafts before each row.
 class DeviceRows : public testing::CudaDeviceTest {
  protected:
   static constexpr int kVocab = 300, kRows = 12, kTop = 6;
@@ -376,7 +376,7 @@ class DeviceRows : public testing::CudaDeviceTest {
   struct Row {
     SampleRow params;
     std::vector<int32_t> table, path;
-    std::vector<TokenCount> counts;  // what the two come to
+    std::vector<TokenCount> counts;  // both together
   };
 
   void make_rows() {
@@ -438,7 +438,7 @@ class DeviceRows : public testing::CudaDeviceTest {
 
 TEST_P(DeviceRows, AreSampledInAGraphAsTheHostWouldSampleThem) {
   make_rows();
-  const int num_padded = kRows + 3;  // a bucket
+  const int num_padded = kRows + 3;  // as a bucket has
   std::vector<float> logits = random_values(num_padded * kVocab, 22);
   std::vector<DeviceSampleRow> built;
   for (int row = 0; row < kRows; ++row) {

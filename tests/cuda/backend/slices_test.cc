@@ -1,5 +1,5 @@
-// Sums over k in slices, and weights that ranks share, on the CUDA backend: the tree written out,
-// and that no bit depends on the number of ranks or rows.
+// Sums over k in slices, and weights that ranks share, on the CUDA backend: against the tree
+// written out; no bit depends on the number of ranks or rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ constexpr WeightFormat kFormats[] = {WeightFormat::kAct,         WeightFormat::k
                                      WeightFormat::kFp8,         WeightFormat::kFp8Grouped};
 constexpr DType kAct = DType::kBF16;
 
-// Of one backend: products with rows of act.
+// One backend, and projections of act rows by it.
 struct World : testing::BackendWorld {
   explicit World(DeviceKind kind) : BackendWorld(kind, kAct) {}
 
@@ -94,7 +94,7 @@ TEST_P(CudaSlices, TotalIsTheTreeOfItsSlices) {
       std::rotate(s, s + 1, s + kNumSlices);
       num_rotated += out[i] != sum_of_slices(s);
     }
-    EXPECT_GT(num_rotated, static_cast<int>(out.size() / 10));  // another order shows
+    EXPECT_GT(num_rotated, static_cast<int>(out.size() / 10));  // another order gives other bits
   }
 }
 

@@ -22,7 +22,8 @@ using specdec::testing::chi_square_test;
 using specdec::testing::draw_distinct;
 using specdec::testing::gumbel_noise;
 
-// A right rule falls below the first once in ten thousand seeds; a wrong one must below the second.
+// A correct rule has a p-value below kAccept once in ten thousand seeds; a wrong one must be below
+// kRefuse.
 constexpr double kAccept = 1e-4;
 constexpr double kRefuse = 1e-12;
 
@@ -59,8 +60,8 @@ struct Shape {
   int vocab_size = 12;
   int draft_vocab_size = 12;
   int max_depth = 3;
-  int num_sampled = 2;        // tries drawn without replacement, at most
-  int num_deterministic = 1;  // at most
+  int num_sampled = 2;        // most drafts per node drawn without replacement
+  int num_deterministic = 1;  // most drafts per node that are not drawn
   bool is_chain = false;
 };
 
@@ -74,7 +75,7 @@ Request random_request(const Shape& shape, std::mt19937_64& random) {
     const auto target = random_distribution(shape.vocab_size, random);
     request.targets.insert(request.targets.end(), target.begin(), target.end());
     if (tree.depth(node) == shape.max_depth || random() % 6 == 0) continue;
-    auto draft = target;  // near the target, so that much is accepted
+    auto draft = target;  // near the target: many drafts are accepted
     draft.resize(shape.draft_vocab_size, 0.01f);
     const auto other = random_distribution(shape.draft_vocab_size, random);
     for (int i = 0; i < shape.draft_vocab_size; ++i) draft[i] = (draft[i] + other[i]) / 2;
@@ -104,7 +105,7 @@ Request random_request(const Shape& shape, std::mt19937_64& random) {
 
 class Verify : public testing::CudaDeviceTest {
  protected:
-  // Requests as the kernels take them.
+  // Requests in the kernels' form.
   struct OnDevice {
     std::vector<int32_t> cu_rows = {0};
     Buffer cu_rows_buffer, token_ids, parents, positions, seeds;
@@ -238,7 +239,7 @@ TEST_P(Verify, WeighsTreesAndChainsAsTheCpuDoes) {
         Shape{.vocab_size = 3001, .draft_vocab_size = 3001, .max_depth = 2},
         Shape{.max_depth = 5, .is_chain = true},
         Shape{.vocab_size = 2100, .draft_vocab_size = 1900, .max_depth = 4, .is_chain = true}}) {
-    // One batch by blocks where the trees are chains, and everything by rejection.
+    // Chains in one batch by block verification, and all trees by rejection.
     const auto requests = random_requests(shape, 24, shape.vocab_size);
     for (const bool is_block : {false, true}) {
       if (is_block && !shape.is_chain) continue;
@@ -263,7 +264,7 @@ TEST_P(Verify, WeighsTreesAndChainsAsTheCpuDoes) {
 }
 
 TEST_P(Verify, AgreesWhereNothingIsLeftAndWhereADraftIsCertain) {
-  // The draft is the target; a one-hot target; a token without any probability.
+  // A draft equal to the target; a one-hot target; a token of zero probability.
   std::vector<Request> requests(3);
   const std::vector<float> even = {0.25f, 0.25f, 0.25f, 0.25f}, single = {0, 1, 0, 0};
   for (int i = 0; i < 3; ++i) {
@@ -328,7 +329,7 @@ TEST_P(Verify, WalksAlongWhatWasSampled) {
 TEST_P(Verify, MovesTheCacheOfAcceptedNodesInAGraph) {
   const Shape shape = {.max_depth = 5, .num_sampled = 3, .num_deterministic = 2};
   constexpr int kBlockSize = 4, kMaxBlocks = 40;
-  // More requests than the kernel has threads, so that it takes them in turns.
+  // More requests than the kernel has threads.
   const auto requests = random_requests(shape, 300, 9);
   OnDevice on = upload_requests(requests, shape);
   std::mt19937 random(10);
@@ -388,8 +389,8 @@ class EmittedOnDevice : public Verify {
  protected:
   static constexpr int kNumTrials = 500;
 
-  // p-value of the first tokens of steps whose drafts were drawn from `drawn_from` and are said to
-  // be from `reported`.
+  // The p-value of steps' first tokens. Drafts are drawn from `drawn_from` and reported as drawn
+  // from `reported`.
   double p_value(const std::vector<float>& drawn_from, const std::vector<float>& reported,
                  bool is_chain, bool shares_coins) {
     std::mt19937_64 random(11);

@@ -1,4 +1,4 @@
-// The numbers that draws and coins on the device are made of.
+// Noise and coins on the device, against closed formulas and the host's.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ class Noise : public testing::CudaDeviceTest {
 
 TEST_P(Noise, OfGumbelIsPreciseAtBothEnds) {
   std::vector<uint32_t> words = {0u, 1u, 2u, 0x7fffffffu, 0x80000000u, 0xfffffffeu, 0xffffffffu};
-  // Words at which 1 - v or the exponential comes near 1, where a logarithm loses precision.
+  // Words at which 1 - v, or the exponential, comes near 1, where logarithms lose precision.
   for (uint32_t word = 0xa1d2a7d0u; word < 0xa1d2a830u; ++word) words.push_back(word);
   std::mt19937 random(3);
   for (int i = 0; i < 3000; ++i) words.push_back(static_cast<uint32_t>(random() >> (i % 32)));

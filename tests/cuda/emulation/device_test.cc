@@ -1,4 +1,4 @@
-// The device, its streams and graphs, on every device there is.
+// Devices, streams and graphs, on every kind of device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -81,7 +81,7 @@ TEST_P(DeviceTest, GraphsRunAgainAndReadPinnedMemoryAnew) {
   constexpr int kCount = 64;
   Buffer pinned = device().allocate_pinned(kCount * sizeof(int), "test");
   Buffer values = allocate<int>(kCount);
-  run().increment(stream(), values.as<int>(), kCount);  // as engines do: once outside a capture
+  run().increment(stream(), values.as<int>(), kCount);  // once outside of a capture, as engines do
   stream().synchronize();
   stream().begin_capture();
   EXPECT_TRUE(stream().is_capturing());
@@ -126,7 +126,7 @@ TEST_P(DeviceTest, OutOfMemoryNamesThePurpose) {
                                 device().allocate(too_much, "the KV cache");
                               }).what();
   EXPECT_NE(message.find("the KV cache"), std::string::npos) << message;
-  if (!is_emulated()) return;  // other programs take and give a GPU's memory, too
+  if (!is_emulated()) return;  // a GPU's free memory changes with other programs
   {
     const Buffer some = device().allocate(8 << 20, "test");
     EXPECT_LE(device().free_bytes(), before - (8 << 20));
@@ -159,7 +159,7 @@ TEST_P(DeviceTest, LaunchesOfNoPossibleSizeAreRefused) {
                                 }).what();
     EXPECT_NE(message.find("kernel idle"), std::string::npos) << i << ": " << message;
   }
-  // The largest there are; and the device has not failed.
+  // The largest launches run; the device has not failed.
   run().idle(stream(), {.grid = {1, 65535}, .block = {1}});
   run().idle(
       stream(),
@@ -182,7 +182,7 @@ TEST_P(DeviceTest, CapturesRefuseWhatCannotBeCaptured) {
     const std::unique_ptr<Stream> other = device().make_stream();
     stream().begin_capture();
     EXPECT_THROW(forbidden[i](), DeviceError) << i;
-    // On a GPU the capture is broken now; either way it ends.
+    // On a GPU the capture is invalid now; either way it ends.
     try {
       stream().end_capture();
     } catch (const DeviceError&) {

@@ -1,6 +1,6 @@
-// Attention reads lengths before it waits: right behind a kernel that lets it start after its own
-// wait, and behind any other because the launch says so. Without that word the emulated device
-// shows what a GPU would do: attention has the old lengths.
+// Attention reads lengths before it waits. That is right behind a kernel that lets it start after
+// its own wait; behind other kernels the launch's reads_before_wait holds it back. Without this
+// flag the emulated device shows what a GPU would do: attention reads old lengths.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -20,7 +20,7 @@ namespace {
 using specdec::testing::random_values;
 using specdec::testing::to_bits;
 
-// Launches as if no kernel read before it waits.
+// Drops LaunchConfig::reads_before_wait.
 class ForgetfulStream final : public Stream {
  public:
   explicit ForgetfulStream(Stream& stream) : stream_(stream) {}
@@ -59,8 +59,8 @@ class ForgetfulStream final : public Stream {
 
 class EarlyAttentionTest : public CudaDeviceTest {
  protected:
-  // Heads so large that a multiprocessor has one block. There is one, then, and it has all items:
-  // on the emulated device it is the one that starts early, whatever the schedule.
+  // Heads so large that an SM has one block, which has all items: on the emulated device that block
+  // starts early, whatever the schedule.
   static constexpr int kHeadDim = 256, kMultiprocessors = 1, kBlockSize = 16, kLength = 4;
 
   EarlyAttentionTest() {
@@ -76,8 +76,8 @@ class EarlyAttentionTest : public CudaDeviceTest {
     out_ = allocate<uint16_t>(kHeadDim);
   }
 
-  // What one row gets behind a context whose length is written two kernels before, or, with
-  // `written` false, is there.
+  // The result of one row. The kernel two before attention writes the context's length, or, if not
+  // `written`, the length is in memory from the start.
   std::vector<uint16_t> attended(Stream& launches, int length, bool written, bool early) {
     Buffer length_on_device = upload(std::vector<int32_t>{written ? length - 1 : length});
     const EmulationKernels run = SPECDEC_KERNELS_FOR(GetParam(), emulation_kernels);

@@ -11,7 +11,7 @@ LaunchConfig one_block(size_t shared_bytes = 0) {
   return {.grid = {1}, .block = {kThreads}, .shared_bytes = shared_bytes};
 }
 
-// Each block sums its elements: in warps by shuffles, then through shared memory.
+// Each block sums its elements, by shuffles in warps and then through shared memory.
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const float* values, float* sums, int count) {
   SPECDEC_SHARED_BYTES(shared);
@@ -163,7 +163,7 @@ void reverse_kernel(const float* from, float* to, int count) {
   float* staged = reinterpret_cast<float*>(shared);
   const int i = static_cast<int>(threadIdx.x);
   staged[i] = from[i];
-  // Here a __syncthreads is missing.
+  // A __syncthreads is missing here.
   to[i] = staged[count - 1 - i];
 }
 

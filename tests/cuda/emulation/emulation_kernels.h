@@ -1,4 +1,4 @@
-// Launchers of emulation_kernels.cu: kernels that are right, and kernels with planted faults.
+// Launchers of emulation_kernels.cu: correct kernels, and kernels with planted faults.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,15 @@ namespace specdec::cuda {
 struct EmulationKernels {
   // sums[b] = values[b * count] + ... + values[b * count + count - 1]
   void (*sum)(Stream& stream, const float* values, float* sums, int num_blocks, int count);
-  // values[i] += 1, launched to overlap what is before it
+  // values[i] += 1, launched to overlap earlier work
   void (*increment)(Stream& stream, int* values, int count);
-  // to[i] = from[i], read ahead of what is before the kernel before it, as `declared` or not
+  // to[i] = from[i], read before the wait, with LaunchConfig::reads_before_wait if `declared`
   void (*copy_ahead)(Stream& stream, const int* from, int* to, int count, bool declared);
-  // does nothing; the kernel after it may start before this one has waited, or only then, as
-  // `declared` says or not
+  // Does nothing. Lets the next kernel start before its own wait if `early`, else after it;
+  // `declared` sets LaunchConfig::lets_next_start_early.
   void (*pass_on)(Stream& stream, bool early, bool declared);
-  // flags[b] = how many of the blocks before b it saw done; each waits for the one before it
+  // flags[b] = the number of blocks before b that b saw done; each block waits for the one before
+  // it
   void (*chain)(Stream& stream, uint32_t* flags, int num_blocks, bool cooperative);
   // to[i] = from[i] for 16-byte pieces, through cp.async and through bulk copies
   void (*copy_async)(Stream& stream, const float* from, float* to, int count);
@@ -26,11 +27,11 @@ struct EmulationKernels {
   void (*idle)(Stream& stream, const LaunchConfig& config);
 };
 
-// What wants its addresses to be multiples of 8, 16 or 1024.
+// Accesses that need addresses that are multiples of 8, 16 or 1024.
 enum class AlignedAccess {
   kLoad,           // of a float4
   kStore,          // of an int2
-  kLoadStreaming,  // and all below: the wrappers of ptx.cuh
+  kLoadStreaming,  // this and the following: wrappers of ptx.cuh
   kCopyAsyncFrom,
   kCopyAsyncTo,
   kBulkCopyFrom,
@@ -40,9 +41,9 @@ enum class AlignedAccess {
   kWgmmaTile
 };
 
-// Only on the emulated device: a GPU would hang, or do the wrong thing silently.
+// Only for the emulated device: a GPU would hang, or be wrong silently.
 struct FaultyKernels {
-  // Right but for a missing __syncthreads: to[i] = from[count - 1 - i], one block.
+  // A __syncthreads is missing: to[i] = from[count - 1 - i], one block.
   void (*reverse_without_barrier)(Stream& stream, const float* from, float* to, int count);
   void (*write_past_end)(Stream& stream, float* values, int count);
   // Prefetches `count` floats.
@@ -59,7 +60,7 @@ struct FaultyKernels {
   void (*copy_async_without_wait)(Stream& stream, const float* from, float* to, int count);
   void (*copy_bulk_without_wait)(Stream& stream, const float* from, float* to, int count);
   void (*mbarrier_without_arrival)(Stream& stream);
-  // At 4 bytes past `data` [64 bytes], or past shared memory's begin.
+  // Accesses 4 bytes past `data` [64 bytes], or past the start of shared memory.
   void (*misaligned)(Stream& stream, float* data, AlignedAccess access);
 };
 

@@ -1,4 +1,4 @@
-// That the emulation catches faults: each planted one is told of.
+// The emulation catches each planted fault.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -159,8 +159,8 @@ TEST_P(PlantedFaultTest, ReadingBeforeThePreviousKernelIsDoneGivesAnOldValue) {
   EXPECT_EQ(download<int>(values), std::vector<int>(64, 6)) << "7 would be right";
 }
 
-// Reading what is two kernels back, as attention reads lengths: right where the kernel between them
-// lets the reader start after its own wait, or where the launch says what it does.
+// Reading results of two kernels back, as attention reads lengths, is right if the kernel between
+// lets the reader start after its own wait, or if the launch declares the early read.
 TEST_P(PlantedFaultTest, ReadingAheadBehindAnEarlyStartGivesAnOldValue) {
   for (const bool early : {false, true}) {
     for (const bool declared : {false, true}) {
@@ -177,7 +177,7 @@ TEST_P(PlantedFaultTest, ReadingAheadBehindAnEarlyStartGivesAnOldValue) {
   }
 }
 
-// What a launch says of the next one's start is what the kernel does.
+// lets_next_start_early must say what the kernel does.
 TEST_P(PlantedFaultTest, LettingTheNextStartEarlyMustBeDeclared) {
   for (const bool early : {false, true}) run().pass_on(stream(), early, /*declared=*/early);
   stream().synchronize();
@@ -190,7 +190,7 @@ TEST_P(PlantedFaultTest, WhatIsDeclaredToLetTheNextStartEarlyMustDoSo) {
   expect_mentions(error_of_stream(), {"pass_on", "without let_next_start()", "launched with lets"});
 }
 
-// A graph begins when all before it is done, so its first kernel reads nothing old.
+// A graph starts when all earlier work is done, so its first kernel reads no old value.
 TEST_P(PlantedFaultTest, TheFirstKernelOfAGraphStartsLate) {
   Buffer values = upload(std::vector<int>(64, 5));
   Buffer seen = upload(std::vector<int>(64, 0));
@@ -259,7 +259,7 @@ TEST_P(PlantedFaultTest, AMissingArrivalIsADeadlock) {
 TEST_P(PlantedFaultTest, WaitingForABlockThatIsNotResidentIsALivelock) {
   Buffer flags = allocate<uint32_t>(4);
   run().chain(stream(), flags.as<uint32_t>(), 4, false);
-  // In order of the blocks it happens to work.
+  // In order of block numbers the kernel happens to work.
   if (GetParam() == DeviceKind::kEmulatedForward) {
     EXPECT_EQ(error_of_stream(), "none");
   } else if (GetParam() == DeviceKind::kEmulatedReverse) {

@@ -1,4 +1,4 @@
-// What tests of the wrappers in ptx.cuh share.
+// Shared by the tests of the wrappers in ptx.cuh.
 #pragma once
 
 #include <cstdint>

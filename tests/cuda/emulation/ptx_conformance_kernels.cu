@@ -43,7 +43,7 @@ __global__ void ldmatrix_kernel(uint32_t* out, const uint16_t* matrices) {
   SPECDEC_SHARED_BYTES(shared);
   uint16_t* rows = reinterpret_cast<uint16_t*>(shared);
   const unsigned lane = threadIdx.x;
-  const unsigned place = lane * 5 % 32;  // any order of the rows will do
+  const unsigned place = lane * 5 % 32;  // any order of the rows
   for (unsigned i = 0; i < 8; ++i) rows[8 * place + i] = matrices[8 * lane + i];
   __syncwarp();
   uint32_t registers[4];
@@ -96,7 +96,7 @@ __global__ void named_barrier_kernel(const int* from, int* to) {
   const int half = static_cast<int>(threadIdx.x) / 128;
   const int thread = static_cast<int>(threadIdx.x) % 128;
   values[threadIdx.x] = from[threadIdx.x];
-  // The second half goes round more often, so the first must not wait for it.
+  // The second half makes more rounds, so the first must not wait for it.
   for (int round = 0; round <= half; ++round) ptx::named_barrier(1 + half, 128);
   to[threadIdx.x] = values[128 * half + 127 - thread];
 }
@@ -124,7 +124,7 @@ __global__ void bulk_ring_kernel(const float* from, float* to, int num_tiles) {
   float* tiles = reinterpret_cast<float*>(shared);
   uint64_t* full = reinterpret_cast<uint64_t*>(tiles + kRingTiles * kTileFloats);
   uint64_t* empty = full + kRingTiles;
-  constexpr int kConsumers = 128;  // and a warp that fills
+  constexpr int kConsumers = 128;  // and one warp that fills the ring
   constexpr int kTileBytes = kTileFloats * sizeof(float);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
@@ -285,7 +285,7 @@ __global__ void convert_kernel(float* floats, uint16_t* bits, const float* value
     const T element{static_cast<uint16_t>(i)};
     floats[i] = to_float(element);
     bits[i] = from_float<T>(values[i]).bits;
-    // The packed forms agree with the single ones, or the test hears of it.
+    // Packed and single conversions must agree, or the result is spoilt.
     const uint32_t pair = pack<T>(values[i], values[i ^ 1]);
     const float2 both = unpack<T>(i | (i ^ 1) << 16);
     if (static_cast<uint16_t>(pair) != bits[i]) floats[i] = -1.0f;

@@ -1,5 +1,5 @@
-// Launchers of ptx_conformance_kernels.cu: one instruction each, operands and results as they lie
-// in registers or shared memory.
+// Launchers of ptx_conformance_kernels.cu: one instruction each, with operands and results in the
+// layout of registers or shared memory.
 #pragma once
 
 #include <cstdint>
@@ -11,30 +11,30 @@ namespace specdec::cuda {
 enum class ElementType { kBf16, kHalf };
 
 struct ConformanceKernels {
-  // d[32][4] += a[32][4] b[32][2]: the registers of each lane.
+  // d[32][4] += a[32][4] b[32][2]: each lane's registers.
   void (*mma)(Stream& stream, ElementType type, float* d, const uint32_t* a, const uint32_t* b);
   // out[32][4] = the registers; matrices[32][8] are the rows that lanes 0 to 31 point to.
   void (*ldmatrix)(Stream& stream, bool transposed, uint32_t* out, const uint16_t* matrices);
-  // to[i] = from[i] for 16-byte pieces i, zeros for odd ones; in two groups waited for one by one.
+  // to[i] = from[i] for 16-byte pieces i, zeros for odd i; in two groups, each waited for.
   void (*copy_async)(Stream& stream, const uint32_t* from, uint32_t* to);  // [128 threads][2][4]
   void (*load_streaming)(Stream& stream, const uint32_t* from, uint32_t* to);  // [128][4]
-  // Halves of a block of 256 reverse 128 values each behind a barrier of their own.
+  // Each half of a block of 256 reverses 128 values, behind its own barrier.
   void (*named_barrier)(Stream& stream, const int* from, int* to);
   // times[2], before and after a round of work
   void (*nanoseconds)(Stream& stream, uint64_t* times);
   // to = from, [num_tiles][256] floats through a ring of three tiles filled by bulk copies.
   void (*bulk_ring)(Stream& stream, const float* from, float* to, int num_tiles);
-  // d[128][n / 2]: the registers of each thread after a b + (a b for a second pair of tiles), where
-  // a is [2][64][64] and b [2][n][64] 16-bit elements as they lie in shared memory.
+  // d[128][n / 2]: each thread's registers after a b, plus a b for a second pair of tiles. a
+  // [2][64][64] and b [2][n][64] are 16-bit elements in the layout of shared memory.
   void (*wgmma)(Stream& stream, ElementType type, int n, float* d, const uint16_t* a,
                 const uint16_t* b);
-  // The same with a from registers; a [2][64][64] lies plainly. n: 128 or 256.
+  // The same with a in registers; a [2][64][64] is row-major. n: 128 or 256.
   void (*wgmma_registers)(Stream& stream, ElementType type, int n, float* d, const uint16_t* a,
                           const uint16_t* b);
   // floats[i] = to_float(i), bits[i] = from_float(values[i]); [65536] each
   void (*convert)(Stream& stream, ElementType type, float* floats, uint16_t* bits,
                   const float* values);
-  // What CUDA C++ has by name: out[kNumWarpResults][32] for value[32] of each lane.
+  // Warp operations of CUDA C++: out[kNumWarpResults][32] for value[32] of each lane.
   static constexpr int kNumWarpResults = 16;
   void (*warp_operations)(Stream& stream, const uint32_t* values, uint32_t* out);
   // out[4] of 96 threads: votes of a block, then atomics on cells[6].

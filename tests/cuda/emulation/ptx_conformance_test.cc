@@ -1,6 +1,6 @@
-// Products of matrices as ptx.cuh wraps them, and what else kernels rely on, against plain loops
-// from the PTX and CUDA documentation: what must hold before anything else is believed on a new
-// GPU.
+// Matrix instructions as ptx.cuh wraps them, and the properties that kernels rely on, against plain
+// loops written from the PTX and CUDA documentation. On a new GPU these tests must pass before any
+// other result counts.
 #include "tests/cuda/emulation/ptx_conformance.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class PtxConformanceTest : public PtxTest {
     }
     return elements;
   }
-  // Of very different size, so that sums in another order or of other groups differ.
+  // Elements of very different size, so that sums in another order or of other groups differ.
   std::vector<uint16_t> uneven_elements(ElementType type, size_t count);
   std::vector<float> multiply(ElementType type, const std::vector<uint16_t>& a,
                               const std::vector<uint16_t>& b, const std::vector<float>& d);
@@ -105,7 +105,7 @@ TEST_P(PtxConformanceTest, Mma) {
   }
 }
 
-// That a row's results do not depend on the rows beside it rests on this.
+// Row-invariance rests on this.
 TEST_P(PtxConformanceTest, MmaRoundsAlikeInEveryPosition) {
   for (const ElementType type : {ElementType::kBf16, ElementType::kHalf}) {
     for (int draw = 0; draw < 4; ++draw) {
@@ -131,8 +131,7 @@ TEST_P(PtxConformanceTest, MmaRoundsAlikeInEveryPosition) {
   }
 }
 
-// The products of a step are one sum: which 16 they are shows in its bits, and their order does
-// not.
+// The 16 products of a step are one sum: its bits show which 16 they are, but not their order.
 TEST_P(PtxConformanceTest, MmaAddsSixteenProductsInOneSum) {
   if (device().properties().compute_capability < 90) GTEST_SKIP() << "compute capability 9.0";
   for (const ElementType type : {ElementType::kBf16, ElementType::kHalf}) {
@@ -159,7 +158,7 @@ TEST_P(PtxConformanceTest, MmaAddsSixteenProductsInOneSum) {
         num_other_orders += in_turn != want;
       }
     }
-    EXPECT_GT(num_other_orders, 100);  // the sums do tell
+    EXPECT_GT(num_other_orders, 100);  // the sums tell groups apart
   }
 }
 
@@ -186,7 +185,7 @@ TEST_P(PtxConformanceTest, Ldmatrix) {
   }
 }
 
-// [tiles][rows][64] elements as wgmma wants them: piece c of row r at c ^ (r % 8).
+// [tiles][rows][64] elements in wgmma's layout: piece c of row r at c ^ (r % 8).
 std::vector<uint16_t> swizzled(const std::vector<uint16_t>& elements) {
   std::vector<uint16_t> result(elements.size());
   for (size_t i = 0; i < elements.size(); ++i) {
@@ -234,8 +233,8 @@ TEST_P(PtxConformanceTest, Wgmma) {
   }
 }
 
-// What lets kernels of few rows and of many have the same bits: a chain of mma.sync, with inputs in
-// the lanes where products have them (kernels/tiles.cuh), equals one of wgmma on the same groups.
+// Few-rows and many-rows kernels can have the same bits because a chain of mma.sync, with inputs in
+// the lanes where kernels/tiles.cuh puts them, equals a chain of wgmma on the same groups.
 TEST_P(PtxConformanceTest, WgmmaAddsAsMma) {
   if (device().properties().compute_capability != 90) GTEST_SKIP() << "compute capability 9.0";
   constexpr int kSteps = 8;

@@ -82,7 +82,7 @@ TEST_P(PtxOperationsTest, Conversions) {
     std::vector<float> values(65536);
     const std::vector<uint32_t> words = random_words(values.size());
     for (size_t i = 0; i < values.size(); ++i) {
-      // Anything, values near those of the type, and ties.
+      // Random bits, values near the type's, and ties.
       const uint32_t near = std::bit_cast<uint32_t>(widen(type, static_cast<uint16_t>(i)));
       values[i] = std::bit_cast<float>(i % 3 == 0   ? words[i]
                                        : i % 3 == 1 ? near ^ (words[i] & 0x1fff)
@@ -172,7 +172,7 @@ TEST_P(PtxOperationsTest, BlockOperations) {
   EXPECT_GE(cell[5], 1u);
   EXPECT_LE(cell[5], 96u);
   EXPECT_EQ(std::bit_cast<float>(cell[6]), 48.0f);
-  // Every value put into the last cell came out once, but for the one that stayed.
+  // Every value that was put into the last cell came out once, except the one still there.
   std::vector<uint32_t> seen = download<uint32_t>(previous);
   seen.push_back(cell[7]);
   std::sort(seen.begin(), seen.end());

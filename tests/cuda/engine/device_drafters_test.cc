@@ -1,5 +1,5 @@
-// Draft models and heads in steps of the device: they draft what the host drafts, node for node,
-// and never change an answer.
+// Draft models and draft heads in device steps: they draft the host's nodes, and never change an
+// answer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace heads = testing::tiny_heads;
 const std::vector<DraftMethod> kMethods = {DraftMethod::kDraftModel, DraftMethod::kEagle,
                                            DraftMethod::kEagle3, DraftMethod::kMlpSpeculator};
 
-// A target and what drafts for it.
+// Writes a target and its drafter.
 void write_models(DraftMethod method, const TempDirectory& target, const TempDirectory& drafter) {
   if (method == DraftMethod::kDraftModel) {
     tiny::write_checkpoint(target, tiny::llama_tensors());
@@ -41,7 +41,7 @@ std::vector<Asked> long_jobs(int count, SamplingParams params, int max_tokens) {
   return jobs_of(count, params);
 }
 
-// Draws, which drafters cannot foresee.
+// Sampled requests, which drafters cannot foresee.
 SamplingParams drawn() {
   SamplingParams params = shaped();
   params.stop_token_ids = {};
@@ -75,7 +75,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceDrafts,
                                   std::string(name_of(std::get<1>(info.param)));
                          });
 
-// What is run again in the first pass of a step differs with how much was accepted before.
+// The number of tokens that a step's first draft pass runs again depends on how many were accepted.
 TEST_P(DeviceDrafts, ChainsAreThoseOfTheHostWhateverWasAccepted) {
   const Case test = {.shape = {.width = 1, .max_nodes = 3}, .num_passes = 3, .params = drawn()};
   const Seen seen = compare(test, long_jobs(3, drawn(), 30));
@@ -98,7 +98,7 @@ TEST_P(DeviceDrafts, TreesUnderPenaltiesAreThoseOfTheHost) {
   EXPECT_GT(compare(test, jobs_of(3, shaped())).num_branched, 5);
 }
 
-// There is room for fewer nodes than the levels have, so that survival decides which are kept.
+// There is room for fewer nodes than the levels have, so survival decides which stay.
 TEST_P(DeviceDrafts, TreesAreCutDownAsOnTheHost) {
   for (const int num_passes : {3, 4}) {
     const Case test = {.shape = {.width = 4, .max_nodes = num_passes == 3 ? 6 : 5},
@@ -113,7 +113,7 @@ TEST_P(DeviceDrafts, TreesAreCutDownAsOnTheHost) {
   EXPECT_GT(compare(test, jobs_of(3, shaped())).num_branched, 5);
 }
 
-// A head, which has no row for the first token of a text, from its second on.
+// A draft head has no row for a text's first token, so it drafts from the second token on.
 TEST_P(DeviceDrafts, ATextOfOneTokenIsDraftedFor) {
   std::vector<Asked> jobs = long_jobs(2, greedy(), 12);
   jobs[0].prompt = {5};
@@ -211,7 +211,7 @@ TEST_P(DeviceDrafterEngine, RequestsComeAndGoWhileOthersDecode) {
   EXPECT_EQ(plain, run(config(), jobs));
 }
 
-// Requests end at the model's last position, past which there are no KV slots for branches.
+// Requests end at the model's last position, behind which there are no KV slots for branches.
 TEST_P(DeviceDrafterEngine, TreesAtTheLongestLength) {
   const std::vector<Asked> jobs = long_jobs(2, greedy(), 200);
   EngineConfig plain = config();
@@ -226,7 +226,7 @@ TEST_P(DeviceDrafterEngine, AnAbortedRequestLeavesTheOthersAlone) {
   for (const int width : {1, 2}) expect_abort_leaves_the_others(with_drafts(3, width), jobs, plain);
 }
 
-// The second request's blocks come from the first one's prompt and answer.
+// The second request reuses blocks of the first one's prompt and answer.
 TEST_P(DeviceDrafterEngine, APrefixHitIsDraftedForAlike) {
   std::vector<Asked> jobs = long_jobs(1, greedy(), 30);
   for (int i = 0; i < 40; ++i) jobs[0].prompt.push_back((i * 3 + i * i) % tiny::kVocab);
@@ -275,7 +275,7 @@ TEST_P(DeviceDrafterEngine, ADrafterFarBehindCatchesUpBetweenStepsUnderWay) {
   EXPECT_EQ(run(this->config(), jobs), drafted);
 }
 
-// The host's verification is the reference: the same coins decide.
+// The host's verification is the reference, with the same coins.
 TEST_P(DeviceDrafterEngine, WeighedDraftsAreThoseTheHostWouldKeep) {
   for (Verification verification : {Verification::kStandard, Verification::kBlock}) {
     SamplingParams params = shaped();
@@ -300,7 +300,7 @@ TEST_P(DeviceDrafterEngine, WeighedTreesAreThoseTheHostWouldKeep) {
   compare_with_host(config, jobs_of(3, params));
 }
 
-// The EAGLE-3 head scores none of the tokens that are allowed.
+// The EAGLE-3 head scores none of the allowed tokens.
 TEST_P(DeviceDrafterEngine, TokensThatAHeadDoesNotScoreMayBeAllOfThoseAllowed) {
   SamplingParams params = greedy();
   for (int token = 0; token < tiny::kVocab; ++token) {
@@ -326,7 +326,7 @@ class DeviceEagle3 : public EngineTest {
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceEagle3, ::testing::ValuesIn(engine_devices()),
                          engine_test_name);
 
-// The first layer adds to the normalised features.
+// The draft head's first layer adds to normalised features.
 TEST_P(DeviceEagle3, NormedResidualsCountWhatTheHostCounts) {
   TempDirectory head;
   heads::write_eagle3(head, R"(,"norm_before_residual":true)");

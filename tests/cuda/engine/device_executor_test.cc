@@ -1,4 +1,4 @@
-// Decoding that the device runs by itself gives what the host executor gives, bit for bit.
+// Decoding by the device itself gives the host executor's results, bit for bit.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -53,8 +53,7 @@ TEST_P(DeviceExecutorTest, DraftsOfTheDeviceNeverChangeAnAnswer) {
   }
 }
 
-// The target drafts for itself: every draft is right, and every step brings as many tokens as it
-// can.
+// The target drafts for itself, so every draft is right and every step accepts all.
 TEST_P(DeviceExecutorTest, RightDraftsAreAllAccepted) {
   Engine engine(with_draft(target_, 3));
   SamplingParams params = greedy();
@@ -66,7 +65,7 @@ TEST_P(DeviceExecutorTest, RightDraftsAreAllAccepted) {
   EXPECT_GT(acceptance.num_draft_tokens, 25);
 }
 
-// The draft model has not seen the prompt of a new request and catches up with each one.
+// The draft model has not seen a new request's prompt, and catches up for each request.
 TEST_P(DeviceExecutorTest, EveryRequestIsDraftedFor) {
   Engine engine(with_draft(target_, 3));
   int64_t num_drafts = 0;
@@ -79,9 +78,9 @@ TEST_P(DeviceExecutorTest, EveryRequestIsDraftedFor) {
   }
 }
 
-// Four requests decode without drafts until the draft model is far behind; when the first ends, the
-// table allows drafts, and steps are under way that the host has to wait for before it can let the
-// draft model catch up.
+// Four requests decode without drafts until the draft model is far behind. When the first one ends,
+// the table allows drafts; the host must wait for the steps under way before the draft model can
+// catch up.
 TEST_P(DeviceExecutorTest, ADraftModelFarBehindCatchesUpBetweenStepsUnderWay) {
   EngineConfig config = with_draft(target_, 3);
   config.speculative.num_speculative_tokens_per_batch_size = {
@@ -119,7 +118,7 @@ TEST_P(DeviceExecutorTest, GrammarsAllowWhatTheyAllowInTheOrdinaryStep) {
   }
 }
 
-// Where the host weighs drafts under masks, so does the device.
+// The device weighs drafts under masks, as the host does.
 TEST_P(DeviceExecutorTest, DraftsAreWeighedUnderGrammars) {
   SamplingParams params;
   params.max_tokens = 24;
@@ -149,7 +148,7 @@ TEST_P(DeviceExecutorTest, AGrammarThatFailsEndsItsRequestAlone) {
   EXPECT_GT(engine.stats().num_device_steps, 3);
 }
 
-// The device leaves trees of more nodes than a mask has bits to the host.
+// Trees of more nodes than a mask has bits are left to the host.
 TEST_P(DeviceExecutorTest, WhatTheDeviceDoesNotDraftTheHostDoes) {
   const std::vector<Asked> jobs = jobs_of(2, greedy());
   EngineConfig deep =
@@ -158,7 +157,7 @@ TEST_P(DeviceExecutorTest, WhatTheDeviceDoesNotDraftTheHostDoes) {
   EXPECT_EQ(run(config(), jobs), run(deep, jobs));
 }
 
-// Drafts of the host, chains and trees, are verified by one launch.
+// One launch verifies the host's drafts, chains and trees.
 TEST_P(DeviceExecutorTest, DraftsOfTheHostNeverChangeAnAnswer) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
     const std::vector<Asked> jobs = jobs_of(3, params);

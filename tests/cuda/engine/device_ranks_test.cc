@@ -1,5 +1,5 @@
-// Steps of the device on several ranks: every rank takes them with its share of the models, and the
-// answers are those of one rank.
+// Device steps on several ranks: every rank runs them with its share of the models, and answers are
+// those of one rank.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace testing::device_engine;
 
-// Of weights that are made up.
+// A config.json for dummy weights.
 std::string model_config(int num_layers) {
   return str_cat(R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","vocab_size":37,)",
                  R"("hidden_size":64,"intermediate_size":512,"num_attention_heads":16,)",
@@ -38,7 +38,7 @@ class DeviceRanks : public EngineTest {
     config.load_format = LoadFormat::kDummy;
     return config;
   }
-  // By the target itself with rounded weights, which is right most of the time.
+  // Drafts by the target itself with rounded weights, which are right most of the time.
   EngineConfig with_itself(int num_tokens) const {
     EngineConfig config = with_draft(target_, num_tokens);
     config.load_format = LoadFormat::kDummy;
@@ -126,11 +126,12 @@ TEST_P(DeviceRanks, HeadsDraftOnEveryRankOrAreShared) {
 
 TEST_P(DeviceRanks, AFailureInAStepFailsTheRequestsOfAllRanks) {
   EngineConfig config = on_two(this->config());
-  // Also of making the engine, when a GPU makes contexts and loads kernels, and of earlier steps.
+  // Also covers making the engine, when a GPU makes contexts and loads kernels.
   config.distributed_timeout_seconds = 10;
   std::atomic<int> num_launched = 0;
   testing::Faults faults;
-  // The other rank's: it makes its device steps and backend on a thread of its own.
+  // Fails the other rank's launches: that rank makes its device steps and backend on a thread of
+  // its own.
   const auto leader = std::this_thread::get_id();
   faults.launch = [&] {
     if (std::this_thread::get_id() == leader || ++num_launched < 3) return;

@@ -1,5 +1,5 @@
-// Errors planted in steps of a device, as tests/cpp/engine/step_failure_test.cc plants them in
-// steps of the CPU.
+// Errors planted in device steps, as tests/cpp/engine/step_failure_test.cc plants them in steps of
+// the CPU.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -40,7 +40,7 @@ class DeviceFailureTest : public EngineTest {
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceFailureTest, ::testing::ValuesIn(engine_devices()),
                          engine_test_name);
 
-// The host runs prompts, and all that runs beside them.
+// The host runs steps with prompts.
 TEST_P(DeviceFailureTest, ARowThatCannotBeSampledEndsItsRequestOnly) {
   for (const EngineConfig& config : {config(), with_draft(draft_, 3)}) {
     Faults faults;

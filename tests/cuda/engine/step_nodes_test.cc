@@ -1,4 +1,4 @@
-// How many launches a whole step of the device is.
+// The number of launches of a whole device step.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -16,13 +16,13 @@ using testing::device_drafting::World;
 
 namespace heads = testing::tiny_heads;
 
-// Qkv, attention, o, gate and up, down (layer_test.cc), and one that makes records of what o reads,
-// as the tiny models' heads together are no multiple of 32 wide.
+// Qkv, attention, o, gate and up, down (layer_test.cc), and one that makes records of o's rows,
+// because the tiny models' heads together are no multiple of 32 wide.
 constexpr int kLayerNodes = 6;
 
 class StepNodesTest : public ::testing::TestWithParam<cuda::testing::DeviceKind> {
  protected:
-  // Nodes of the graph of a step with `num_passes` draft passes, of two requests.
+  // Nodes of a step's graph, with `num_passes` draft passes and two requests.
   static int nodes_of(World& world, const SamplingParams& params, int num_passes) {
     const int depth = num_passes > 0 ? num_passes : 1;
     std::vector<std::unique_ptr<Drafted>> requests;
@@ -64,8 +64,8 @@ class StepNodesTest : public ::testing::TestWithParam<cuda::testing::DeviceKind>
   }
 };
 
-// Rows, their embeddings, layers, head, and what is accepted and committed; of drawn tokens the
-// sampler's two.
+// Beside layers: making rows, embeddings, LM head, and verification with commit; drawn tokens add
+// the sampler's two.
 TEST_P(StepNodesTest, OfAModelThatReadsTokens) {
   TempDirectory target, draft;
   tiny::write_checkpoint(target, tiny::llama_tensors());
@@ -78,7 +78,8 @@ TEST_P(StepNodesTest, OfAModelThatReadsTokens) {
   EXPECT_EQ(nodes_of(world, drawn(), 3), 3 * (layers + 5) + layers + 6);
 }
 
-// A head that scores some tokens spares the two launches that spread its logits, too.
+// Greedy passes of a draft head that scores some tokens also skip the two launches that spread its
+// logits.
 TEST_P(StepNodesTest, OfAHeadThatScoresSomeTokens) {
   TempDirectory target, head;
   tiny::write_checkpoint(target, heads::target_tensors());

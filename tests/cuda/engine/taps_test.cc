@@ -1,4 +1,4 @@
-// States tapped on the device, in recorded passes and in steps without the host.
+// States tapped on the device, in recorded passes and in device steps.
 #include <gtest/gtest.h>
 
 #include "testing/device_engine_world.h"

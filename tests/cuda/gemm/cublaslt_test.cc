@@ -1,4 +1,4 @@
-// How cuBLASLt is called, by one that is made up; and what happens where there is none.
+// The calls of cuBLASLt, recorded by a fake library; and behaviour without the library.
 #include "cuda/gemm/cublaslt.h"
 
 #include <gtest/gtest.h>
@@ -26,17 +26,17 @@ struct LayoutRecord {
 };
 LayoutRecord* record_of(MatrixLayout* layout) { return reinterpret_cast<LayoutRecord*>(layout); }
 
-// What the library below was asked for, and how it answers.
+// The calls that the fake library got, and its answers.
 struct Library {
   int num_alive = 0;  // objects
   bool transposes_weights = false;
   uint64_t workspace_bytes = 0;
   uint32_t alignment = 0;
-  std::vector<uint64_t> asked_rows;  // of the heuristic
-  Status checks = kSuccess;          // what MatmulAlgoCheck says
-  Status multiplies = kSuccess;      // what Matmul says
+  std::vector<uint64_t> asked_rows;  // asked of the heuristic
+  Status checks = kSuccess;          // returned by MatmulAlgoCheck
+  Status multiplies = kSuccess;      // returned by Matmul
 
-  // Of the last product.
+  // The last product's arguments.
   LayoutRecord weights{}, rows{}, sums{};
   const void* pointers[3] = {};
   float beta = -1;
@@ -58,7 +58,7 @@ Status destroy(T* object) {
   return kSuccess;
 }
 
-// Algorithms are numbered by the rows they were asked for.
+// An algorithm's number is the number of rows that was asked for.
 Status find(Context*, MatmulDesc*, MatrixLayout*, MatrixLayout* rows, MatrixLayout*, MatrixLayout*,
             Preference*, int num_requested, HeuristicResult* results, int* num_results) {
   const uint64_t num_rows = record_of(rows)->columns;

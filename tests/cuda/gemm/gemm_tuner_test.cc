@@ -1,4 +1,4 @@
-// Which way is chosen, from times that are made up.
+// Which way the tuner chooses, given fake times.
 #include "cuda/gemm/gemm_tuner.h"
 
 #include <gtest/gtest.h>

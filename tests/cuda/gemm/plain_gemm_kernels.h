@@ -9,7 +9,7 @@
 namespace specdec::cuda {
 
 struct PlainGemmKernels {
-  // sums (+)= rows x weights^T, a thread a sum
+  // sums (+)= rows x weights^T, one thread per sum
   void (*multiply)(Stream& stream, const GemmParams& params) = nullptr;
 };
 
@@ -20,7 +20,7 @@ namespace emulated {
 PlainGemmKernels plain_gemm_kernels();
 }
 
-// What a library would be: products of plain matrices on any device.
+// Stands in for a library: GEMMs of plain matrices on any device.
 class PlainGemm final : public Gemm {
  public:
   explicit PlainGemm(const PlainGemmKernels& kernels) : kernels_(kernels) {}

@@ -1,4 +1,4 @@
-// The variable of the environment that says how kernels are launched, and the line of the log.
+// The environment variable for launch settings, and its line in the log.
 #include "cuda/gpu/launch_settings.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// When kernels start before what is before them on the stream is done.
+// When kernels start before earlier work on their stream is done.
 #include "cuda/gpu/start_rule.h"
 
 #include <gtest/gtest.h>
