@@ -34,7 +34,7 @@ void launch(const char* name, Stream& stream, void (*kernel)(Params...), const L
 #endif
   [&](Params... values) {
 #ifdef SPECDEC_EMULATED
-    (__builtin_clear_padding(&values), ...);  // which may hold old pointers
+    (__builtin_clear_padding(&values), ...);  // padding may hold old pointers
 #endif
     void* pointers[] = {&values..., nullptr};
     constexpr size_t kBytes[] = {sizeof(Params)..., 0};

@@ -1,4 +1,4 @@
-// Attention by the act dtype, and copies within the cache.
+// Dispatches attention by act dtype; copies within the cache.
 #include "cuda/common/kv_layout.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/target.cuh"
@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kCopyThreads) copy_kv_kernel(const CopyKvParam
   ptx::let_next_start();
 }
 
-// A thread copies one chunk of every row: 16 bytes, or one element where 16 bytes do not divide a
-// row.
+// A thread copies one chunk of every row: 16 bytes, or one element if the row is no multiple of 16
+// bytes.
 template <class Chunk>
 __global__ void __launch_bounds__(kCopyThreads)
     copy_rows_kernel(const CopyRowsParams params, int64_t row_chunks) {

@@ -22,7 +22,7 @@ namespace specdec::cuda {
 inline constexpr int kAttentionTile = 64;         // positions
 inline constexpr int kFewAttentionRows = 64;      // most rows for the few-rows kernels: decoding
 inline constexpr int kMaxAttentionHeadDim = 256;  // a multiple of 8, of 16 with int8
-// Most shared memory of a block. Not every GPU has as much as heads of more than 128 need.
+// Most shared memory of a block. Some GPUs have less than heads of more than 128 need.
 inline constexpr int attention_shared_bytes(int head_dim) {
   return (head_dim <= 128 ? 98 : 162) * 1024;
 }
@@ -32,7 +32,7 @@ inline constexpr int attention_shared_bytes(int head_dim) {
 // others read it.
 struct AttentionPlan {
   void* memory = nullptr;  // null: the launch works it out for itself alone
-  size_t size_bytes = 0;   // where the list may not fit, every launch works it out
+  size_t size_bytes = 0;   // if the list may not fit, every launch works it out
   bool is_made = false;    // by an earlier launch with the same batch, heads and positions
 };
 
@@ -49,8 +49,8 @@ struct AttentionParams {
   int first_position = 0;
   int num_multiprocessors = 0;
   int max_shared_bytes = 0;  // per block
-  // Partial results. Zeroed once, before its first use; used by one stream at a time. Work whose
-  // partial results do not fit is shared among fewer blocks.
+  // Memory for partial results. Zeroed once, before the first use; used by one stream at a time. If
+  // partial results do not fit, fewer blocks share the work.
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   AttentionPlan plan{};

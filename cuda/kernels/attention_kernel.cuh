@@ -44,7 +44,7 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
   const Item& item = work.item;
 #pragma unroll 1
   for (int i = threadIdx.x; i < Tiles::kPairs; i += kAttentionThreads) {
-    // Indices past the last pair repeat it; their results are not written.
+    // Indices past the last pair repeat that pair; their results are not written.
     const int pair = item.first_pair + min(i, item.num_pairs - 1);
     const int group_size = work.shape.group_size;
     const int row = pair / group_size;
@@ -307,7 +307,7 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
     const int count =
         shape.column_of(item.plan, item.sharing, split_of(memory.limits()[pair] - 1)) + 1 - first;
     const int num_filled = min(first + count, item.column + item.num_filled()) -
-                           max(first, item.column);  // of those that the pair needs
+                           max(first, item.column);  // of the pair's partial results
     num_slots[pair] = 0;
     if (memory.begins()[pair] < memory.limits()[pair] && num_filled > 0) {
       uint32_t* arrivals = args.workspace.arrivals + slot_of(pair);

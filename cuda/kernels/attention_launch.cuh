@@ -61,7 +61,7 @@ int shared_bytes_of(const BatchView& batch) {
                              batch.ancestor_mask != nullptr ? batch.mask_words : 0);
 }
 
-// Most items that there may be, whatever the lengths: see WorkShape. An item of shared splits has a
+// Upper bound of the number of items for any lengths: see WorkShape. An item of shared splits has a
 // block's share of all tiles, except the last item of each list.
 template <class Tiles>
 int64_t most_items(const AttentionParams& params) {
@@ -139,7 +139,7 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
   do {  // runs without requests, too: all rows become zeros
     const int left = params.batch.num_requests - begin;
     turn.batch = requests_from(params.batch, begin, left < kMostRequests ? left : kMostRequests);
-    if (params.batch.num_requests > kMostRequests) turn.plan = {};  // a list is of one launch
+    if (params.batch.num_requests > kMostRequests) turn.plan = {};  // a list serves one launch
     const bool is_few = params.batch.num_rows <= kFewAttentionRows && params.soft_cap == 0.0f;
     if (is_few && most_rows * group_size <= 16 &&
         shared_bytes_of<One>(turn.batch) <= params.max_shared_bytes) {

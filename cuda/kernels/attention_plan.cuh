@@ -82,7 +82,7 @@ struct RequestPlan {
   int base_len;
   int num_tree_slots;
   bool is_tree;
-  int first_split;  // the first that any row sees
+  int first_split;  // the first split that any row sees
   int shared_end;   // splits before it are computed for many rows together
   int split_end;
 
@@ -117,7 +117,7 @@ __device__ __forceinline__ RequestPlan plan_request(const AttentionParams& param
   return plan;
 }
 
-// Loads from L2 what is read before the kernel waits: L1 may hold older contents.
+// Loads from L2, for reads before wait_for_previous(): L1 may hold older contents.
 __device__ __forceinline__ uint64_t load_mask(const uint64_t* mask) {
   return __ldcg(reinterpret_cast<const unsigned long long*>(mask));
 }

@@ -44,7 +44,7 @@ struct ExpertProductsParams {
   // otherwise records are sorted like the choices. Outputs are always sorted.
   ProductParams product;
   const int32_t* cu_rows;  // [num_experts + 1]
-  bool rows_are_known;     // cu_rows is older than the previous kernel
+  bool rows_are_known;     // cu_rows was written before the previous kernel
   int num_experts;
   int most_with_rows;                // most experts that may have rows
   int64_t scales_offset;             // of the outputs' scales in the weights; 0: none

@@ -133,7 +133,7 @@ __device__ __forceinline__ void send_planes(const PeerSumParams& params, int beg
   }
 }
 
-// Element begin + i, folded from all ranks' planes.
+// Returns element begin + i, folded from all ranks' planes.
 template <bool kMailboxes>
 __device__ __forceinline__ float folded(const PeerSumParams& params,
                                         const Rounds<kMailboxes>& rounds, int begin, int i) {
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const GatherRowsP
   rounds.end();
 }
 
-// For `num_floats` elements, of which a block takes `each` per round.
+// The launch for `num_floats` elements, with `each` elements per block and round.
 LaunchConfig config_of(const PeerLinks& links, int64_t num_floats, int64_t each) {
   const int64_t num_blocks = (num_floats + each - 1) / each;
   const bool waits = links.has_mailboxes();

@@ -161,7 +161,7 @@ class FewRows {
   struct Chunk {
     const unsigned char* weights[kTiles];
     int first_block;
-    int count;  // may be more than kChunk; 0 or less: none
+    int count;  // may exceed kChunk; 0 or less: none
   };
   __device__ __forceinline__ Chunk chunk_at(int tile, int block) const {
     Chunk chunk;
@@ -169,7 +169,7 @@ class FewRows {
     chunk.count = tile < tiles_.end ? blocks_.end - block : 0;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      // A last single tile is read twice, which spares a loop of its own.
+      // A last single tile is read twice, which saves a separate loop.
       chunk.weights[i] = block_at(min(tile + i, tiles_.end - 1), block);
     }
     return chunk;
@@ -252,7 +252,8 @@ class FewRows {
       to[column] = load_shared_inputs(record + column * (8 * kRecordBytes), lane_);
     }
   }
-  // Every block prepares some of the rows for all blocks.
+  // Each block prepares every gridDim.x-th row for all blocks, then waits until all rows are
+  // written.
   __device__ __forceinline__ void exchange_rows() {
     const RowsParams& rows = params_.rows;
     unsigned char* records = static_cast<unsigned char*>(params_.exchanged);

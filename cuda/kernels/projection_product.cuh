@@ -1,4 +1,4 @@
-// Chooses the kernel that a projection runs on.
+// Dispatches a projection to the kernel of its tiling, epilogue and rows.
 #pragma once
 
 #include "core/check.h"
@@ -57,7 +57,7 @@ void product_of_few_rows(Stream& stream, const ProductParams& params) {
   }
   SPECDEC_CHECK(false);
 }
-// For the projections that begin a layer's blocks.
+// For the projections that begin a layer's blocks (qkv, and up or gate and up).
 template <class Format, Finish kFinish, FinishVariant kVariant = FinishVariant::kPlain>
 void product_of_block(Stream& stream, const ProductParams& params) {
   if (params.plan.row_source == RowSource::kRecords || is_plain(params.rows)) {

@@ -129,7 +129,7 @@ __device__ __forceinline__ float block_sum_of(const float* parts, int row) {
   return sum;
 }
 
-// Rows that are normalised are floats.
+// Normalised rows are always float32.
 template <bool kMayBeOdd>
 __device__ __forceinline__ float sum_part(const RowsParams& rows, int64_t source) {
   float sum = 0.0f;

@@ -16,7 +16,7 @@ static_assert(kMaxListed <= kSelectThreads, "a thread sorts one key");
 static_assert(kBins == 2 * kSelectThreads, "a thread scans two bins");
 
 struct SelectShared {
-  uint64_t keys[kMaxListed];  // what list_top found, sorted
+  uint64_t keys[kMaxListed];  // results of list_top, sorted
   uint64_t warp_sums[kSelectWarps];
   uint64_t rank;
   uint64_t before;
@@ -24,7 +24,7 @@ struct SelectShared {
   double sum;
   uint32_t low[kBins];  // weights of bins, in halves: shared memory atomics have 32 bits
   uint32_t high[kBins];
-  float values[kListCapacity];  // what gather found
+  float values[kListCapacity];  // results of gather
   int32_t tokens[kListCapacity];
   int count;
   int bin;

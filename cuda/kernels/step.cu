@@ -1,5 +1,5 @@
-// Commits a step: advances the seats by its tokens and reports; and the changes that the host
-// makes.
+// Commits a step: appends its tokens to the seats and reports. Also applies the host's changes to
+// seats.
 #include <algorithm>
 
 #include "core/step_rules.h"

@@ -169,7 +169,7 @@ struct StepParams {
   StepMemory memory;
   int32_t num_passes;  // of the draft model in this step
   int32_t has_host_drafts;
-  int32_t pass;  // of the draft model: the one to prepare, or that has sampled
+  int32_t pass;  // draft pass to prepare, or that has sampled
 };
 
 // The rows that a pass has.

@@ -67,9 +67,9 @@ struct WeighParams {
 inline constexpr int kWeighSegment = 1024;  // tokens
 inline constexpr int kMaxWeighedVocab = 512 * kWeighSegment;
 
-// The moves of accepted nodes' KV, for AttentionKernels::copy_kv. The KV of the i-th accepted node
-// moves to position base_len + i + 1. It lies at an offset from base_len, which is the node's
-// number for a model that ran the whole tree.
+// The moves of accepted nodes' KV, for AttentionKernels::copy_kv. The i-th accepted node's KV moves
+// to position base_len + i + 1 from an offset from base_len: the node's number, if the model ran
+// the whole tree.
 struct KvMovesParams {
   const int32_t* cu_rows;  // [num_requests + 1]
   AcceptedDrafts accepted;
