@@ -45,7 +45,7 @@ void CudaDeviceStep::allocate() {
   const size_t tree_rows = config_.accepts_trees || grows_trees() ? rows : 0;
   const size_t tree_nodes = config_.accepts_trees || grows_trees() ? seats * nodes : 0;
   const size_t grown = grows_trees() ? seats : 0;
-  const size_t capacity = width * (1 + nodes);  // children of the root and of every node
+  const size_t capacity = width * (1 + nodes);  // children of the root and of each node that runs
   const size_t weighed_rows = is_weighed ? rows : 0;
   const size_t head_rows = has_head() ? rows : 0;
   memory_ = {.state = seats_.state(),

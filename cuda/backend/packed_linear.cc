@@ -239,7 +239,7 @@ void WeightPacker::pack_codes(const WeightView& part, int64_t first_output,
   const int64_t step = std::max<int64_t>(1, kSlotBytes / row_bytes);
   for (int64_t begin = 0; begin < part.rows(); begin += step) {
     const int64_t num_rows = std::min(step, part.rows() - begin);
-    // In the slot: values, scales, mins.
+    // Offsets in the staging memory: values, scales, mins.
     const int64_t scales_at = round_up(num_rows * value_bytes, 16);
     const int64_t mins_at = round_up(scales_at + num_rows * group_bytes, 16);
     const size_t size_bytes = static_cast<size_t>(mins_at + num_rows * group_bytes);
@@ -287,7 +287,7 @@ void WeightPacker::pack_fp8(const WeightView& part, int64_t first_output,
   const int64_t step = std::max<int64_t>(1, kSlotBytes / (value_bytes + 4 + 2 * num_factors));
   for (int64_t begin = 0; begin < part.rows(); begin += step) {
     const int64_t num_rows = std::min(step, part.rows() - begin);
-    // In the slot: values, scales, factors.
+    // Offsets in the staging memory: values, scales, factors.
     const int64_t scales_at = round_up(num_rows * value_bytes, 16);
     const int64_t factors_at = round_up(scales_at + num_rows * 4, 16);
     const size_t size_bytes = static_cast<size_t>(factors_at + num_rows * num_factors * 2);

@@ -70,7 +70,8 @@ class WeightPacker {
   std::unique_ptr<CudaPackedLinear> pack(const PackArgs& args);
 
  private:
-  // Memory of a piece in transit: the host fills one Slot while the device reads the other.
+  // Memory of a piece in transit. There are two: the host fills one while the device reads the
+  // other.
   struct Slot {
     Buffer pinned;
     Buffer device;
@@ -91,7 +92,8 @@ class WeightPacker {
   // The same for formats of 8-bit floats.
   void pack_fp8(const WeightView& part, int64_t first_output, const CudaPackedLinear::Shape& shape,
                 void* packed);
-  // Makes rows of random weights in the slot. Returns false if the part has stored rows to copy.
+  // Makes rows of random weights in the staging memory. Returns false if the part has stored rows
+  // to copy.
   bool make_rows(const WeightView& part, int64_t begin, int64_t count, Slot& slot);
   Slot& next_slot(size_t size_bytes);
 

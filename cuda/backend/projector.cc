@@ -158,7 +158,7 @@ void Projector::run_all_heads(const CudaPackedLinear& weight, const RowsParams& 
                        {.act_dtype = act_dtype_, .finish = finish, .num_rows = rows.num_rows});
 }
 
-// The only function that chooses a kernel, ProductChooser's apart.
+// The only place, besides ProductChooser, that chooses a kernel.
 void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
                          const FinishParams& finish) {
   if (finish.heads.norm_all_heads) return run_all_heads(weight, rows, finish);

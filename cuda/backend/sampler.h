@@ -21,7 +21,7 @@ class DeviceSampler {
   void sample(const SampleArgs& args);
 
  private:
-  // The upload of one call.
+  // The data that one call uploads.
   struct Request {
     std::vector<DeviceSampleRow> rows;
     SampleLists lists;

@@ -139,8 +139,8 @@ std::vector<Stack> StackPool::take(size_t count) {
     for (size_t i = 0; i < missing; ++i) {
       unsigned char* begin = static_cast<unsigned char*>(mapped) + i * stack_bytes();
       mprotect(begin, page_bytes(), PROT_NONE);
-      // Stack tops differ in their offsets from 4 KiB; otherwise the frames of a warp's lanes would
-      // compete for the same few cache lines.
+      // Stack tops have different offsets within 4 KiB; otherwise the frames of a warp's lanes
+      // would compete for the same few cache lines.
       const size_t unused_bytes = i * 9 * 64 % 4096;
       free_.push_back({begin + page_bytes(), stack_bytes() - page_bytes() - unused_bytes});
     }

@@ -197,7 +197,7 @@ class Device {
   virtual double seconds_between(Event& begin, Event& end) = 0;
 };
 
-// The GPU with this index. Throws Unavailable when there is none.
+// The GPU with this index. Throws Unavailable if there is none.
 std::unique_ptr<Device> make_cuda_device(int index);
 
 }  // namespace specdec::cuda

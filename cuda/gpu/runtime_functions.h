@@ -22,8 +22,8 @@ class Functions {
   std::string note() const;
   // Loads the function, allows it the launch's dynamic shared memory, and checks that all blocks
   // that meet fit on the device together. Returns whether it may start before the previous kernel
-  // has ended (LaunchConfig::overlaps_previous): code compiled for GPUs before 9.0 has no wait, on
-  // later GPUs neither, so it must not.
+  // has ended (LaunchConfig::overlaps_previous). Code compiled for GPUs before 9.0 has no wait and
+  // must not, even on later GPUs.
   bool prepare(const KernelLaunch& launch);
   std::optional<KernelResources> resources_of(const void* function) const;
 

@@ -61,8 +61,8 @@ class Rounds {
     return reinterpret_cast<uint32_t*>(links_.mailboxes[at]) + blockIdx.x * kMaxPeers + from;
   }
 
-  // Exchanges flags with the other ranks: they then see what this block has written, and it sees
-  // what they have.
+  // Exchanges flags with the other ranks. After that each rank sees the others' writes from before
+  // it.
   __device__ void meet() const {
     __syncthreads();
     const int other = threadIdx.x;
