@@ -32,6 +32,8 @@ PASSED = ROOT / "tests/passed.json"
 RUNNERS = ["scripts/setup.sh", "scripts/stages.py", "scripts/test.sh"]
 # Never read: the record itself.
 NEVER = [":(exclude)tests/passed.json"]
+# Read by stages that read all documents, and by no build.
+READMES = ["cpp/*.md", "cuda/*.md"]
 # Programs whose versions decide what a stage finds.
 PROGRAMS = [["g++", "--version"], ["cmake", "--version"], [sys.executable, "--version"]]
 
@@ -54,6 +56,8 @@ def output_of(*command: str) -> str:
 def inputs(stage: str) -> frozenset[str]:
     """Paths of the files that a stage reads: tracked ones, and new ones that are not ignored."""
     pathspecs = [*comments(stage, "reads"), *NEVER]
+    if not {".", "*.md"} & set(pathspecs):
+        pathspecs += [f":(exclude){readmes}" for readmes in READMES]
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"]
     read = set(output_of(*command, *pathspecs).split("\0")) - {""}
     return frozenset(read | {*RUNNERS, f"scripts/stages/{stage}.sh"})
