@@ -23,10 +23,10 @@ class BeamSearchParams:
             2 * beam_width likeliest tokens of each: its max_logprobs must allow that.
         max_tokens: tokens of a continuation at most.
         ignore_eos: search on past the end-of-sequence token.
-        temperature: of the requests the search is made of. It changes scores only where the
-            engine's logprobs_mode is a processed one.
+        temperature: the temperature of the engine's requests during the search. It changes scores
+            only where the engine's logprobs_mode is a processed one.
         length_penalty: a continuation's score is its cumulative logprob / length ** length_penalty,
-            the length being that of what follows the prompt; in [-50, 50].
+            where the length does not count the prompt; in [-50, 50].
         include_stop_str_in_output: accepted; `tokens` has the end-of-sequence token either way, as
             in vLLM's LLM.beam_search.
         skip_special_tokens: leave special tokens out of the text.
@@ -65,7 +65,7 @@ class BeamSearchSequence:
         tokens: the prompt and what follows it.
         logprobs: the likeliest tokens of every position after the prompt.
         cum_logprob: the sum of the logprobs of the tokens after the prompt.
-        text: of all tokens; None without a tokenizer.
+        text: the text of all tokens; None without a tokenizer.
         finish_reason: "stop" at the end of a sequence, else "length".
         stop_reason: the token that ended it.
     """
@@ -104,7 +104,7 @@ def beam_search(
 ) -> list[BeamSearchOutput]:
     """The best continuations of each prompt, in order.
 
-    At every token each beam is one request of one token, whose beginning the prefix cache has.
+    Each beam is extended by a request of one token; the prefix cache holds the tokens before.
     `concurrency_limit` is the number of prompts searched at once; None searches all.
     Raises ValueError if a prompt or parameter is bad.
     """
@@ -133,7 +133,7 @@ def _start(engine: Engine, prompt: Prompt, params: BeamSearchParams) -> _Search:
 
 
 def _step(engine: Engine, searches: Sequence[_Search], params: BeamSearchParams) -> bool:
-    """Makes every beam one token longer; returns whether there was one."""
+    """Makes every beam one token longer; returns whether any beam was left."""
     running = [search for search in searches if search.num_steps > 0 and search.beams]
     if not running:
         return False

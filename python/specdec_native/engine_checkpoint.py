@@ -1,4 +1,4 @@
-"""What an engine loads: the checkpoint of its model, its tokenizer and what drafts for it."""
+"""Finds what an engine loads: its model's checkpoint, its tokenizer and its drafters."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from specdec_native.speculation.target_of_head import find_target
 
 @dataclasses.dataclass(frozen=True)
 class EngineCheckpoint:
-    """What was found and loaded.
+    """The files that were found, and the tokenizer that was loaded.
 
     Attributes:
-        directory: the checkpoint's, on this machine.
+        directory: the checkpoint's folder on this machine.
         text: its tokenizer, or why there is none.
-        speculative_config: the caller's, or that of a head that was given in place of its target.
+        speculative_config: the caller's; if a draft head was given as the model, with that head.
     """
 
     directory: Path

@@ -5,7 +5,7 @@
 - CheckpointError (ValueError): a checkpoint is malformed or of an unknown family.
 - OutOfMemory (MemoryError): weights, cache or workspace do not fit.
 - Unavailable (RuntimeError): a device or mode this build or machine does not have.
-- EngineFailed (RuntimeError): an error that is no request's own has ended the engine; make
+- EngineFailed (RuntimeError): an error that concerns no single request has ended the engine; make
   another one.
 - RankFailure (EngineFailed): a rank of an engine on several devices is gone, has failed or did
   not answer in time.
@@ -13,8 +13,8 @@
 - ModelNotFoundError (ValueError, FileNotFoundError): no such file, directory, model or repository.
 - DownloadError (RuntimeError): a download failed, or what arrived is not what was pinned.
 - MissingDependencyError (ImportError): an optional package is needed.
-- RequestError (RuntimeError): requests of one generate() call failed; the others' outputs are in
-  it.
+- RequestError (RuntimeError): requests of one generate() call failed; its `outputs` hold the
+  outputs of the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,9 +56,9 @@ class RequestError(RuntimeError):
     """Requests of one generate() or chat() call failed; the others ran to their end.
 
     Attributes:
-        outputs: of every request, in order. Those that failed hold what there was before, with
-            finish_reason "error".
-        errors: by index in `outputs`, what ended each request that failed.
+        outputs: the output of every request, in order. A failed request has the output up to its
+            failure, with finish_reason "error".
+        errors: the error that ended each failed request, by its index in `outputs`.
     """
 
     def __init__(

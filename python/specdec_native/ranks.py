@@ -22,7 +22,7 @@ from specdec_native import _core
 
 _FIELDS = ("model", "hf_overrides", "tapped_layers", "tap_final_hidden")
 _SPECULATIVE_FIELDS = ("speculative_token_tree", "num_speculative_tokens_per_batch_size")
-_GRACE_SECONDS = 1.0  # in which ranks that were told to end do so
+_GRACE_SECONDS = 1.0  # how long ranks get to end after they were told to
 _PR_SET_PDEATHSIG = 1
 
 
@@ -30,11 +30,11 @@ class StartedRanks(Protocol):
     """The other ranks, where the engine started them."""
 
     def end(self) -> None:
-        """Ends those that have not ended with the engine."""
+        """Ends ranks that are still running after the engine has ended."""
 
 
 class NoRanks:
-    """There are none, or they end by themselves."""
+    """Used where there are no other ranks, or they end by themselves."""
 
     def end(self) -> None:
         """Does nothing."""
@@ -49,7 +49,7 @@ class RankProcesses:
         self._processes = [_RankProcess(group, rank, state) for rank in range(1, num_ranks)]
 
     def end(self) -> None:
-        """Waits until they have ended, and kills those that do not soon (a stopped one, say)."""
+        """Waits until the processes have ended, and kills those that do not end soon."""
         deadline = time.monotonic() + _GRACE_SECONDS
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -84,7 +84,7 @@ class _RankProcess(threading.Thread):
         finally:
             self._is_started.set()
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # it has ended, which shows below
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it has ended: see below
             process.stdin.write(self._state)
         code = process.wait()
         if code != 0:
@@ -112,7 +112,8 @@ def join_ranks(config: _core.EngineConfig) -> StartedRanks:
     if config.distributed_executor_backend == "ray":
         from specdec_native.ray_ranks import RayRanks  # noqa: PLC0415 - optional
 
-        config.num_threads = config.num_threads or 1  # of the node's cores it has what Ray gave it
+        # Ray decided how many of the node's cores this process gets.
+        config.num_threads = config.num_threads or 1
         return RayRanks(config, num_ranks, pickle.dumps(_state_of(config)), serve_rank)
     if not _core.is_leading_rank(config):
         _core.serve_rank(config)
@@ -121,7 +122,7 @@ def join_ranks(config: _core.EngineConfig) -> StartedRanks:
 
 
 def serve_rank(state: bytes, group: str, rank: int) -> None:
-    """The life of a rank: `state` is the pickled configuration of rank 0."""
+    """Runs a rank until the engine ends. `state` is the pickled configuration of rank 0."""
     _core.serve_rank(_config_of(pickle.loads(state)), group, rank)
 
 
@@ -133,7 +134,7 @@ def _state_of(config: _core.EngineConfig) -> dict[str, Any]:
         "speculative": {
             **_options_of(speculative),
             **{name: getattr(speculative, name) for name in _SPECULATIVE_FIELDS},
-            # Only models have shares: an object of the user's stays with rank 0.
+            # Only models are split over ranks: a drafter object of the user's stays with rank 0.
             "drafters": [
                 {} if drafter.method == "custom_class" else _options_of(drafter)
                 for drafter in speculative.drafters
@@ -164,18 +165,18 @@ def _config_of(state: dict[str, Any]) -> _core.EngineConfig:
 def _end_with(parent: int) -> None:
     """Has the kernel kill this process when that process ends, even by kill -9."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent ended before prctl
         raise SystemExit(1)
 
 
 def _main() -> None:
     group, rank = sys.argv[1], int(sys.argv[2])
     _end_with(int(group.partition(":")[0]))
-    # Ctrl-C reaches all processes of a terminal; the engine's says when to end.
+    # Ctrl-C reaches all processes of a terminal; only the engine's process decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         serve_rank(sys.stdin.buffer.read(), group, rank)
-    except _core.Error as error:  # rank 0 has its cause, or is gone
+    except _core.Error as error:  # rank 0 knows the cause, or is gone
         print(f"specdec_native: rank {rank} has ended: {error}", file=sys.stderr)
         raise SystemExit(1) from None
 

@@ -113,7 +113,7 @@ class RayRanks:
 
 
 def resources_of_rank(device: str, num_threads: int) -> dict[str, float]:
-    """What a rank takes of Ray: its threads, or a GPU and the thread that drives it."""
+    """The Ray resources of a rank: its threads, or a GPU and the thread that drives it."""
     if device.startswith("cuda"):
         return {"CPU": 1, "GPU": 1}
     return {"CPU": num_threads or 1}

@@ -14,10 +14,10 @@ from pathlib import Path
 from specdec_native.checkpoints.errors import CheckpointError
 
 CONVERTER_VERSION = 1
-"""Part of every key. Raise it whenever a conversion would write something else than before."""
+"""Part of every key. Raise it whenever a conversion's output changes."""
 
 STAGING_PREFIX = ".staging-"
-"""Of directories in the cache that hold work in progress; forgotten ones are removed later."""
+"""Prefix of cache directories that hold work in progress; abandoned ones are removed later."""
 
 _STAGING_LIFETIME_S = 24 * 3600.0
 

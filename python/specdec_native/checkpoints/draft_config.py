@@ -1,4 +1,4 @@
-"""What config.json says of a checkpoint that drafts, in the spelling of whoever trained it."""
+"""Reads config.json of a draft model or draft head, in the spellings of those who train them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPECULATORS_METHODS = {
     "dspark": "dspark",
     "mtp": "mtp",
 }
-# Parts of "architectures" and of "model_type" that decide; the first that is found.
+# Words in "architectures" and "model_type" that name the method; the first one found decides.
 _METHOD_WORDS = {
     "eagle3": "eagle3",
     "peagle": "eagle3",
@@ -35,14 +35,14 @@ _METHOD_WORDS = {
     "dspark": "dspark",
     "mtp": "mtp",
 }
-# Keys that no other checkpoints have.
+# Keys that only checkpoints of this method have.
 _METHOD_KEYS = {
     "draft_vocab_size": "eagle3",
     "eagle_config": "eagle3",
     "medusa_num_heads": "medusa",
 }
 _TAPS = "eagle_aux_hidden_state_layer_ids"
-# What limits a draft, by method.
+# The key that limits a draft's length, by method.
 _LENGTH_KEYS = {"mlp_speculator": "n_predict", "medusa": "num_heads"}
 # Medusa's own files may state fewer heads than they hold, so this is no limit.
 _STATED_HEADS = "medusa_num_heads"
@@ -50,11 +50,11 @@ _STATED_HEADS = "medusa_num_heads"
 
 @dataclasses.dataclass(frozen=True)
 class DraftConfig:
-    """config.json of a checkpoint that drafts.
+    """config.json of a draft model or draft head.
 
     Attributes:
-        file: it.
-        values: what it holds.
+        file: the path of config.json.
+        values: its content.
     """
 
     file: Path
@@ -62,7 +62,7 @@ class DraftConfig:
 
     @property
     def method(self) -> str | None:
-        """The method it is made for, whether or not there is one; None where it does not say.
+        """The method it is made for, supported or not; None where config.json does not say.
 
         Raises CheckpointError for a kind of speculator nobody knows.
         """
@@ -99,14 +99,14 @@ class DraftConfig:
 
     @property
     def layers(self) -> Mapping[str, Any]:
-        """The part that describes its layers: all of it but in the format of speculators."""
+        """The part that describes its layers: an inner object in speculators' format, else all."""
         nested = self.values.get("transformer_layer_config")
         return nested if isinstance(nested, Mapping) else self.values
 
     @property
     def taps(self) -> list[int] | None:
-        """The layers of the target whose inputs an EAGLE-3 head reads; None for the usual ones,
-        which an empty list means, too."""
+        """The target's layers whose inputs an EAGLE-3 head reads; None for the default layers, as
+        for an empty list."""
         nested = self.values.get("eagle_config")
         outputs = nested.get(_TAPS) if isinstance(nested, Mapping) else None
         for ids, offset in ((self.values.get(_TAPS), 0), (outputs, 1)):
@@ -122,7 +122,7 @@ class DraftConfig:
         return name if isinstance(name, str) and name else None
 
     def longest_draft(self, method: str) -> tuple[str, int] | None:
-        """The key that says how many tokens it can draft at most, and how many; None: any."""
+        """The key that limits how many tokens it can draft, and the limit; None: no limit."""
         key = _LENGTH_KEYS.get(method)
         length = None if key is None else self.values.get(key)
         return (key, length) if key is not None and _is_count(length) else None

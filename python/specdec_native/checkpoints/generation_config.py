@@ -66,12 +66,12 @@ _OFF = {
     "remove_invalid_values": False,
     "token_healing": False,
 }
-"""Values at which what is not there would change nothing, transformers' defaults among them."""
+"""Features this engine lacks, with the values that turn them off (as transformers' defaults do)."""
 
 GENERATION_KEYS = frozenset(
     (*_SAMPLING, *_OFF, *(key for keys in WITHOUT_EFFECT.values() for key in keys))
 )
-"""All keys that are known, which older config.json have, too."""
+"""All known keys. Older models have these keys in config.json."""
 
 
 def sampling_values(config: Mapping[str, Any], source: Path) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from specdec_native.checkpoints.gguf_file import GgufFile
 
 KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
-# Metadata of an architecture that changes no result here, and why. What is in neither table and is
-# not read may change what the model computes, so it is refused.
+# Metadata of an architecture that changes no result here, and why. Keys that are in neither table
+# and are not read may change what the model computes, so they are refused.
 WITHOUT_EFFECT = {
     "vocab_size": "the embedding has that many rows",
     "tensor_data_layout": "it names the order of rows that all files of the architecture have",
@@ -23,7 +23,7 @@ WITHOUT_EFFECT = {
     "rope.scaling.yarn_beta_fast": "YaRN has it, and reads it",
     "rope.scaling.yarn_beta_slow": "YaRN has it, and reads it",
 }
-# Values of metadata at which the model is as if it was not there.
+# Values of metadata that mean the same as leaving the key out.
 _NEUTRAL = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -176,9 +176,9 @@ def _qwen_family(file: GgufFile) -> dict[str, Any]:
     return config
 
 
-# What Gemma 3 has in every size and its GGUF files leave out: each sixth layer sees everything; the
-# largest model, which has this many layers, scales queries by the width that hidden_size leaves a
-# head, not by head_dim.
+# Facts about Gemma 3 that its GGUF files leave out. Each sixth layer attends to the whole context.
+# The largest model, which has this many layers, scales queries by hidden_size / num_heads instead
+# of head_dim.
 _GEMMA3_PATTERN = 6
 _GEMMA3_27B_LAYERS = 62
 
@@ -259,8 +259,8 @@ def _yarn_scaling(file: GgufFile, factor: float) -> dict[str, Any]:
         value = file.hyperparameter(f"rope.scaling.yarn_{key}", kind=float)
         if value is not None:
             scaling[key] = _shortest(value)
-    # The file's attention factor multiplies the one that follows from `factor`; config.json's
-    # replaces it.
+    # In a GGUF file the attention factor multiplies the one derived from `factor`; in config.json
+    # it replaces the derived one.
     attention_factor = float(file.hyperparameter("rope.scaling.attn_factor", 1.0))
     if attention_factor != 1.0:
         scaling["attention_factor"] = attention_factor * (0.1 * math.log(factor) + 1.0)

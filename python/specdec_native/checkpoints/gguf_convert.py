@@ -42,8 +42,8 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "block_sparse_moe.gate",
 }
-# Gemma has four norms in a layer, and llama.cpp adds to all norm weights the one that transformers
-# adds when it runs them.
+# Gemma has four norms in a layer. Its norms multiply by 1 + weight: llama.cpp stores the sum, while
+# transformers adds the 1 when the model runs.
 _GEMMA_LAYER_NAMES = _LAYER_NAMES | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -106,7 +106,7 @@ def _default_dtype(file: GgufFile) -> str:
 
 
 def _quantization_config(file: GgufFile) -> dict[str, Any]:
-    """What config.json says of the integers; nothing where there are none."""
+    """The quantization part of config.json; empty where no matrix is held in integers."""
     types = sorted({t.type_name for t in file.tensors.values() if t.integer_type is not None})
     if not types:
         return {}

@@ -27,8 +27,8 @@ _HEADER_BYTES = 24
 # Bytes of a metadata value by its type; strings (8) and arrays (9) say their length.
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
-# The reader takes about a microsecond and a hundred bytes an element. Vocabularies have less than
-# a million.
+# The reader takes about a microsecond and a hundred bytes per element. Vocabularies have fewer than
+# a million elements.
 _MAX_ARRAY_ELEMENTS = 1 << 22
 _CHUNK_ELEMENTS = 1 << 22  # 16 MiB as float32: large enough to vectorise, small beside any model
 
@@ -221,7 +221,7 @@ def _is(value: Any, kind: type) -> bool:
 
 class _MetadataCheck:
     """Walks over metadata and tensor infos and compares every length with the size of the file: the
-    reader believes them, and would go on past the end of the file for as long as they say."""
+    reader trusts the lengths and would read on past the end of the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -287,8 +287,8 @@ class _MetadataCheck:
 
 @contextlib.contextmanager
 def _header_copy(file: BinaryIO, header: bytes) -> Iterator[str]:
-    """The path of a file in memory with all that precedes the tensors, for the reader, which maps
-    what it reads. It is as long as the original, without taking memory for the rest."""
+    """The path of an in-memory file that holds all bytes before the tensors. The reader maps the
+    file, so it is as long as the original, but its tail is a hole that takes no memory."""
     file.seek(_HEADER_BYTES)
     _MetadataCheck(file).run(*struct.unpack("<QQ", header[8:]))
     header_bytes = file.tell()

@@ -55,7 +55,7 @@ def quantize_int8(values: npt.NDArray[np.float32]) -> Integers:
     groups = values.reshape(len(values), -1, GROUP)
     largest = np.abs(groups).max(axis=2)
     scales = (largest / 127).astype(np.float16)
-    # Tiny scales are coarse; one that was rounded down far would cut the largest value off.
+    # Tiny float16 scales are coarse; a scale rounded down too far would clip the largest value.
     cuts = scales.astype(np.float32) * np.float32(127.5) < largest
     scales[cuts] = np.nextafter(scales[cuts], np.float16(np.inf))
     divisors = np.where(scales > 0, scales, 1).astype(np.float32)[..., np.newaxis]

@@ -289,7 +289,7 @@ def _unknown_token(vocabulary: _Vocabulary) -> str | None:
 
 
 def _frame(file: GgufFile, vocabulary: _Vocabulary) -> Any:
-    """What surrounds every text: the first and last token the file asks for; None for neither."""
+    """The first and last token that the file wants around every text; None for neither."""
     sentencepiece = file.get("tokenizer.ggml.model", kind=str) == "llama"
     rule = file.get("tokenizer.ggml.pre", kind=str)
     # Files from before these keys existed rely on what their kind of tokenizer always did.

@@ -1,4 +1,4 @@
-"""Takes out of a draft head what its target holds as well, and puts it back."""
+"""Removes from a draft head the tensors that its target also holds, and restores them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Rows = npt.NDArray[np.int64]
 
 _TARGET_HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # the second where they are tied
 OUTPUT_MATRIX = re.compile(r"lm_head\.weight|(medusa_heads\.)?(lm_heads\.\d+|\d+\.\d+)\.weight")
-"""Names of the output heads of EAGLE, vLLM's Medusa and Medusa's own code."""
+"""Names of the LM heads in EAGLE, in vLLM's Medusa and in Medusa's own code."""
 
 
 def sha256_of(file: Path) -> str:
-    """Of a file's bytes, in hexadecimal digits."""
+    """SHA-256 of a file's bytes, in hexadecimal digits."""
     digest = hashlib.sha256()
     with file.open("rb") as source:
         while block := source.read(1 << 20):
@@ -66,7 +66,7 @@ def scored_tokens(tensors: Mapping[str, StoredTensor], vocab_size: int) -> Rows:
 
 
 class TargetHead:
-    """The output head of a target's checkpoint: [vocabulary, hidden size]."""
+    """The LM head of a target's checkpoint: [vocabulary, hidden size]."""
 
     def __init__(self, directory: Path) -> None:
         tensors = open_checkpoint(directory)
@@ -157,9 +157,9 @@ def _rows_for(
 
 
 def without_borrowed(source: Path, target: Path) -> tuple[list[TensorSpec], tuple[str, ...], str]:
-    """The tensors of a head in bfloat16 but those that its target holds as well.
+    """The tensors of a head in bfloat16, except those that its target also holds.
 
-    Returns what to write, the names of what was left out, and the digest of these rows.
+    Returns the tensors to write, the names of those left out, and the digest of their rows.
     Raises CheckpointError for files that cannot be read.
     """
     tensors = open_checkpoint(source)

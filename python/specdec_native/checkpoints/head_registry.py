@@ -1,7 +1,7 @@
 """The draft heads that come with this package, by name.
 
 A head's files are in heads/NAME beside this folder: config.json and model.safetensors without the
-matrices that are rows of its target's output head, which its training left as they are.
+matrices that are rows of its target's LM head: training did not change these.
 `head_files` puts these back. `scripts/pack_head.py` makes both the files and the row below.
 """
 
@@ -19,12 +19,12 @@ class RegistryHead:
 
     Attributes:
         name: by which a user asks for it.
-        method: of speculation.
+        method: the speculation method.
         target: the name of the known model that it was trained for.
         description: what it is, for a list.
-        sha256: of the shipped model.safetensors.
-        borrowed: names of the tensors that are rows of the target's output head.
-        rows_sha256: of these rows in bfloat16, as they were in training.
+        sha256: the digest of the shipped model.safetensors.
+        borrowed: names of the tensors that are rows of the target's LM head.
+        rows_sha256: the digest of these rows in bfloat16, as they were in training.
     """
 
     name: str
@@ -37,7 +37,7 @@ class RegistryHead:
 
     @property
     def directory(self) -> Path:
-        """Of the shipped files; config.json in it is that of the whole head."""
+        """The folder of the shipped files. Its config.json describes the complete head."""
         return DIRECTORY / self.name
 
 

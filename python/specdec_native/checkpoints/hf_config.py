@@ -1,4 +1,4 @@
-"""config.json as Python sees it, with what a user puts over it."""
+"""config.json as a Python object, with the user's overrides applied."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_hf_overrides(overrides: Any) -> None:
 
 
 def overrides_json(directory: Path, overrides: HfOverrides) -> str:
-    """What the core puts over config.json. Raises ValueError naming what JSON cannot hold."""
+    """The overrides as JSON for the core. Raises ValueError naming what JSON cannot hold."""
     changed = load_hf_config(directory, overrides)
     try:
         return json.dumps(_patch(load_hf_config(directory, None), changed))
@@ -64,7 +64,7 @@ def overrides_json(directory: Path, overrides: HfOverrides) -> str:
 
 
 def _patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The updates that make `after` of `before`."""
+    """The updates that turn `before` into `after`."""
     updates: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
     for key, value in after.items():
         old = before.get(key)

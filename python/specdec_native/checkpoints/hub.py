@@ -86,10 +86,10 @@ def resolve_model(
         one GGUF file; a GGUF file; a known model or draft head in any case; or a hub id. What is
         not safetensors is converted once into the cache and found there afterwards.
     revision: branch, tag or commit on the hub.
-    dtype: of the engine. What a GGUF file holds in floating point is converted to bfloat16 unless
-        this is "float32" or its matrices are. Known models are always bfloat16.
-    quantization: of the engine. With "none" the integers of a GGUF file become floating point, too;
-        otherwise they stay integers, which only this package reads.
+    dtype: the engine's dtype. Floating-point tensors of a GGUF file are converted to bfloat16
+        unless this is "float32" or the file's matrices are. Known models are always bfloat16.
+    quantization: the engine's quantization. With "none" the integers of a GGUF file become floating
+        point, too; otherwise they stay integers, which only this package reads.
     weights: False if config.json and the tokenizer are all that is needed.
     progress: told how far downloads and conversions are.
 
@@ -213,7 +213,7 @@ def _convert_gguf_file(path: Path, gguf: GgufOptions, progress: ProgressCallback
     )
 
 
-# The converters bring numpy: 20 MB that a checkpoint which needs none does without.
+# The converters import numpy (20 MB), so they are imported only where a checkpoint needs one.
 
 
 def _convert_torch(source: Path, target: Path, progress: ProgressCallback | None) -> None:

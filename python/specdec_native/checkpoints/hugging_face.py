@@ -34,7 +34,7 @@ class HubUnreachableError(DownloadError):
 
 
 def hub_installed() -> bool:
-    """Whether huggingface_hub can be imported; it is not imported yet."""
+    """Whether huggingface_hub can be imported. This does not import it."""
     return importlib.util.find_spec("huggingface_hub") is not None
 
 
@@ -130,9 +130,9 @@ def _list_files(repo_id: str, revision: str | None) -> dict[str, int]:
 def _wanted_files(
     repo_id: str, files: dict[str, int], with_weights: bool, download: Callable[[str], Path]
 ) -> list[str]:
-    """Configuration and tokenizer files, and one form of the weights: safetensors if there are.
+    """Configuration and tokenizer files, and one form of the weights: safetensors if available.
 
-    `download` brings an index, which says where the weights are.
+    `download` fetches an index, which names the weight files.
     """
     root = [name for name in files if "/" not in name]
     small = [name for name in root if name.endswith(_SMALL_FILES)]

@@ -20,7 +20,7 @@ NOT_WEIGHTS = (
 )
 """Files that training leaves beside the weights."""
 
-# What goes with the weights of a checkpoint that is converted.
+# Files that a conversion copies beside the weights.
 _COMPANIONS = (
     "*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.txt", "*.model", "LICENSE*",
     "README.md",
@@ -36,7 +36,9 @@ class CheckpointKind(Enum):
 
 
 def checkpoint_kind(directory: Path) -> CheckpointKind | None:
-    """How `directory` holds a model, the form that needs no conversion first; None: it does not.
+    """The form in which `directory` holds a model; None: it holds none.
+
+    Where there are several forms, the one that needs no conversion is preferred.
 
     Raises CheckpointError if an index names a file that is missing.
     """
@@ -47,7 +49,7 @@ def checkpoint_kind(directory: Path) -> CheckpointKind | None:
         return CheckpointKind.TORCH
     if gguf_files(directory):
         return CheckpointKind.GGUF
-    # Draft heads come under other names, too.
+    # Weights of draft heads may have other file names.
     if has_config and _only_file(directory, ".safetensors"):
         return CheckpointKind.SAFETENSORS
     return CheckpointKind.TORCH if has_config and torch_files(directory) else None
@@ -93,7 +95,7 @@ def _named_torch_files(directory: Path) -> list[Path]:
 
 
 def _only_file(directory: Path, ending: str) -> list[Path]:
-    """The file with weights, where there is one with this ending and no other."""
+    """The weight file with this ending, if there is exactly one; else an empty list."""
     files = [file for file in directory.glob(f"*{ending}") if file.name not in NOT_WEIGHTS]
     return files if len(files) == 1 else []
 

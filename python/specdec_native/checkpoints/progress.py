@@ -1,4 +1,4 @@
-"""How long work reports itself: one callback, called from the thread that called in."""
+"""How long-running work reports progress: one callback, called from the caller's own thread."""
 
 from __future__ import annotations
 

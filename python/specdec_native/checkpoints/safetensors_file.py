@@ -30,7 +30,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file. `begin` is the place of its first byte in the file."""
+    """One tensor of a file. `begin` is the offset of its first byte in the file."""
 
     name: str
     dtype: str
@@ -39,7 +39,7 @@ class StoredTensor:
     begin: int
 
     def values(self) -> npt.NDArray[Any]:
-        """All values, read from the disk as they are used; bits of bfloat16."""
+        """All values, read from the disk as they are used; bfloat16 as uint16 bits."""
         dtype = np.dtype(_NUMPY_TYPES[self.dtype])
         if math.prod(self.shape) == 0:
             return np.zeros(self.shape, dtype)
@@ -87,7 +87,7 @@ def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
 
 
 def spec_of(name: str, dtype: str, values: npt.NDArray[Any]) -> TensorSpec:
-    """A tensor to write with these values; of bfloat16 their bits."""
+    """A tensor to write with these values; bfloat16 values are given as their bits."""
 
     def chunks() -> Iterator[npt.NDArray[np.generic]]:
         yield values

@@ -33,7 +33,7 @@ _DTYPE_CODES = {
 }  # fmt: skip
 
 
-# A layer that a model uses several times is written as often as it has names: ALBERT's 24 times.
+# A layer that a model uses several times is written once per name: ALBERT's layer 24 times.
 _MOST_COPIES = 64
 
 
@@ -83,7 +83,7 @@ def _import_torch() -> Any:
 
 
 def _specs(file: Path) -> tuple[list[TensorSpec], bool]:
-    """(what to write of a file, whether its output projection is its embedding)."""
+    """(tensors of a file to write, whether its output projection is its embedding)."""
     torch = _import_torch()
     try:
         tensors = _load_mapped(torch, file)
@@ -99,7 +99,7 @@ def _specs(file: Path) -> tuple[list[TensorSpec], bool]:
         raise CheckpointError("it is not a dictionary from names to tensors", file)
     specs = [_spec(file, name, tensor) for name, tensor in tensors.items()]
     embeddings = {_memory(t) for name, t in tensors.items() if name.endswith(_EMBEDDING)}
-    # EAGLE's heads, known by their fusion, borrow from the target what they leave out.
+    # EAGLE heads, recognised by their fusion matrix, borrow missing matrices from the target.
     borrows = _FUSION in tensors
     heads = [] if borrows else [name for name in tensors if name.endswith(_HEAD)]
     tied = [name for name in heads if _memory(tensors[name]) in embeddings]
@@ -143,7 +143,7 @@ def _bytes_of(file: Path, tensor: Any) -> Callable[[], Iterator[npt.NDArray[np.g
 
     def make() -> Iterator[npt.NDArray[np.generic]]:
         torch = _import_torch()
-        # torch maps the file, and touching what has been cut off it would end the process.
+        # torch maps the file: touching pages past a truncated end would kill the process.
         if file.stat().st_size != size:
             raise CheckpointError("the file has changed while it was being converted", file)
         plain = tensor.detach().resolve_neg().contiguous()

@@ -1,1 +1,1 @@
-"""What every other folder may use: checks of values, the log, progress, limits."""
+"""Helpers that every other folder may use: checks of values, the log, progress, limits."""

@@ -64,7 +64,7 @@ def check_number(
 
 
 def check_integer(name: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
-    """`value` as an int in [minimum, maximum]; whatever counts as one, but no bool."""
+    """`value` as an int in [minimum, maximum]. Any integer type is accepted, except bool."""
     value = _plain(value)
     try:
         if isinstance(value, bool):
@@ -89,7 +89,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_text(name: str, value: str) -> str:
-    """`value`, when it can be encoded: half of a surrogate pair is no character."""
+    """`value`. Raises where it cannot be encoded: half of a surrogate pair is no character."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -108,15 +108,15 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """The beginning of how `value` is written."""
+    """The beginning of repr(value), for an error message."""
     try:
         return f"{value!r:.80}"
-    except Exception:  # Python refuses to write long integers, and whatever a user's class does
+    except Exception:  # Python refuses to write long integers; a user's __repr__ may raise
         return f"a value of type {type(value).__name__}"
 
 
 def close_matches(name: object, known: Sequence[str]) -> str:
-    """A question that offers the known names most like `name`; empty where none is."""
+    """A question that offers the known names most like `name`; empty where none is similar."""
     close = difflib.get_close_matches(str(name), known, n=3)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
 

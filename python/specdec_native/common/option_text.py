@@ -1,4 +1,4 @@
-"""What help texts and documents say of an option of the core."""
+"""Describes an option of the core for help texts and documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specdec_native import _core
 def help_line(
     option: _core.Option, maximum: float | None = None, *, absent: str = "None for"
 ) -> str:
-    """What it does, its range and what happens without it, without a full stop.
+    """Its effect, its range and its default behaviour, without a full stop.
 
     `maximum` is a limit beside the core's. `absent` are the words for leaving the option out.
     """

@@ -1,7 +1,7 @@
 """Progress on standard error: bars where there is a terminal to show them, else lines of a log.
 
 The log is `specdec_native.progress`, which the command line shows. A bar's name and counts are
-whole at every width; what is said beside them is cut where there is no room.
+whole at every width; the text beside them is cut where there is no room.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg] # no class
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line to what sys.stderr is now: a bar puts itself in its place."""
+        """Writes a line to the current sys.stderr, which a bar replaces while it is shown."""
         self.setStream(sys.stderr)
         super().emit(record)
 
@@ -49,7 +49,7 @@ def log_progress() -> None:
 
 
 class Countable(Protocol):
-    """What a bar counts: a request."""
+    """A thing that a bar counts, such as a request."""
 
     @property
     def finished(self) -> bool:
@@ -61,10 +61,10 @@ class Countable(Protocol):
 
 
 class ProgressBar(Protocol):
-    """What generate() reports to, every BAR_SECONDS and at the end."""
+    """The bar that generate() updates every BAR_SECONDS and at the end."""
 
     def update(self, requests: Sequence[Countable]) -> None:
-        """Shows how far the requests are."""
+        """Shows the requests' progress."""
 
     def close(self) -> None:
         """Takes the bar away."""
@@ -133,7 +133,7 @@ class _RichBar:
 
 
 class StepBar(Protocol):
-    """What the steps of a long run are shown by."""
+    """Shows the steps of a long run."""
 
     def update(self, done: int, text: str) -> None:
         """`done` steps are done; `text` says how they went."""
@@ -143,7 +143,7 @@ class StepBar(Protocol):
 
 
 def make_step_bar(name: str, total: int) -> StepBar:
-    """A bar over `total` steps, 0 where their number is not known.
+    """A bar over `total` steps; 0 if their number is not known.
 
     Where there is no terminal, a line is logged every LINE_SECONDS.
     """
@@ -248,7 +248,7 @@ def _rich_bars(
 ) -> rich.progress.Progress:
     """Bars on standard error that leave nothing behind. Raises ImportError.
 
-    A bar's name and the first of its figures are never cut; its field `text` is what is cut first.
+    A bar's name and its first figure are never cut; its field `text` is cut first.
     """
     import rich.console  # noqa: PLC0415 - optional
     import rich.progress  # noqa: PLC0415

@@ -1,1 +1,1 @@
-"""The options of an engine: read and checked, and what they came to."""
+"""The options of an engine: read, checked and resolved."""

@@ -18,7 +18,7 @@ OPTIONS: dict[str, _core.Option] = {option.name: option for option in _core.Engi
 
 _SEED_MASK = 2**64 - 1
 _DTYPES = {"float": "float32", "half": "float16"}
-_NOT_ZERO = ("max_num_seqs", "max_num_batched_tokens")  # for which vLLM refuses 0
+_NOT_ZERO = ("max_num_seqs", "max_num_batched_tokens")  # vLLM refuses 0 for these
 
 
 def make_config(options: Mapping[str, Any]) -> _core.EngineConfig:

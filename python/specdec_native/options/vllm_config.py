@@ -1,4 +1,4 @@
-"""What was resolved for an engine, under vLLM's names: `vllm_config.model_config.max_model_len`."""
+"""An engine's resolved options under vLLM's names: `vllm_config.model_config.max_model_len`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModelConfig:
         return self.hf_config
 
     def get_vocab_size(self) -> int:
-        """Rows of the output head."""
+        """Rows of the LM head."""
         return self.info.vocab_size
 
     def get_hidden_size(self) -> int:
@@ -92,7 +92,7 @@ class SpeculativeConfig(HfConfig):
 
 @dataclasses.dataclass(frozen=True)
 class VllmConfig:
-    """All of it. `speculative_config` is None where the engine does not speculate."""
+    """All resolved options. `speculative_config` is None where the engine does not speculate."""
 
     model_config: ModelConfig
     cache_config: CacheConfig

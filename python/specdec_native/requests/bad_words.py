@@ -1,4 +1,4 @@
-"""From the bad words of requests to the core's automata of them."""
+"""Compiles the bad words of requests into the core's automata."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specdec_native.requests.sampling_params import SamplingParams
 from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.text.tokenizer import Tokenizer
 
-_MAX_KEPT = 16  # automata, of at most some 80 bytes a byte of their words
+_MAX_KEPT = 16  # automata; each takes up to about 80 bytes per byte of its words
 _MAX_KEPT_TEXTS = 4  # lists of what each token of the vocabulary adds to a text
 _MAX_BYTES = 1 << 18  # of a request's words
 
@@ -19,9 +19,9 @@ _MAX_BYTES = 1 << 18  # of a request's words
 def without_bad_choices(
     params: StructuredOutputsParams, words: Sequence[str]
 ) -> StructuredOutputsParams:
-    """Leaves choices out that hold a word: one that is begun cannot end in another way.
+    """Drops choices that contain a bad word: an answer that begins such a choice has to finish it.
 
-    Raises ValueError where none is left.
+    Raises ValueError where no choice is left.
     """
     if params.choice is None or not words:
         return params
@@ -50,7 +50,7 @@ class BadWordsCompiler:
         self._compiled = functools.lru_cache(_MAX_KEPT)(self._compile)
 
     def compile(self, params: SamplingParams) -> _core.BadWords:
-        """The automaton of `params.bad_words` in answers as `params` show them.
+        """The automaton of `params.bad_words` for answer texts that `params` describe.
 
         As in vLLM, spaces in front of a word do not count. Raises ValueError naming bad_words.
         """
@@ -66,7 +66,7 @@ class BadWordsCompiler:
         return self._compiled(texts, frozenset(hidden))
 
     def _unshown_ends(self, params: SamplingParams) -> Sequence[int]:
-        """Tokens that end an answer and are no part of its text: it may end by any of them."""
+        """Tokens that may end an answer and are not part of its text."""
         if params.include_stop_str_in_output:
             return ()
         # A grammar ends by an end token in any case.

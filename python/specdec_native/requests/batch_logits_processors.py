@@ -1,8 +1,8 @@
-"""Logits processors that are classes for a batch, as vLLM's are: LLM(logits_processors=[...]).
+"""Logits processor classes that work on a batch, as vLLM's do: LLM(logits_processors=[...]).
 
-The engine asks for one row at a time, in any order, and for drafted tokens, too. So a processor is
-shown a batch of one request, which is new for every row: what it knows of a request has to follow
-from the parameters, the prompt and the tokens that it is shown.
+The engine processes one row at a time, in any order, drafted tokens included. So a processor sees a
+batch of one request, which is new for every row: its state has to follow from the parameters, the
+prompt and the output tokens that it is given with the row.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class MoveDirectionality(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class BatchUpdate:
-    """What has changed in a batch, in the order in which it is to be taken in.
+    """The changes of a batch, in the order in which a processor has to apply them.
 
     Attributes:
-        batch_size: requests.
+        batch_size: number of requests.
         removed: rows of requests that have left.
-        added: row, SamplingParams, prompt's token ids and output's of those that have come.
-        moved: rows from and to.
+        added: row, SamplingParams, prompt token ids and output token ids of each new request.
+        moved: the rows before and after of requests that have moved.
     """
 
     batch_size: int
@@ -46,7 +46,7 @@ class BatchUpdate:
 
 
 class LogitsProcessor:
-    """What vLLM's processors are derived from.
+    """The base class that vLLM's processors derive from.
 
     update_state() is told of the requests; apply() then changes the logits, a torch tensor
     [requests, vocabulary] in float32.
@@ -57,14 +57,14 @@ class LogitsProcessor:
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Raises ValueError for parameters of a request that it cannot meet."""
+        """Raises ValueError for parameters of a request that it cannot apply."""
 
     def is_argmax_invariant(self) -> bool:
-        """Whether the likeliest token stays so; then it comes after the temperature."""
+        """Whether it never changes which token is likeliest; then it runs after the temperature."""
         raise NotImplementedError
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Takes in what has changed; None for nothing."""
+        """Applies the changes of the batch; None if nothing changed."""
         raise NotImplementedError
 
     def apply(self, logits: Any) -> Any:
@@ -73,7 +73,7 @@ class LogitsProcessor:
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """A processor made of functions of one row, which new_req_logits_processor() gives."""
+    """A processor made of functions for one row each; new_req_logits_processor() makes them."""
 
     def __init__(self, vllm_config: VllmConfig, device: Any, is_pin_memory: bool) -> None:
         super().__init__(vllm_config, device, is_pin_memory)
@@ -133,7 +133,7 @@ def _put(entries: dict[int, Any], row: int, state: Any) -> None:
 
 
 class BatchOfOne:
-    """A processor of vLLM's as functions of one row."""
+    """Turns a vLLM processor into functions of one row."""
 
     def __init__(self, processor_class: type[Any], vllm_config: VllmConfig) -> None:
         import torch  # noqa: PLC0415 - optional
@@ -142,9 +142,9 @@ class BatchOfOne:
         self._processor = processor_class(vllm_config, torch.device("cpu"), False)
 
     def function_of(self, params: Any) -> RequestLogitsProcessor | None:
-        """What it does to a row of a request with these SamplingParams; None for nothing.
+        """The function for rows of a request with these SamplingParams; None if it does nothing.
 
-        Raises ValueError where it refuses them.
+        Raises ValueError where the processor refuses the parameters.
         """
         self._class.validate_params(params)
         keeps_argmax = self._processor.is_argmax_invariant()
@@ -166,7 +166,7 @@ class BatchOfOne:
 
 
 def processor_classes(given: Any) -> list[type[Any]]:
-    """The classes of LLM's `logits_processors`: themselves, or "module:Class".
+    """The classes that LLM's `logits_processors` names: a class itself, or "module:Class".
 
     Raises ValueError for anything else.
     """

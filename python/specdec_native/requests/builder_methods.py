@@ -1,4 +1,4 @@
-"""Methods of engines that their RequestBuilder answers."""
+"""Methods of engines that forward to their RequestBuilder."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class BuilderMethods:
         return list(self._builder.eos_token_ids)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What generate() uses without sampling_params: the values of generation_config.json."""
+        """What generate() takes without sampling_params: values of generation_config.json."""
         return self._builder.default_params()
 
     def generation_defaults(self) -> GenerationDefaults:
-        """What a server gives requests that bring nothing themselves."""
+        """A server's defaults for requests that do not set their own sampling parameters."""
         return self._builder.generation_defaults()
 
     def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> Prompt:

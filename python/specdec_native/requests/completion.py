@@ -1,4 +1,4 @@
-"""One completion of a request under way: what the core reported, and what of it was shown."""
+"""One running completion of a request: what the core reported, and how much was shown."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Completion:
         self._cumulative_logprob = None if params.logprobs is None else 0.0
 
     def resume(self, token_ids: Sequence[int]) -> None:
-        """Begins behind tokens whose logprobs are elsewhere."""
+        """Starts after tokens that were generated elsewhere; their logprobs are not here."""
         self.token_ids.extend(token_ids)
         if self._detokenizer is not None:
             self._detokenizer.extend(token_ids)
@@ -74,7 +74,7 @@ class Completion:
                 self._logprobs.append({})
 
     def apply(self, part: _core.CompletionOutput) -> None:
-        """Takes in what a step reported of it."""
+        """Adds what a step reported about this completion."""
         if part.acceptance is not None:
             self.acceptance = part.acceptance
         self._tapped_states = part.tapped_states
@@ -103,7 +103,7 @@ class Completion:
             self.finish(part.finish_reason, part.stop_token_id)
 
     def _texts_of(self, entries: Sequence[_core.Logprob]) -> list[str | None]:
-        """The texts of the next position's tokens, of which the first one is the completion's."""
+        """The texts of the next position's tokens. The first token is the one that was chosen."""
         lengths = None if self._detokenizer is None else self._detokenizer.lengths
         if self._texts is None or lengths is None:
             return [None] * len(entries)
@@ -115,30 +115,30 @@ class Completion:
         return [*texts]
 
     def finish(self, reason: str, stop_reason: int | str | None) -> None:
-        """Ends it; what its text held back is certain now."""
+        """Ends the completion; text that was held back becomes final."""
         self.finish_reason = reason
         self._stop_reason = stop_reason
         if self._detokenizer is not None:
             self._detokenizer.finish()
 
     def recorded_steps(self) -> list[DraftStep] | None:
-        """What its steps drafted, once it has ended; None where nothing was to be recorded."""
+        """What its steps drafted; None before the end, or if nothing was to be recorded."""
         return None if self.finish_reason is None else self._draft_steps
 
     def has_news(self, shown: Shown, interval: int) -> bool:
-        """Whether it has so many tokens that were not shown, its first or its end."""
+        """Whether there are `interval` tokens to show, or the first token, or the end."""
         if self.finish_reason is not None:
             return not shown.end
         num_new = len(self.token_ids) - shown.num_tokens
         return num_new >= interval or (num_new > 0 and shown.num_tokens == 0)
 
     def show(self) -> Shown:
-        """What a consumer has seen who sees everything that is certain."""
+        """The `Shown` of a consumer that has seen all final text and tokens."""
         num_chars = 0 if self._detokenizer is None else self._detokenizer.num_certain_chars()
         return Shown(len(self.token_ids), num_chars, self.finish_reason is not None)
 
     def output(self, shown: Shown, now: Shown) -> CompletionOutput:
-        """What there is beyond what was shown; `now` is show()."""
+        """The output between `shown` and `now`, which is show()."""
         text = ""
         if self._detokenizer is not None:
             text = self._detokenizer.text[shown.num_chars : now.num_chars]
@@ -159,7 +159,7 @@ class Completion:
         )
 
     def _trees_between(self, begin: int, end: int) -> list[DraftTree] | None:
-        """Those of steps whose first token is among the tokens [begin, end)."""
+        """The draft trees of steps whose first token is among the tokens [begin, end)."""
         if self._draft_trees is None:
             return None
         return [tree for tree in self._draft_trees if begin <= tree.num_tokens < end]

@@ -1,4 +1,4 @@
-"""From SamplingParams to the core's, which know token ids only."""
+"""Converts SamplingParams to the core's, which know token ids only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SEED_MASK = 2**64 - 1
 
 
 def to_core_params(params: SamplingParams, *, eos_token_ids: Sequence[int]) -> _core.SamplingParams:
-    """The half of the sampling parameters that the core applies."""
-    core = _core.SamplingParams(max_tokens=0)  # where None leaves it: no limit
+    """The sampling parameters that the core applies."""
+    core = _core.SamplingParams(max_tokens=0)  # 0 is no limit, as None is in Python
     for option in _core.SamplingParams.options:
         value = getattr(params, option.name, None)
         if value is not None and "list" not in option.type and option.name != "seed":
-            is_integer = option.type.startswith("int")  # more than 32 bits hold is no limit
+            is_integer = option.type.startswith("int")  # values over 32 bits mean no limit
             setattr(core, option.name, min(value, INT32_MAX) if is_integer else value)
     core.seed = None if params.seed is None else params.seed & _SEED_MASK
     core.logit_bias = sorted((params.logit_bias or {}).items())

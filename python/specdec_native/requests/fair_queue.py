@@ -1,4 +1,4 @@
-"""In which order the completions of several callers come into the engine: each caller in turn."""
+"""Decides in which order completions of several callers enter the engine: each caller in turn."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from specdec_native import _core
 from specdec_native.requests.request import Request
 
-_KEPT_FREE = 4  # further completions leave a quarter of the seats to callers who are to come
+_KEPT_FREE = 4  # a quarter of the seats stays free for callers to come
 
 
 class Part:
     """Some completions of a request, which the core runs as a request of its own.
 
     Attributes:
-        number: its name in the core.
-        completions: their indices in the request.
-        share: its caller's, while there is one.
-        num_new_tokens: of the prompt, and of an answer that goes on, which no earlier part has
-            brought.
+        number: the request's name in the core.
+        completions: indices of the completions in the request.
+        share: its caller's share, as long as it exists.
+        num_new_tokens: tokens of the prompt and of a resumed answer; 0 if an earlier part of the
+            same request brought these.
     """
 
     def __init__(
@@ -40,25 +40,25 @@ class Part:
         self._is_begun = False
 
     def prepared(self) -> _core.PreparedRequest:
-        """What the core is given."""
+        """The request as the core receives it."""
         return self.request.prepared.part(self.completions.start, len(self.completions))
 
     def take_ended(self) -> int:
-        """Its completions that have ended since the last call."""
+        """The number of its completions that have ended since the last call."""
         num_running = self.request.num_running(self.completions)
         num_ended, self._num_running = self._num_running - num_running, num_running
         return num_ended
 
     def take_begun(self) -> int:
-        """num_new_tokens, when it is called for the first time."""
+        """num_new_tokens at the first call, then 0."""
         num_tokens, self._is_begun = 0 if self._is_begun else self.num_new_tokens, True
         return num_tokens
 
 
 class Share:
-    """The requests of one caller, which the engine is given a part at a time.
+    """The requests of one caller. They enter the engine a part at a time.
 
-    What runs of them is aborted when the share is dropped.
+    Its running parts are aborted when the share is dropped.
     """
 
     def __init__(self, requests: Sequence[Request]) -> None:
@@ -69,7 +69,7 @@ class Share:
         self._next = 0
 
     def next_request(self) -> Request | None:
-        """The first request with completions that the engine was not given."""
+        """The first request with completions that have not entered the engine."""
         while self._next < len(self.requests) and self.requests[self._next].num_left == 0:
             self._next += 1
         return self.requests[self._next] if self._next < len(self.requests) else None
@@ -78,9 +78,10 @@ class Share:
 class FairQueue:
     """Keeps a caller with thousands of completions from holding up all others.
 
-    The engine gets the first completion of every caller at once. Further ones follow while three
-    quarters of its seats are not taken, and while the prompts it was given and has not run are less
-    than a step. Next is the caller who has the fewest in the engine. Threads share it.
+    The first completion of every caller enters the engine at once. Further completions follow while
+    less than three quarters of the engine's seats are taken, and while the prompts that it has not
+    run yet are less than a step. The caller with the fewest completions in the engine is next.
+    Threads share the queue.
     """
 
     def __init__(
@@ -89,17 +90,17 @@ class FairQueue:
         max_num_seqs: int,
         max_num_batched_tokens: int,
     ) -> None:
-        """`start` gives parts to the engine: all or, where it raises, none."""
+        """`start` hands parts to the engine: all of them or, if it raises, none."""
         self._start = start
         self._most_running = max(1, max_num_seqs - max(1, max_num_seqs // _KEPT_FREE))
         self._most_tokens = max_num_batched_tokens
         self._lock = threading.Lock()
         self._num_running = 0
-        self._num_tokens = 0  # of prompts that the engine has reported nothing of
+        self._num_tokens = 0  # in prompts of parts that the engine has not reported yet
         self._waiting: list[weakref.ref[Share]] = []
 
     def enter(self, share: Share) -> None:
-        """Starts what may start of it, at least one completion. Raises what `start` does."""
+        """Starts as many completions as may start, at least one. Raises what `start` does."""
         with self._lock:
             parts: list[Part] = []
             room, tokens = self._room()
@@ -114,7 +115,10 @@ class FairQueue:
                 self._waiting.append(weakref.ref(share))
 
     def leave(self, share: Share) -> list[Request]:
-        """Starts no more of it, and aborts what runs. Returns requests that end with that."""
+        """Starts no more of the share and aborts its running parts.
+
+        Returns the requests that have ended because of that.
+        """
         with self._lock:
             self._waiting = [other for other in self._waiting if other() is not share]
             ended = [request for request in share.requests if request.abort_rest()]
@@ -123,7 +127,7 @@ class FairQueue:
         return ended
 
     def leave_all(self) -> None:
-        """Starts no more of anything: the engine has ended."""
+        """Starts no more requests: the engine has ended."""
         with self._lock:
             for share in self._live():
                 for request in share.requests:
@@ -131,9 +135,10 @@ class FairQueue:
             self._waiting.clear()
 
     def reported(self, parts: Sequence[Part]) -> list[Request]:
-        """The engine has told of something that has happened to the parts.
+        """Called when the engine has reported progress of the parts.
 
-        Starts what may start then. Returns requests that could not, which end with an error.
+        Starts further completions if there is room. Returns requests that failed to start; these
+        have ended with an error.
         """
         with self._lock:
             if any([self._settle(part) for part in parts]):
@@ -141,7 +146,7 @@ class FairQueue:
         return []
 
     def load(self) -> tuple[int, int, int]:
-        """What waits here: requests of which nothing runs, their tokens, and completions."""
+        """What waits: requests that have not begun, their prompt tokens; waiting completions."""
         with self._lock:
             left = [r for share in self._live() for r in share.requests if r.num_left > 0]
         unbegun = [request for request in left if not request.numbers]
@@ -151,11 +156,11 @@ class FairQueue:
     # -- with the lock
 
     def _room(self) -> tuple[int, int]:
-        """Completions, and tokens of their prompts, that the engine may be given."""
+        """How many completions and how many of their prompt tokens may enter the engine."""
         return self._most_running - self._num_running, self._most_tokens - self._num_tokens
 
     def _live(self) -> list[Share]:
-        """The shares of which something waits."""
+        """The shares with waiting completions."""
         shares = [share for other in self._waiting if (share := other()) is not None]
         shares = [share for share in shares if share.next_request() is not None]
         self._waiting = [weakref.ref(share) for share in shares]
@@ -184,7 +189,7 @@ class FairQueue:
         self._num_tokens += sum(part.num_new_tokens for part in parts)
 
     def _settle(self, part: Part) -> bool:
-        """Counts what has happened to a part; returns whether there is more room."""
+        """Updates the counts after a part's progress; returns whether there is more room."""
         num_ended, num_tokens = part.take_ended(), part.take_begun()
         self._num_running -= num_ended
         self._num_tokens -= num_tokens

@@ -1,4 +1,4 @@
-"""From structured_outputs to the core's grammars, by llguidance."""
+"""Compiles structured_outputs to the core's grammars, through llguidance."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from specdec_native.text.tokenizer import Tokenizer
 _MAX_KEPT = 64  # compiled grammars
 _MAX_TEXT = 1 << 20  # characters of a grammar
 _MAX_PATTERNS = 256  # of properties: llguidance compares them, in minutes for thousands
-_PLACE = re.compile(r"\bat \d+\(\d+\): |\n *\d+ \|.*", re.DOTALL)  # of an error in Lark's text
-_NO_LITERAL = re.compile(r"[\x00-\x1f!-/:-@\[-`{-\x7f]")  # what regexes write by its code
+_PLACE = re.compile(r"\bat \d+\(\d+\): |\n *\d+ \|.*", re.DOTALL)  # position of an error in Lark
+_NO_LITERAL = re.compile(r"[\x00-\x1f!-/:-@\[-`{-\x7f]")  # characters that a regex writes as a code
 
 
 class GrammarCompiler:
@@ -39,7 +39,7 @@ class GrammarCompiler:
         end_token_ids: Sequence[int],
         flags: Mapping[str, bool] | None = None,
     ) -> None:
-        """`flags` of StructuredOutputsParams that are set hold for all requests."""
+        """`flags` are fields of StructuredOutputsParams that the engine sets for all requests."""
         self._flags: dict[str, Any] = {name: True for name, on in (flags or {}).items() if on}
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -71,7 +71,7 @@ class GrammarCompiler:
             grammar = native.compile("llguidance", text)  # others may compile meanwhile
         except ValueError as error:
             message = plain_error(str(error))
-            if params.kind != "grammar":  # places in a text that is not the client's
+            if params.kind != "grammar":  # the client has not seen the text
                 message = _PLACE.sub("", message)
             raise ValueError(message) from error
         with self._lock:
@@ -141,7 +141,7 @@ def grammar_text(llguidance: ModuleType, params: StructuredOutputsParams) -> str
 
 
 def _choice_grammar(llguidance: ModuleType, choice: Sequence[str]) -> str:
-    """One lexeme, which may have many more alternatives than a rule of a grammar."""
+    """The choices as one lexeme: a lexeme may have far more alternatives than a grammar rule."""
     texts = [_NO_LITERAL.sub(lambda m: f"\\x{{{ord(m[0]):x}}}", text) for text in choice]
     return str(llguidance.grammar_from("regex", f"({'|'.join(dict.fromkeys(texts))})"))
 

@@ -11,11 +11,11 @@ from specdec_native.requests.request_runner import RequestRunner
 
 
 class RequestGroup(AsyncIterator[list[tuple[int, RequestOutput]]]):
-    """What some requests have to show, step by step, with the index of each request.
+    """Streams the outputs of several requests, each with the index of its request.
 
-    They run whether or not anybody reads: an output holds everything since the last one. They are
-    aborted when the group is dropped. Of very many, some run only when others have ended: see
-    FairQueue.
+    The requests run whether or not anybody reads: an output holds everything since the last one.
+    They are aborted when the group is dropped. If there are very many requests, some start only
+    when others have ended: see FairQueue.
     """
 
     def __init__(
@@ -27,8 +27,8 @@ class RequestGroup(AsyncIterator[list[tuple[int, RequestOutput]]]):
     ) -> None:
         """Starts the requests. Must be called in a coroutine.
 
-        After the first token of a completion, and before its end, an output comes for every
-        `interval` tokens of it.
+        Between a completion's first token and its end, there is an output for every `interval`
+        tokens.
         """
         self.requests = requests
         self._interval = interval
@@ -36,7 +36,7 @@ class RequestGroup(AsyncIterator[list[tuple[int, RequestOutput]]]):
         self._runner = runner
         self._mailbox: Mailbox[Request] = Mailbox()
         self._indices = {request: i for i, request in enumerate(requests)}
-        self._num_unread = len(requests)  # those whose end was not shown
+        self._num_unread = len(requests)  # requests whose end was not shown
         for request in requests:
             request.mailbox = self._mailbox
         self._share = runner.enter(requests)
@@ -53,7 +53,7 @@ class RequestGroup(AsyncIterator[list[tuple[int, RequestOutput]]]):
                 if self._interval > 1 and not request.has_unseen(self._interval):
                     continue
                 output = request.take_output()
-                if request.error is not None:  # since it was looked at
+                if request.error is not None:  # it may have failed since has_news()
                     raise request.error
                 if output.finished:
                     self._num_unread -= 1

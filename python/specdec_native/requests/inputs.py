@@ -48,12 +48,12 @@ class Prompt:
         text: the text, or None.
         token_ids: its tokens, or None until it is tokenized.
         add_special_tokens: whether tokenizing adds what the tokenizer puts around a text.
-        truncate_to: of the tokens only so many last ones count; None for all.
-        keeps_beginning: the first ones count instead.
+        truncate_to: only the last `truncate_to` tokens are used; None for all.
+        keeps_beginning: truncation keeps the first tokens instead of the last.
         cache_salt: prompts share cached beginnings only with prompts of the same salt.
-        is_echoed: `text` has to be what the tokens stand for that count.
+        is_echoed: `text` has to be the text of the tokens that remain after truncation.
         resumed_token_ids: the first tokens of its answer, which were generated and shown elsewhere.
-            Outputs, which must be deltas, have what follows. One completion only.
+            Outputs must be deltas and begin after these tokens. One completion only.
     """
 
     text: str | None
@@ -66,7 +66,7 @@ class Prompt:
     resumed_token_ids: Sequence[int] = ()
 
     def truncate(self) -> bool:
-        """Cuts tokens away if there are too many; returns whether there were."""
+        """Cuts tokens away if there are too many; returns whether it cut any."""
         if self.truncate_to is None or self.token_ids is None:
             return False
         num_tokens = len(self.token_ids)
@@ -100,7 +100,7 @@ def parse_prompt(prompt: Any, name: str = "prompt") -> Prompt:
 def pair_with_params(
     params: SamplingParams | Sequence[SamplingParams], num_prompts: int
 ) -> list[SamplingParams]:
-    """One set of sampling parameters a prompt."""
+    """One set of sampling parameters per prompt."""
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     if isinstance(params, Sequence) and not isinstance(params, (str, bytes)):
@@ -117,7 +117,7 @@ def pair_with_params(
 
 
 def pair_with_priority(priority: int | Sequence[int] | None, num_prompts: int) -> list[int]:
-    """One priority a prompt; None stands for 0."""
+    """One priority per prompt; None stands for 0."""
     entries: Sequence[Any]
     if isinstance(priority, Sequence) and not isinstance(priority, (str, bytes)):
         entries = priority
@@ -129,7 +129,7 @@ def pair_with_priority(priority: int | Sequence[int] | None, num_prompts: int) -
 
 
 def is_list_of_conversations(messages: Any) -> bool:
-    """Whether chat() is asked for several answers."""
+    """Whether chat() was given several conversations."""
     return (
         isinstance(messages, Sequence)
         and not isinstance(messages, (str, bytes))
@@ -161,7 +161,7 @@ def _parse_mapping(prompt: Mapping[str, Any], name: str) -> Prompt:
 
 
 def check_cache_salt(name: str, value: Any) -> str:
-    """`value` as a salt of the prefix cache. Raises ValueError, as vLLM has it."""
+    """`value` as a salt of the prefix cache. Raises ValueError where vLLM does."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be a string that is not empty, got {shown(value)}")
     if len(value) > _LONGEST_SALT:

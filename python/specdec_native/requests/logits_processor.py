@@ -1,4 +1,4 @@
-"""Functions of users that change logits."""
+"""Users' functions that change logits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LogitsProcessor:
         self._takes_prompt = num_arguments == 3
 
     def apply(self, prompt: list[int], output: list[int], logits: Logits) -> Logits:
-        """What the function makes of `logits`, which it may change. Raises what it raises."""
+        """The function's result for `logits`, which it may change. Raises what it raises."""
         import numpy as np  # noqa: PLC0415 - 20 MB that requests without functions do without
 
         shape = logits.shape

@@ -1,4 +1,4 @@
-"""What is reported of the likeliest tokens of each position: vLLM's containers."""
+"""vLLM's containers for the logprobs of the likeliest tokens at each position."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class FlatLogprobs(MutableSequence[PositionLogprobs]):
     Attributes:
         start_indices: where the entries of each position begin in the lists below.
         end_indices: where they end.
-        token_ids: the tokens, the chosen one first; it stands among the likeliest ones, too, where
-            it is one of them.
-        logprobs: theirs.
-        ranks: theirs.
-        decoded_tokens: their texts, None without a tokenizer.
+        token_ids: the tokens of each position, the chosen token first. If the chosen token is among
+            the likeliest, it appears there once more.
+        logprobs: the tokens' logprobs.
+        ranks: the tokens' ranks.
+        decoded_tokens: the tokens' texts, None without a tokenizer.
     """
 
     start_indices: list[int] = dataclasses.field(default_factory=list)
@@ -109,6 +109,6 @@ class FlatLogprobs(MutableSequence[PositionLogprobs]):
         raise TypeError("nothing can be inserted into FlatLogprobs; append to it")
 
 
-# One entry a position, the chosen token first; the first prompt token has none.
+# One entry per position, the chosen token first; the first prompt token has no entry.
 SampleLogprobs: TypeAlias = "list[PositionLogprobs] | FlatLogprobs"
 PromptLogprobs: TypeAlias = "list[PositionLogprobs | None] | FlatLogprobs"

@@ -1,4 +1,4 @@
-"""How callers that wait, threads and coroutines, learn that something has changed."""
+"""Wakes waiting threads and coroutines when a request has changed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class HasNews(Protocol):
-    """What News needs of a request."""
+    """The members of a request that News uses."""
 
-    mailbox: Mailbox[Any] | None  # of the coroutine that reads it
+    mailbox: Mailbox[Any] | None  # belongs to the coroutine that reads the request
 
     def has_news(self) -> bool:
         """Whether there is something to read."""
@@ -31,7 +31,7 @@ class Mailbox(Generic[RequestT]):
         self._waiting: asyncio.Future[None] | None = None
 
     def put(self, request: RequestT) -> None:
-        """Says that a request has news, in any thread; wake() must follow in the event loop's."""
+        """Adds a request with news. Any thread; wake() must follow in the event loop's thread."""
         self._letters.append(request)
 
     def wake(self) -> None:
@@ -54,14 +54,14 @@ class Mailbox(Generic[RequestT]):
 
 
 class _Bell:
-    """Wakes an event loop once for all mailboxes that got news until it looks."""
+    """Wakes an event loop once for all mailboxes that got news since it last looked."""
 
     def __init__(self) -> None:
         self._mailboxes: collections.deque[Mailbox[Any]] = collections.deque()
         self._is_rung = False
 
     def ring(self, mailbox: Mailbox[Any]) -> None:
-        """In the thread that announces."""
+        """Called in the thread that announces."""
         self._mailboxes.append(mailbox)
         if not self._is_rung:
             self._is_rung = True
@@ -72,7 +72,7 @@ class _Bell:
                 self._mailboxes.clear()
 
     def _answer(self) -> None:
-        self._is_rung = False  # first: who rings from here on rings again
+        self._is_rung = False  # first, so that any later ring() schedules another wake-up
         while self._mailboxes:
             self._mailboxes.popleft().wake()
 
@@ -80,8 +80,8 @@ class _Bell:
 class News:
     """Wakes the threads that wait for something to change, and the coroutines with a mailbox.
 
-    Unlike threading.Condition, which is written in Python, it holds nothing that an exception out
-    of a signal handler could leave behind: the only lock is one for each waiting, in C.
+    Unlike threading.Condition, which is written in Python, it has no state that an exception from a
+    signal handler could corrupt: the only lock is one per waiting thread, in C.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class News:
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)
-            if is_true():  # perhaps before the turn was in the queue
+            if is_true():  # it may have come true before this thread was in the queue
                 break
             if not turn.acquire(timeout=timeout):
                 return is_true()

@@ -27,8 +27,8 @@ class DraftedToken:
         parent: the drafted token it follows, by index in DraftTree.tokens; -1 for the last token
             of the completion.
         drafter: the name of the method that proposed it first.
-        probability: that it is kept where its parent is, as its drafter thinks; None where the
-            device drafted.
+        probability: the drafter's estimate that it is kept if its parent is; None where the device
+            drafted.
         is_accepted: whether it was kept.
     """
 
@@ -54,7 +54,7 @@ class DraftTree:
 
     @classmethod
     def of(cls, num_tokens: int, tokens: Sequence[_core.DraftedToken]) -> DraftTree:
-        """What the core recorded."""
+        """The tree as the core recorded it."""
         return cls(
             num_tokens,
             [
@@ -79,8 +79,8 @@ class SpeculativeDecodingMetrics:
         num_emitted_tokens: tokens these steps added to the output.
         proposed_per_position: steps that drafted the first, second, ... token.
         accepted_per_position: steps that kept the first, second, ... token.
-        per_step_accepted: drafted tokens that each step kept, in order; several completions follow
-            one another. None unless record_draft_steps asked for it and the end is there.
+        per_step_accepted: drafted tokens that each step kept, in order, one completion after the
+            other. None before the end, or without record_draft_steps.
         per_step_drafted: drafted tokens that each of these steps verified.
     """
 
@@ -104,7 +104,7 @@ class SpeculativeDecodingMetrics:
         num_spec_tokens: int,
         recorded: Sequence[DraftStep] | None = None,
     ) -> SpeculativeDecodingMetrics:
-        """The metrics of everything that was counted, and of the steps that were recorded."""
+        """The metrics of all counts, and of the recorded steps."""
         counts = list(counts)
         steps = sum(c.num_steps for c in counts)
         drafted = sum(c.num_draft_tokens for c in counts)
@@ -126,7 +126,7 @@ class SpeculativeDecodingMetrics:
 
 
 class _PickledCounts(NamedTuple):
-    """What metrics need of the core's AcceptanceStats, which cannot be pickled."""
+    """The fields of the core's AcceptanceStats that metrics use; the core's cannot be pickled."""
 
     num_steps: int
     num_draft_tokens: int
@@ -146,7 +146,7 @@ Counts: TypeAlias = "_core.AcceptanceStats | _PickledCounts"
 
 
 class AcceptanceCounts:
-    """What was counted of drafts; SpeculativeDecodingMetrics are made when somebody asks."""
+    """Counts of drafts. SpeculativeDecodingMetrics are made from them on demand."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class AcceptanceCounts:
         num_spec_tokens: int,
         steps: list[DraftStep] | None = None,
     ) -> None:
-        """`steps` are those that were recorded, None where none were to be."""
+        """`steps` are the recorded steps, None if nothing was to be recorded."""
         self._counts = counts
         self._num_spec_tokens = num_spec_tokens
         self._steps = steps
@@ -166,14 +166,17 @@ class AcceptanceCounts:
         num_spec_tokens: int | None,
         steps: list[DraftStep] | None = None,
     ) -> AcceptanceCounts | None:
-        """Of completions, some perhaps not counted yet; None if the engine does not speculate."""
+        """The counts of completions; None in `counts` for one without counts yet.
+
+        Returns None if the engine does not speculate.
+        """
         if num_spec_tokens is None:
             return None
         return cls([c for c in counts if c is not None], num_spec_tokens, steps)
 
     @classmethod
     def merged(cls, several: Sequence[AcceptanceCounts]) -> AcceptanceCounts:
-        """Of several requests, at least one."""
+        """The counts of several requests together, of at least one."""
         counts = [count for each in several for count in each._counts]
         recorded = [each._steps for each in several if each._steps is not None]
         steps = [step for steps in recorded for step in steps] if recorded else None
@@ -181,7 +184,7 @@ class AcceptanceCounts:
 
     @functools.cached_property
     def metrics(self) -> SpeculativeDecodingMetrics:
-        """The metrics of everything that was counted."""
+        """The metrics of all counts."""
         return SpeculativeDecodingMetrics.from_counts(
             self._counts, self._num_spec_tokens, self._steps
         )
@@ -209,17 +212,15 @@ class CompletionOutput:
             flat_logprobs.
         finish_reason: "stop", "length", "abort" or "error"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end of sequence.
-        acceptance: what speculative_decoding is made of. No part of what makes two completions
-            equal.
-        tapped_states: of an engine with `taps`, once the completion has ended: the states of the
-            prompt's and the completion's tokens, except for the last token, which nothing was
-            computed from: [tokens, taps, hidden size] in the dtype the engine computes in, bfloat16
-            as the uint16 with its bits. None for a completion that was aborted or that a stop
-            string ended.
-        draft_trees: what each step drafted, of the tokens shown; None unless record_draft_trees
-            asked for them. No part of what makes two completions equal.
-        text_lengths: with logprobs, how many characters each token added to the text; of a stop
-            string some may be cut off again. No part of what makes two completions equal.
+        acceptance: the counts behind speculative_decoding. Not compared when completions are.
+        tapped_states: with Engine's `taps`, once the completion has ended: the states of the
+            prompt's and the completion's tokens, except for the last token, which the model never
+            processed: [tokens, taps, hidden size] in the dtype the engine computes in, bfloat16 as
+            its bits in uint16. None for a completion that was aborted or that a stop string ended.
+        draft_trees: what each step drafted, for the tokens shown; None unless record_draft_trees
+            asked for them. Not compared when completions are.
+        text_lengths: with logprobs, how many characters each token added to the text, before a stop
+            string is cut off. Not compared when completions are.
     """
 
     index: int
@@ -230,7 +231,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: Any = None
-    routed_experts: ClassVar[None] = None  # which vLLM has
+    routed_experts: ClassVar[None] = None  # an attribute of vLLM's
     acceptance: AcceptanceCounts | None = dataclasses.field(default=None, compare=False, repr=False)
     tapped_states: npt.NDArray[Any] | None = dataclasses.field(
         default=None, compare=False, repr=False
@@ -250,7 +251,7 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestMetrics:
-    """When things happened to a request: seconds since 1970, as time.time() has; 0 for not yet.
+    """When a request arrived, started and finished: seconds as in time.time(); 0 for not yet.
 
     queued_ts, scheduled_ts, first_token_ts and last_token_ts are vLLM's names of the first four.
 
@@ -351,17 +352,17 @@ class DrafterStats:
 
 @dataclasses.dataclass
 class DraftPolicyStats:
-    """What draft_length_policy "auto" came to. A decision is one request in one step.
+    """The decisions of draft_length_policy "auto". A decision is for one request in one step.
 
     Attributes:
-        num_decisions: those that could have drafted.
-        num_without_drafts: those that verified nothing.
+        num_decisions: decisions where drafting was possible.
+        num_without_drafts: decisions to verify nothing.
         num_drafted_tokens: tokens drafted.
-        num_verified_tokens: of those, tokens that were worth verifying.
+        num_verified_tokens: drafted tokens that were worth verifying.
         num_probes: times a drafter that does not pay was tried again.
-        num_measuring_steps: steps with fewer drafts than would be best, to know what they cost.
-        saved_seconds: beside decoding without drafts, by the measured costs.
-        mean_draft_length: verified tokens of a decision for some.
+        num_measuring_steps: steps with fewer drafts than would be best, to measure their cost.
+        saved_seconds: time saved against decoding without drafts, by the measured costs.
+        mean_draft_length: verified tokens per decision that verified any.
     """
 
     num_decisions: int
@@ -376,7 +377,7 @@ class DraftPolicyStats:
 
 @dataclasses.dataclass
 class StepTokens:
-    """Steps by the number of tokens they computed, those of drafts included.
+    """Steps by the number of tokens they computed, drafted tokens included.
 
     Attributes:
         bounds: the most tokens of each bucket but the last, which has no bound.
@@ -395,10 +396,10 @@ class EngineLoad:
 
     Attributes:
         num_running: requests that have begun to run, preempted ones included.
-        num_waiting: requests that have not.
-        num_waiting_tokens: tokens of the prompts of those that wait.
+        num_waiting: requests that have not begun to run.
+        num_waiting_tokens: prompt tokens of the waiting requests.
         num_free_kv_blocks: blocks of the KV cache that a request may take.
-        num_kv_blocks: all of them.
+        num_kv_blocks: all blocks of the KV cache.
     """
 
     num_running: int
@@ -412,11 +413,11 @@ class EngineLoad:
 class EngineStats:
     """Counts and times of an engine since it was made.
 
-    num_running, num_waiting and the free and cached blocks are those of now. num_device_steps are
-    those a GPU ran as one launch; their sampling is in forward_seconds. num_overlapped_steps are
-    those launched while others were under way. Drafts are verified in forward_seconds and
-    sample_seconds. speculative_decoding is None, and drafters empty, unless the engine speculates;
-    draft_policy is None unless the length of drafts adapts.
+    num_running, num_waiting and the free and cached blocks are current values. num_device_steps
+    counts steps that a GPU ran as one launch; their sampling is in forward_seconds.
+    num_overlapped_steps counts steps launched while others were running. The time to verify drafts
+    is in forward_seconds and sample_seconds. speculative_decoding is None, and drafters empty,
+    unless the engine speculates; draft_policy is None unless the length of drafts adapts.
     """
 
     num_running: int = 0
@@ -454,7 +455,7 @@ class EngineStats:
         step_tokens: dict[str, Any],
         **fields: Any,
     ) -> EngineStats:
-        """The core's statistics of an engine that drafts at most `num_spec_tokens`, 0 for never."""
+        """The statistics of an engine that drafts `num_spec_tokens` at most; 0 if it never does."""
         stats = cls(**fields, step_tokens=StepTokens(**step_tokens))
         if num_spec_tokens > 0:
             stats.speculative_decoding = SpeculativeDecodingMetrics.from_counts(

@@ -48,10 +48,10 @@ class Request:
         stop: StopStrings | None = None,
         resumed_token_ids: Sequence[int] = (),
     ) -> None:
-        """`num_spec_tokens` is the most it may draft, None where the engine does not speculate.
+        """`num_spec_tokens` is the longest draft, None where the engine does not speculate.
 
-        `stop` has the stop strings of `params`, for requests that share them. For
-        `resumed_token_ids` see Prompt.
+        `stop` holds the stop strings of `params`; requests may share it. For `resumed_token_ids`
+        see Prompt.
         """
         self.request_id = request_id
         self.cache_salt = cache_salt
@@ -61,33 +61,33 @@ class Request:
         self.resumed_token_ids = resumed_token_ids
         self.params = params
         self.prepared = prepared
-        self.numbers: list[int] = []  # of its parts in the core
-        self.mailbox: Mailbox[Request] | None = None  # of the coroutine that reads it
+        self.numbers: list[int] = []  # the names of its parts in the core
+        self.mailbox: Mailbox[Request] | None = None  # belongs to the coroutine that reads it
         self.by_step = False  # Engine.step() advances and reports it
-        self.is_silent = False  # nothing more is reported of it
+        self.is_silent = False  # no more outputs are reported
         self.error: BaseException | None = None
         self.finished = False
         self.shown = [Shown()] * params.n  # by completion; only the consumer changes it
         self._num_spec_tokens = num_spec_tokens
         self._tokenizer = tokenizer if params.detokenize else None
         self._core_metrics: _core.RequestMetrics | None = None
-        self._metrics = RequestMetrics()  # made of the core's, last
+        self._metrics = RequestMetrics()  # the latest, made from the core's
         self._metrics_key: tuple[float, ...] = ()
         self._finished_time = 0.0
         self._kind = params.output_kind
-        self._epoch = time.time() - time.monotonic()  # of the core's clock
+        self._epoch = time.time() - time.monotonic()  # zero of the core's clock, in time.time()
         self._prompt_logprobs: PromptLogprobs | None = None
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = FlatLogprobs() if params.flat_logprobs else []
             self._prompt_logprobs.append(None)
-        self._num_given = 0  # completions that the core was given
+        self._num_given = 0  # completions that have entered the core
         self._num_ended = 0
-        self._first_open = 0  # those before it have ended and were shown
+        self._first_open = 0  # completions before this one have ended and were shown
         self._prompt_texts: TokenTexts | None = None
         if self._tokenizer is not None and self._prompt_logprobs is not None:
             self._prompt_texts = TokenTexts(self._tokenizer, prompt_token_ids[:1])
         stop = StopStrings(params.stop_strings) if stop is None else stop
-        self._lock = threading.Lock()  # completions are read and changed whole
+        self._lock = threading.Lock()  # guards the completions
         self._completions = [
             Completion(
                 i,
@@ -110,11 +110,11 @@ class Request:
 
     @property
     def num_left(self) -> int:
-        """Completions that the core was not given."""
+        """Completions that have not entered the core."""
         return self.params.n - self._num_given
 
     def take(self, most: int) -> range:
-        """Up to so many of the completions that are left, which the core is now given."""
+        """Takes up to `most` of the completions that are left; they enter the core now."""
         begin = self._num_given
         self._num_given += min(most, self.num_left)
         return range(begin, self._num_given)
@@ -128,12 +128,12 @@ class Request:
         return self._completions[index].num_outputs
 
     def apply(self, output: _core.RequestOutput, first: int = 0) -> list[int]:
-        """Takes in what a step reported of the part whose first completion this is.
+        """Adds a step's output of the part that begins with completion `first`.
 
         Returns the completions that a stop string has ended, by their index in the part: the core
-        does not know of it yet.
-        Raises RuntimeError where the core has given the request up, ValueError where its grammar
-        was why, EngineFailed or RankFailure where all of them.
+        does not know this yet.
+        Raises RuntimeError if the request failed in the core, ValueError if its grammar was the
+        cause, EngineFailed or RankFailure if the whole engine failed.
         """
         if output.error:
             output.raise_engine_failure()
@@ -171,7 +171,7 @@ class Request:
             self.finished = True
 
     def abort_rest(self) -> bool:
-        """Ends the completions that the core was not given; returns whether that ends all of it."""
+        """Ends completions that have not entered the core; returns whether the request ended."""
         with self._lock:
             if self.finished or self.num_left == 0:
                 return False
@@ -183,7 +183,7 @@ class Request:
             return self.finished
 
     def end(self, error: BaseException) -> None:
-        """Ends what is unfinished because of an error."""
+        """Ends the unfinished completions because of an error."""
         with self._lock:
             self.error = error
             self._finished_time = time.monotonic()
@@ -200,12 +200,12 @@ class Request:
         )
 
     def _open_completions(self) -> Iterator[tuple[Completion, Shown]]:
-        """Those that run or have something to show, with what was shown."""
+        """Completions that run or have something to show, with what was shown of each."""
         which = slice(self._first_open, self._num_given)
         return zip(self._completions[which], self.shown[which])  # noqa: B905 - fast
 
     def has_unseen(self, num_tokens: int) -> bool:
-        """Whether a completion has so many tokens to show, its first or its end."""
+        """Whether a completion has `num_tokens` tokens to show, its first token or its end."""
         for completion, shown in self._open_completions():
             num_new = len(completion.token_ids) - shown.num_tokens
             if num_new >= num_tokens or (num_new > 0 and shown.num_tokens == 0):
@@ -219,11 +219,11 @@ class Request:
         return self.finished
 
     def is_aborted(self) -> bool:
-        """Whether it ended before it was complete."""
+        """Whether the request ended before it was complete."""
         return any(completion.finish_reason == "abort" for completion in self._completions)
 
     def has_news(self) -> bool:
-        """Whether take_output would tell a streaming consumer something."""
+        """Whether take_output() would return anything new to a streaming consumer."""
         if self.error is not None:
             return True
         if self._kind is RequestOutputKind.FINAL_ONLY and not self.finished:
@@ -235,7 +235,7 @@ class Request:
         return False
 
     def peek(self) -> tuple[RequestOutput, list[Shown]]:
-        """What the request's output_kind asks for, and `shown` for once it was seen."""
+        """The output that output_kind asks for, and the value of `shown` after it was seen."""
         delta = self._kind is RequestOutputKind.DELTA
         with self._lock:
             prompt_logprobs = self._prompt_logprobs
@@ -269,13 +269,13 @@ class Request:
             return output, shown_now
 
     def take_output(self) -> RequestOutput:
-        """What the request's output_kind asks for.
+        """The output that the request's output_kind asks for.
 
         Raises the error that ended the request once everything before it was shown.
         """
         if self.error is not None and not self._has_unseen_tokens():
             raise self.error
-        # No call stands between the store and the return, so an interrupt cannot lose the output.
+        # There is no call between the store and the return, so an interrupt cannot lose the output.
         output, self.shown = self.peek()
         while self._first_open < self._num_given and self.shown[self._first_open].end:
             self._first_open += 1
@@ -313,7 +313,7 @@ class Request:
         return [step for c in self._completions for step in c.recorded_steps() or ()]
 
     def _grammar_error(self, error: str) -> str:
-        """What the core's error about a grammar is in the words of the request."""
+        """The core's error about a grammar, in the words of the request."""
         if not error.endswith("leave no token"):
             return plain_error(error)
         names = ("structured_outputs", "bad_words", "allowed_token_ids")

@@ -1,4 +1,4 @@
-"""From what a caller passes to checked requests: tokenizes, applies chat templates and defaults."""
+"""Makes checked requests from a caller's input: tokenizes, applies chat templates and defaults."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class GenerationDefaults:
-    """What requests get that bring nothing themselves.
+    """Sampling defaults for requests that set none themselves.
 
     Attributes:
         params: sampling parameters.
-        max_tokens: that was set; None where it was not.
-        most_tokens: what a server generates at most, whatever is asked for. A length that was set
-            for this engine, and not by the checkpoint, is such a limit, as in vLLM.
+        max_tokens: the configured default, or None.
+        most_tokens: a server's upper limit, whatever a request asks for. As in vLLM, a max_tokens
+            that was configured for this engine, and not by the checkpoint, is such a limit.
     """
 
     params: SamplingParams
@@ -71,7 +71,7 @@ class GenerationConfig:
                 )
 
     def read(self, checkpoint: Path) -> GenerationDefaults:
-        """The values that are there. Raises ValueError for a bad one."""
+        """Reads the defaults. Raises ValueError for a bad value."""
         file = (self.folder or checkpoint) / "generation_config.json"
         config: dict[str, Any] = {}
         if not self._is_neutral and file.is_file():
@@ -109,7 +109,7 @@ def load_text(
 ) -> CheckpointText:
     """Loads the checkpoint's tokenizer, or the one `given` as an object, name or directory.
 
-    A checkpoint without one still works with token ids: its absence is an error when text is used.
+    A checkpoint without a tokenizer still works with token ids; using text is then an error.
     """
     if given is not None and not isinstance(given, (str, os.PathLike)):
         return CheckpointText(Tokenizer.wrap(given))
@@ -156,18 +156,18 @@ class RequestBuilder:
             self._bad_words = BadWordsCompiler(text.tokenizer, vocab_size, self.eos_token_ids)
 
     def default_params(self) -> SamplingParams:
-        """What a request without parameters samples with."""
+        """The sampling parameters of a request that brings none."""
         return self.generation_defaults().params
 
     def generation_defaults(self) -> GenerationDefaults:
-        """What requests get that bring nothing themselves."""
+        """Sampling defaults for requests that set none themselves."""
         return self._generation.read(self._directory)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> Prompt:
         """The prompt of a conversation; `options` are those of Tokenizer.render_chat.
 
         Raises ValueError for a message that the checkpoint's template does not show. A template
-        that the caller brings may show what it likes.
+        that the caller brings may leave messages out.
         """
         tokenizer = self.text.need_tokenizer("chat")
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
@@ -177,7 +177,7 @@ class RequestBuilder:
         is_own = options.get("chat_template") is not None
         text = tokenizer.render_chat(messages, must_show_all=not is_own, **options)
         check_text("messages", text)
-        return Prompt(text, None, add_special_tokens=False)  # the template wrote them already
+        return Prompt(text, None, add_special_tokens=False)  # the template has written them
 
     def build(
         self,
@@ -188,7 +188,7 @@ class RequestBuilder:
         kind: RequestOutputKind | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[Request]:
-        """One request a prompt; `kind` replaces the output_kind of the parameters.
+        """One request per prompt; `kind` replaces the output_kind of the parameters.
 
         `priority` is one for all or one for each; None stands for 0.
 
@@ -259,9 +259,9 @@ class RequestBuilder:
                 self._write_text(prompt)
 
     def _write_text(self, prompt: Prompt) -> None:
-        """Gives a prompt the text that its tokens stand for."""
+        """Sets a prompt's text to the text of its tokens."""
         tokenizer, token_ids = self.text.tokenizer, prompt.token_ids or []
-        # Ids that are no tokens are refused where prompts are checked.
+        # Invalid ids are refused later, where prompts are checked.
         if tokenizer is not None and all(0 <= t < 2**31 for t in token_ids):
             is_text = prompt.text is not None
             prompt.text = tokenizer.decode(token_ids, skip_special_tokens=is_text)
@@ -274,7 +274,7 @@ class RequestBuilder:
             params.output_kind = kind
         params.validate()
         if self._num_spec_tokens is None:
-            params.num_speculative_tokens = None  # a limit that no drafts keep to
+            params.num_speculative_tokens = None  # nothing drafts, so there is nothing to limit
         if params.stop and self.text.tokenizer is None:
             self.text.need_tokenizer("stop")
         for i, word in enumerate(params.bad_words or ()):
@@ -310,7 +310,7 @@ class RequestBuilder:
         ids = [] if folder is None else _core.load_eos_token_ids(str(folder))
         ids = ids or _core.load_eos_token_ids(str(self._directory))
         if unknown := [token_id for token_id in ids if token_id >= vocab_size]:
-            # The model cannot draw them: harmless, as in transformers.
+            # The model never draws such tokens: harmless, as in transformers.
             logger.warning(
                 "%s: eos_token_id %s of generation_config.json or config.json is outside the "
                 "vocabulary [0, %d) and ignored",
@@ -329,7 +329,7 @@ class RequestBuilder:
 def check_length(name: str, text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
     """Raises ValueError for a text that can never fit into max_model_len tokens.
 
-    It is not tokenized for that: a token stands for so many bytes at most.
+    The check does not tokenize: the bytes of the longest token give a lower bound.
     """
     if len(text) < max_model_len:  # fewest_tokens() are never more than the characters
         return

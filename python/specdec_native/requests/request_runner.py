@@ -1,4 +1,4 @@
-"""Runs requests in the background: a native thread steps, a Python thread takes its outputs in."""
+"""Runs requests in the background: a native thread steps, a Python thread applies its outputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from specdec_native.requests.request import Request
 class RequestRunner:
     """The requests of one engine and the threads that run them.
 
-    The core's loop steps without the GIL. One Python thread, the reader, applies to the requests
-    what the loop reports, and wakes the threads that wait for it. Python runs signal handlers in
-    the main thread alone, so an exception out of one (Ctrl-C, an alarm) never comes between a step
-    and its outputs.
+    The core's loop steps without the GIL. One Python thread, the reader, applies the loop's
+    outputs to the requests and wakes the threads that wait for them. Python runs signal handlers
+    only in the main thread, so an exception from a handler (Ctrl-C, an alarm) never comes between
+    a step and its outputs.
 
-    What the main thread changes, it changes by single statements without calls: CPython runs
+    The main thread changes shared state only in single statements without calls: CPython runs
     signal handlers, and switches threads, where a function begins, after a call and where a loop
     goes back, never between two stores. Interrupted code can be called again.
     """
@@ -33,24 +33,25 @@ class RequestRunner:
     ) -> None:
         """`on_closed` is called when the core is closed.
 
-        A call may come again: after an interrupt, or from another thread that closes.
+        It may be called again: after an interrupt, or by another thread that closes.
         """
         self._core = core
         self._on_closed = on_closed
         self._process = os.getpid()
         self._numbers = itertools.count()
         self._names = itertools.count()
-        self._running: dict[str, Request] = {}  # those of add()
-        self._add_lock = threading.Lock()  # from looking an id up to giving it away
+        self._running: dict[str, Request] = {}  # by id
+        self._add_lock = threading.Lock()  # held from checking an id to using it
         info = core.model_info()
         self._queue = FairQueue(self._start, info.max_num_seqs, info.max_num_batched_tokens)
         self._news = News()
-        self._interrupt: BaseException | None = None  # left by a drafter, for who waits
-        self._closed = False  # nothing comes from the loop any more
-        self._released = False  # its threads have ended, and the model is free
-        self._parting = False  # nobody is told anything any more
-        # For step(): the requests whose end was not reported. Those with news: from the reader; on
-        # their way out; by thread, what step() is about to return.
+        self._interrupt: BaseException | None = None  # from a drafter; a waiting thread raises it
+        self._closed = False  # the loop reports nothing more
+        self._released = False  # the threads have ended and the model is freed
+        self._parting = False  # waiting threads are no longer woken
+        # For step(). _stepped: requests whose end was not reported. _reported: requests with news
+        # from the reader. _leaving: taken from _reported, output not taken yet. _returning: by
+        # thread, the outputs that step() is about to return.
         self._stepped: dict[str, tuple[Request, _core.RequestHandle]] = {}
         self._reported: dict[Request, None] = {}
         self._leaving: dict[Request, None] = {}
@@ -87,7 +88,7 @@ class RequestRunner:
         return share
 
     def leave(self, share: Share) -> None:
-        """Ends the requests of a share soon."""
+        """Aborts the requests of a share; they end soon."""
         ended = self._queue.leave(share)
         for request in ended:
             self._running.pop(request.request_id, None)
@@ -95,7 +96,7 @@ class RequestRunner:
             self._news.announce(ended)
 
     def waiting(self) -> tuple[int, int, int]:
-        """What its turn has not come for: requests, their tokens, and completions."""
+        """What waits in the FairQueue: requests, their prompt tokens, and completions."""
         return self._queue.load()
 
     def add_for_steps(self, request: Request) -> None:
@@ -120,7 +121,7 @@ class RequestRunner:
         return name
 
     def wait_for(self, is_true: Callable[[], bool], timeout: float = -1.0) -> bool:
-        """Waits like News.wait_until. Raises KeyboardInterrupt or SystemExit out of a drafter."""
+        """Waits like News.wait_until. Raises a KeyboardInterrupt or SystemExit from a drafter."""
         self._check_process()
         self._news.wait_until(lambda: is_true() or self._is_over(), timeout)
         return self._outcome_of(is_true)
@@ -140,9 +141,9 @@ class RequestRunner:
             await mailbox.wait()
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step; what the requests of add_for_steps() have to show after it.
+        """Runs one step; returns the new outputs of the requests of add_for_steps().
 
-        Raises the error of one that failed, once.
+        Raises the error of a failed request, once.
         """
         thread = threading.get_ident()
         with self._step_lock:
@@ -187,7 +188,7 @@ class RequestRunner:
         self._news.announce(list(self._running.values()))
 
     def close(self) -> None:
-        """Aborts every request, tells who waits, and frees the model."""
+        """Aborts every request, wakes waiting threads, and frees the model."""
         if not self._released:
             self._check_caller()
             self._release()
@@ -275,12 +276,12 @@ class RequestRunner:
         self.wait_for(lambda: self._answered_step >= number)
 
     def _collect(self, thread: int) -> None:
-        """Makes self._returning[thread] of what was reported."""
+        """Fills self._returning[thread] with the outputs of reported requests."""
         self._leaving, self._reported = self._leaving | self._reported, {}
         requests = [r for r in self._leaving if r.has_news() and not r.is_silent]
         failed = next((r for r in requests if r.error is not None), None)
         if failed is not None and failed.error is not None:
-            # It comes alone, so that raising its error loses nothing of the others.
+            # A failed request is returned alone, so that raising its error loses no other output.
             self._stepped.pop(failed.request_id, None)
             failed.is_silent = True
             raise failed.error
@@ -293,7 +294,7 @@ class RequestRunner:
             while (taken := self._core.take_outputs()) is not None and not self._parting:
                 self._take_in(*taken)
                 taken = None  # its requests must not live as long as this thread waits
-        except BaseException as error:  # not of a request: nobody would learn of any output more
+        except BaseException as error:  # no request's own error: no further output could be read
             self._core.stop()
             stepped = list(self._stepped.values())
             for request in [*self._running.values(), *(request for request, _ in stepped)]:
@@ -315,16 +316,16 @@ class RequestRunner:
             self._news.announce(with_news)
 
     def _apply(self, part: Part, output: _core.RequestOutput) -> bool:
-        """Gives a part an output; returns whether its request has news for who waits for it."""
+        """Applies an output to a part; returns whether a waiting thread has to be woken."""
         request = part.request
         if request.finished:
             return False
-        if request.num_left > 0 and part.share() is None:  # nobody is there to start more of it
+        if request.num_left > 0 and part.share() is None:  # no share is left to start more of it
             request.abort_rest()
         try:
             for index in request.apply(output, part.completions.start):
                 self._core.stop_completion(part.number, index)
-        except BaseException as error:  # of this request: the others go on
+        except BaseException as error:  # this request's own error: the others go on
             for number in request.numbers:
                 self._core.abort(number)
             request.end(error)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-# Arguments of vLLM's that need machinery this engine does not have; only their defaults will do.
+# vLLM's arguments that this engine does not implement; only their defaults are accepted.
 UNSUPPORTED = (
     "logprob_token_ids",
     "prompt_logprob_start",
@@ -20,13 +20,13 @@ UNSUPPORTED = (
 )
 
 
-# Older arguments, and the values of them that ask for nothing.
+# Older arguments, with the values that ask for nothing.
 NEUTRAL = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 
 
 @dataclasses.dataclass(repr=False, kw_only=True)
 class SamplingArguments:
-    """Those arguments, beside which SamplingParams has its own.
+    """The base of SamplingParams: vLLM's arguments that must keep their defaults.
 
     `extra_args` is a dict for the engine's logits_processors to read.
     """
@@ -47,7 +47,7 @@ class SamplingArguments:
     early_stopping: Any = False
 
     def refuse_unsupported(self, n: int) -> None:
-        """Raises ValueError naming the first that asks for anything. `n` is SamplingParams.n."""
+        """Raises ValueError naming the first argument in use. `n` is SamplingParams.n."""
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
         if self.extra_args is not None and not isinstance(self.extra_args, Mapping):

@@ -10,9 +10,9 @@ from typing import Any
 
 from specdec_native.common.checks import check_flag, shown
 
-# The fields that say what the text must be, of which exactly one is given.
+# The fields that constrain the text; exactly one is given.
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-# Those that an engine may set for all its requests (structured_outputs_config).
+# The flags that an engine may set for all its requests (structured_outputs_config).
 ENGINE_FLAGS = ("disable_any_whitespace", "disable_additional_properties")
 
 
@@ -28,10 +28,10 @@ class StructuredOutputsParams:
         choice: the texts to choose from.
         grammar: a context-free grammar, in llguidance's Lark syntax or as GBNF.
         json_object: any JSON object.
-        disable_any_whitespace: of JSON, write it compactly. Small models, which may never stop
-            writing spaces, are better off with it, and more tokens can be drafted.
-        disable_additional_properties: of JSON, allow the named properties alone.
-        whitespace_pattern: of JSON, a regular expression for the space between its parts.
+        disable_any_whitespace: write JSON compactly. This keeps small models from writing spaces
+            for ever, and more tokens can be drafted.
+        disable_additional_properties: allow only the named properties in JSON.
+        whitespace_pattern: a regular expression for the space between the parts of JSON.
         structural_tag: JSON text or a dict {"structures": [{"begin", "schema", "end"}, ...],
             "triggers": [...]}: free text until a trigger, then a structure that begins with it.
     """
@@ -87,7 +87,7 @@ class StructuredOutputsParams:
 
 
 def plain_error(error: str) -> str:
-    """llguidance's error, without its own words for what a client has not written."""
+    """llguidance's error, without its internal names for text that the client has not written."""
     if "Current row has" in error or "Too many items" in error:
         return (
             "structured_outputs: the grammar has too many parts of which any may come next, such "
@@ -103,7 +103,7 @@ def plain_error(error: str) -> str:
 
 
 def structured_outputs_of(value: Any, name: str) -> StructuredOutputsParams | None:
-    """What the argument `name` of SamplingParams says: an object, or a dict of its fields.
+    """The argument `name` of SamplingParams: a StructuredOutputsParams, or a dict of its fields.
 
     Raises ValueError for anything else.
     """
@@ -150,7 +150,7 @@ def GuidedDecodingParams(
 
 
 def json_schema_of(value: str | Mapping[str, Any] | type) -> Any:
-    """The schema that `json` gives. Raises ValueError where it is none."""
+    """The schema in `json`. Raises ValueError if it is not a schema."""
     if isinstance(value, type):
         make_schema = getattr(value, "model_json_schema", None)
         if make_schema is None:

@@ -1,1 +1,1 @@
-"""What a user may say about speculation, checked and brought into the core's form."""
+"""The user's options of speculation, checked and converted to the core's form."""

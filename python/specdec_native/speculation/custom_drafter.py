@@ -14,7 +14,7 @@ from specdec_native.speculation.vllm_proposer import VllmProposer, is_vllm_propo
 
 
 class CustomDrafter:
-    """The core's view of a drafter of the user's, in any of the accepted forms."""
+    """The core's view of a user's drafter, in any of the accepted forms."""
 
     def __init__(self, drafter: Any) -> None:
         propose = drafter if isinstance(drafter, type) else getattr(drafter, "propose", drafter)
@@ -36,8 +36,8 @@ class CustomDrafter:
     def propose(self, tokens: list[int], max_tokens: int) -> list[list[int]]:
         """Continuations of `tokens`, each cut to max_tokens. Raises what the drafter raises.
 
-        KeyboardInterrupt and SystemExit are not the request's: they go to whoever waits for the
-        engine, and this time nothing is drafted.
+        KeyboardInterrupt and SystemExit do not fail the request: a thread that waits for the engine
+        raises them, and this step drafts nothing.
         """
         try:
             drafts = self._propose(tokens, max_tokens)

@@ -1,4 +1,4 @@
-"""Whether the token ids of a draft model or head mean to it what they mean to the target."""
+"""Checks that token ids mean the same to a draft model or head as to the target."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def check_vocabularies(
 ) -> None:
     """Compares the tokenizers of the drafters' directories with that of the target's.
 
-    drafts: of each draft model or head the field that names it, and its directory.
-    tokenizer: the engine's; it counts where the target's directory has none.
+    drafts: for each draft model or head, the field that names it and its directory.
+    tokenizer: the engine's; used where the target's directory has none.
 
-    Ids that only one of the two has are rows of padding, or drafts that are never accepted. Special
-    tokens may have other names, which is logged. Without a tokenizer there is nothing to compare.
+    Ids that only one of the two has are padding rows, or drafts that are never accepted. Special
+    tokens may differ in name; that is logged. Without a tokenizer there is nothing to compare.
 
-    Raises CheckpointError where any other id stands for another text.
+    Raises CheckpointError where any other id stands for a different text.
     """
     for field, draft in drafts:
         files = draft / _FILE, target / _FILE

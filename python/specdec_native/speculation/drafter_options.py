@@ -31,7 +31,7 @@ from specdec_native.speculation.token_map import (
 )
 
 CORE_OPTIONS = {option.name: option for option in _core.DrafterConfig.options}
-_ALL_KEYS = ("model", "max_model_len", "draft_tensor_parallel_size")  # that every method takes
+_ALL_KEYS = ("model", "max_model_len", "draft_tensor_parallel_size")  # every method takes these
 # Keys beside the core's options.
 _MORE_KEYS = {
     "custom_class": ("drafter",),
@@ -51,9 +51,9 @@ _METHOD_KEYS = {
 }
 DRAFTER_KEYS = tuple(dict.fromkeys(["method", *(k for v in _METHOD_KEYS.values() for k in v)]))
 TOKEN_MAP_FILE = "token_map.json"
-"""Beside config.json of a head: the tokens that it was trained to draft."""
+"""A file beside a head's config.json: the tokens that the head was trained to draft."""
 
-_LOOKUP = 5  # tokens an n-gram matches unless it is said
+_LOOKUP = 5  # default number of tokens that an n-gram matches
 
 ModelResolver = Callable[[str, str | None, str], Path]
 """Finds the directory of a draft model or head by name, revision and quantization."""
@@ -69,10 +69,10 @@ class DrafterOptions:
     Attributes:
         method: one of METHODS.
         fields: values for _core.DrafterConfig.
-        model: of a draft model or head, as the user named it; of custom_class, the dotted path.
-        revision: of the draft model or head.
+        model: the draft model or head as the user named it, or the dotted path of custom_class.
+        revision: the revision of the draft model or head.
         drafter: the user's object or function.
-        token_map: the tokens a head drafts, if not all.
+        token_map: the tokens that a head drafts, unless it drafts all.
         config: config.json of the draft model or head, where it could be read already.
     """
 
@@ -86,14 +86,14 @@ class DrafterOptions:
 
     @property
     def proposed_tokens(self) -> int | None:
-        """How many tokens the drafter itself says to draft; None where it does not."""
+        """How many tokens the drafter's checkpoint proposes to draft; None if it does not say."""
         if self.method == "suffix":
             key = "suffix_decoding_max_tree_depth"
             return int(self.fields.get(key, CORE_OPTIONS[key].default))
         return None if self.config is None else self.config.proposed_tokens(self.method)
 
     def check_length(self, num_speculative_tokens: int) -> None:
-        """Raises ValueError where its checkpoint cannot draft so many."""
+        """Raises ValueError where its checkpoint cannot draft so many tokens."""
         limit = None if self.config is None else self.config.longest_draft(self.method)
         if self.config is not None and limit is not None and num_speculative_tokens > limit[1]:
             raise ValueError(
@@ -103,7 +103,7 @@ class DrafterOptions:
             )
 
     def unresolved(self) -> _core.DrafterConfig:
-        """The core's form as far as it is known: with the name of a model, without a token map."""
+        """The core's form before anything is fetched: the model's name, and no token map."""
         if self.method == "custom_class":
             stand_in = self.drafter or self  # a class is imported when the engine is made
             return _core.DrafterConfig(method=self.method, custom=stand_in)
@@ -154,7 +154,7 @@ def parse_drafter(given: Mapping[str, Any], find_config: ConfigFinder) -> Drafte
 def _token_map(
     given: Mapping[str, Any], method: str, config: DraftConfig | None
 ) -> TokenMap | None:
-    """What the user gave, else what the head's trainer left beside its config.json, if anything."""
+    """The user's token map, else the file that the head's trainer left, else None."""
     if TOKEN_MAP in given:
         return parse_token_map(given[TOKEN_MAP])
     beside = None if config is None else config.file.with_name(TOKEN_MAP_FILE)
@@ -181,7 +181,7 @@ def _check_keys(given: Mapping[str, Any], method: str) -> None:
     for key, value in given.items():
         if key not in DRAFTER_KEYS or key == "method" or key in _METHOD_KEYS[method]:
             continue
-        if key == "parallel_drafting" and value is False:  # what happens anyway
+        if key == "parallel_drafting" and value is False:  # the default anyway
             continue
         owners = [name for name, keys in _METHOD_KEYS.items() if key in keys]
         listed = " or ".join(f'"{owner}"' for owner in owners)
@@ -216,7 +216,7 @@ def _check_no_model(method: str, model: Any) -> None:
 
 
 def _core_fields(given: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """The method's options that are given, each in the type and range that the core has for it."""
+    """The given options of the method, checked for the core's types and ranges."""
     fields = {
         key: checked_field(CORE_OPTIONS[key], given[key])
         for key in _METHOD_KEYS[method]
@@ -227,7 +227,7 @@ def _core_fields(given: Mapping[str, Any], method: str) -> dict[str, Any]:
 
 
 def checked_field(option: _core.Option, value: Any) -> Any:
-    """`value` as the core's option takes it; the core's integers have 32 bits."""
+    """`value` checked for the core's option; the core's integers have 32 bits."""
     has_no_maximum = option.type == "int" and option.highest is None
     return check_option(option, value, maximum=INT32_MAX if has_no_maximum else None)
 

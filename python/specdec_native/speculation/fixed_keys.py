@@ -8,7 +8,8 @@ _BOOL = (False, True)
 _ONE_DEVICE = "drafting runs on the engine's device"
 _NO_DSPARK = 'the methods "dflash" and "dspark" are not available yet'
 NO_FLY = 'lossy verification is not supported: use rejection_sample_method "exact" or "standard"'
-# vLLM's keys of which these values (and None) are what happens here anyway; else what to do.
+# vLLM's keys, with the values (beside None) that are this engine's behaviour anyway, and the advice
+# for any other value.
 FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "acceptance_method": (("rejection_sampler",), 'give "rejection_sample_method" instead'),
     "attention_backend": (("auto",), "the drafter uses the engine's attention"),

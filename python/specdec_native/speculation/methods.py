@@ -1,4 +1,4 @@
-"""What drafts: the methods, and which one a name or a checkpoint means."""
+"""The methods of drafting, and how a name or a checkpoint implies one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from specdec_native.checkpoints.draft_config import DraftConfig
 from specdec_native.common.checks import close_matches
 
 HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator")
-"""Methods whose checkpoint is a head, which reads states of the target."""
+"""Methods whose checkpoint is a draft head: it reads states of the target."""
 
 METHODS = ("ngram", "suffix", "draft_model", *HEADS, "custom_class")
 
 _METHOD_ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
 _UNAVAILABLE_METHODS = ("mtp", "dflash", "dspark", "extract_hidden_states")
-# Names of heads whose config.json may be that of a whole model.
+# Names of heads whose config.json may look like a whole model's.
 _NAMES = {
     "eagle3": re.compile(r"eagle-?3"),
     "eagle": re.compile(r"eagle-"),
     "dflash": re.compile(r"dflash"),
     "dspark": re.compile(r"dspark"),
 }
-# Those that only count where there is no config.json to read yet.
+# Names that count only while there is no config.json to read yet.
 _NAMES_WITHOUT_CONFIG = {
     "medusa": re.compile(r"medusa"),
     "mlp_speculator": re.compile(r"mlp[-_]speculator|-accelerator$"),
@@ -38,7 +38,7 @@ _FILE_SUFFIXES = (".gguf", ".bin", ".safetensors", ".json")
 def method_of(given: Mapping[str, Any], config: DraftConfig | None) -> str:
     """The method of one drafter's keys, given or inferred. `config` is its checkpoint's.
 
-    Raises ValueError for one that is not there.
+    Raises ValueError for an unknown or unavailable method.
     """
     method = given.get("method")
     if method is None:
@@ -59,7 +59,7 @@ def method_of(given: Mapping[str, Any], config: DraftConfig | None) -> str:
 
 
 def is_dotted_path(model: Any) -> bool:
-    """Whether it may be the path of a class."""
+    """Whether `model` may be the dotted path of a class."""
     return isinstance(model, str) and _DOTTED_PATH.fullmatch(model) is not None
 
 
@@ -81,7 +81,7 @@ def checkpoint_method(name: str, config: DraftConfig | None) -> str:
 
 
 def _repository_name(path: Path) -> str:
-    """The last part of a name or path; of the hub's cache, .../models--org--NAME/snapshots/..."""
+    """The last part of a name or path; in the hub's cache, NAME of .../models--org--NAME/..."""
     return path.parents[1].name if path.parent.name == "snapshots" else path.name
 
 
@@ -99,7 +99,7 @@ def _infer_method(given: Mapping[str, Any], config: DraftConfig | None) -> str:
 
 
 def _named_method(model: str) -> str | None:
-    """The method that a "model" means which is no checkpoint."""
+    """The method that `model` names, where it names no checkpoint."""
     if model in ("ngram", "[ngram]", "suffix"):
         return model
     if is_dotted_path(model) and not (Path(model).exists() or model.endswith(_FILE_SUFFIXES)):

@@ -132,7 +132,7 @@ _MOST_TOKENS = int(_CORE_OPTIONS["num_speculative_tokens"].highest or 0)
 _RATES = "synthetic_acceptance_rates"
 _TABLE = "num_speculative_tokens_per_batch_size"
 _TREE = "speculative_token_tree"
-# Tokens, where the length adapts and neither the user nor the drafter says how many.
+# Tokens of the longest draft where the length adapts and neither user nor drafter sets it.
 _LONGEST_DRAFT = 8
 _LONGEST_NGRAM = 16
 
@@ -177,8 +177,8 @@ class SpeculativeOptions:
 def parse_speculative_config(config: Any, find_config: ConfigFinder) -> SpeculativeOptions:
     """Checks a speculative_config. Raises ValueError that says what to write instead.
 
-    `find_config` finds config.json of draft models and heads, which says what they are. Which
-    options go together is the core's to say: SpeculativeConfig::validate().
+    `find_config` finds config.json of draft models and heads, which names their kind. The core
+    checks combinations of options: SpeculativeConfig::validate().
     """
     if not isinstance(config, Mapping):
         raise ValueError(
@@ -288,7 +288,7 @@ def _num_speculative_tokens(
                 "decode without drafts"
             )
         num_tokens = check_integer("num_speculative_tokens", value, minimum=1, maximum=INT32_MAX)
-        if len(drafters) == 1:  # of several, each drafts what it can
+        if len(drafters) == 1:  # with several drafters, each drafts as far as it can
             drafters[0].check_length(num_tokens)
         return num_tokens
     proposals = [drafter.proposed_tokens for drafter in drafters]
@@ -324,7 +324,7 @@ def _paths(value: Any) -> list[list[int]]:
 
 
 def _of_tree(value: Any) -> dict[str, int]:
-    """What a tree says of depth and width."""
+    """The depth and width of a tree."""
     tree = _paths(value)
     return {
         "num_speculative_tokens": max(map(len, tree)),

@@ -19,10 +19,10 @@ class Target:
 
     Attributes:
         model: its name or path.
-        revision: of a name.
-        speculative_config: what was given, with the head where that was given as the model, unless
-            it asks for another drafter.
-        named_by: config.json of the head, where that names the model.
+        revision: the model's revision, where it is a name.
+        speculative_config: the caller's. If the model was a head, it drafts, unless the caller's
+            config asks for another drafter.
+        named_by: config.json of the head that named the model, if one did.
     """
 
     model: str | os.PathLike[str]
@@ -33,7 +33,7 @@ class Target:
     def resolve(self, resolve_model: Callable[..., Path]) -> Path:
         """The model's directory; `resolve_model` is hub.resolve_model with its options.
 
-        Raises ModelNotFoundError where a head names a model that cannot be had, else what
+        Raises ModelNotFoundError where a head names a model that cannot be found, else what
         `resolve_model` raises.
         """
         try:
@@ -55,7 +55,7 @@ def find_target(
     speculative_config: Any,
     find_config: ConfigFinder,
 ) -> Target:
-    """The target of what a user gave as the model, which is that itself unless it is a head.
+    """The target for a user's `model`: the model itself, or the target that a draft head names.
 
     Raises ValueError for a head that does not name its target.
     """
@@ -65,7 +65,7 @@ def find_target(
         return itself
     try:
         config = read_draft_config(directory)
-    except CheckpointError:  # the core says what is wrong with it, as of any model
+    except CheckpointError:  # the core reports what is wrong, as for any model
         return itself
     if config.method is None:
         return itself
@@ -78,7 +78,7 @@ def find_target(
         )
     given = {} if speculative_config is None else speculative_config
     if not isinstance(given, Mapping):
-        return itself  # and that is refused
+        return itself  # refused later
     if given.get("method") in (None, config.method) and not given.keys() & {"model", "drafters"}:
         head = {"model": os.fspath(model)} | ({} if revision is None else {"revision": revision})
         given = head | dict(given)

@@ -38,9 +38,9 @@ TokenMap = tuple[int, ...] | Path | TextCount
 
 
 def parse_token_map(value: Any) -> TokenMap:
-    """What a user gave, checked as far as it can be before a tokenizer is there.
+    """The user's value, checked as far as possible without a tokenizer.
 
-    Raises ValueError, ModelNotFoundError's kind for a file that is missing among them.
+    Raises ValueError; ModelNotFoundError, a subclass, for a missing file.
     """
     if isinstance(value, Mapping):
         return _parse_count(value)
@@ -59,9 +59,9 @@ def read_token_map(token_map: TokenMap, encode: Encode) -> list[int]:
 
 
 def count_tokens(count: TextCount, encode: Encode) -> list[int]:
-    """The most frequent tokens, in the order of their ids; of equally frequent ones the lowest.
+    """The most frequent tokens, in the order of their ids; among equally frequent ones the lowest.
 
-    They are fewer than `size` where the texts have fewer different ones.
+    They are fewer than `size` where the texts have fewer distinct tokens.
     """
     counts: Counter[int] = Counter()
     for file in count.texts:

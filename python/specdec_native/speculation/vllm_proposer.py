@@ -11,9 +11,9 @@ from specdec_native.options.vllm_config import VllmConfig
 class VllmProposer:
     """Asks a vLLM proposer for the draft of one request, as a batch of one.
 
-    Its propose() gets the last token as what was sampled, the number of tokens, and a row of
-    max_model_len tokens of which so many are the request's; slot_mappings is None. What lies behind
-    them in the row is another's, as in vLLM.
+    Its propose() gets the last token as the sampled token, the number of tokens, and an array of
+    max_model_len tokens that begins with the request's; slot_mappings is None. As in vLLM, the rest
+    of the array may hold another request's tokens.
     """
 
     def __init__(self, proposer_class: type) -> None:
@@ -47,8 +47,9 @@ class VllmProposer:
 def is_vllm_proposer(value: Any) -> bool:
     """Whether a class is written for vLLM.
 
-    Those are made with the configuration, and propose(sampled_token_ids, num_tokens_no_spec,
-    token_ids_cpu, slot_mappings); ours are made without arguments, and propose(tokens, max_tokens).
+    vLLM's classes are constructed with the configuration and have propose(sampled_token_ids,
+    num_tokens_no_spec, token_ids_cpu, slot_mappings); ours are constructed without arguments and
+    have propose(tokens, max_tokens).
     """
     propose = getattr(value, "propose", None)
     if not (isinstance(value, type) and callable(propose)):

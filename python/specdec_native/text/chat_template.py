@@ -28,7 +28,7 @@ from specdec_native.text.template_sandbox import (
 # Marks the end of the final message while rendering a conversation that is to be continued.
 _CONTINUE_MARK = "\u2063specdec-continue-here\u2063"
 
-# Put around texts of message i to see whether a template shows it: digits, which no filter changes.
+# Put around the texts of message i to see whether a template shows it. No filter changes digits.
 _SHOWN_MARK = "6170843529{:06d}"
 _SHOWN_MARKS = re.compile(r"6170843529(\d{6})")
 
@@ -117,7 +117,7 @@ def warn_of_unread(
     variables: Iterable[str],
     source: str = "the chat template",
 ) -> None:
-    """Warns of what a conversation brings and the template never mentions, of each name once."""
+    """Warns once about each name that a conversation sets and the template never mentions."""
     names = {str(name) for name in variables}
     if tools:
         names.add("tools")
@@ -134,9 +134,9 @@ def check_all_shown(
 ) -> None:
     """Raises ValueError naming the first message that `render` leaves out of its text.
 
-    All messages are rendered once more, marked: where a mark comes out, the message is shown,
-    whatever the template trims, joins or puts around it. Where none does, the message is left out,
-    unless its mark changes the text or is refused.
+    All messages are rendered once more with marks. A message whose mark is in the output is shown,
+    whatever the template trims, joins or puts around it. Without its mark it counts as left out,
+    unless the mark changes the text or is refused.
     """
 
     def text(*marked: int) -> str | None:
@@ -160,7 +160,7 @@ def check_all_shown(
 
 
 def _marked(message: dict[str, Any], index: int) -> dict[str, Any]:
-    """A message with a mark at both ends of its content, and of the names that it calls."""
+    """A message with a mark at both ends of its content, and of the function names it calls."""
     mark = _SHOWN_MARK.format(index)
     marked = {**message, "content": f"{mark}{message['content']}{mark}"}
     if message["role"] != "assistant":  # whatever else has this key, _plain has not checked
@@ -289,7 +289,7 @@ def _to_json(
 
 
 def load_chat_template(template: str | os.PathLike[str], names: Collection[str] = ()) -> str:
-    """Jinja source from a file's path, or as given; `names` are those of the checkpoint's."""
+    """Jinja source from a file's path, or as given; `names` are the checkpoint's template names."""
     if isinstance(template, str) and any(mark in template for mark in ("{%", "{{", "\n")):
         return template
     path = Path(template)

@@ -31,9 +31,9 @@ class TextStream:
     sequence, and none of them ends in half a character. A byte-fallback decoder may, for bytes that
     never become a character, retract characters it had completed; those stay as they were given.
 
-    Only a window of tokens is decoded each time: it starts one piece back, at a character boundary,
-    since decoders treat the first token of what they are given differently. A token whose text is
-    the same anywhere needs no decoding.
+    Only a window of tokens is decoded each time. It starts one piece back, at a character boundary,
+    because decoders treat the first token of their input differently. A token whose text is the
+    same anywhere needs no decoding.
     """
 
     def __init__(

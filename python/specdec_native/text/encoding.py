@@ -29,11 +29,11 @@ class BatchEncoding(dict[str, Any]):
 
 @dataclasses.dataclass
 class Layout:
-    """What transformers' arguments of a tokenizer make of token ids.
+    """The arguments of transformers' tokenizers that cut and pad token ids.
 
     Attributes:
         padding: True or "longest": up to the longest row; "max_length": up to max_length.
-        truncation: whether rows are cut to max_length; None: where there is one and no padding.
+        truncation: whether rows are cut to max_length; None: if it is set and padding is not.
         max_length: tokens of a row; None for the tokenizer's model_max_length.
         pad_to_multiple_of: rows are padded further, to a multiple of this.
         padding_side: where padding goes, "left" or "right"; None for the tokenizer's.
@@ -97,9 +97,9 @@ class Layout:
         return [*row[:begin], *cut, *row[end:]]
 
     def pack(self, rows: list[list[int]], is_many: bool, pad_token_id: int | None) -> BatchEncoding:
-        """The rows with their mask; as lists the only one alone unless `is_many`.
+        """The rows with their mask. As lists, a single row is returned alone unless `is_many`.
 
-        Raises ValueError where padding has no token, or a tensor rows of different lengths.
+        Raises ValueError where there is no padding token, or a tensor's rows differ in length.
         """
         masks = [[1] * len(row) for row in rows]
         if self._pads_to is not None and rows:

@@ -2,8 +2,8 @@
 
 tokenizer_config.json names them in `added_tokens_decoder`, in keys such as "eos_token", and in
 `extra_special_tokens`, whose older name is `additional_special_tokens`. Where it has no
-`added_tokens_decoder`, special_tokens_map.json and added_tokens.json count as well, and the keys of
-the former win. Every fault is a CheckpointError.
+`added_tokens_decoder`, special_tokens_map.json and added_tokens.json count as well, and keys of
+special_tokens_map.json take precedence. Every fault is a CheckpointError.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Token = tokenizers.AddedToken
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
-    """What the files name.
+    """The tokens that the files name.
 
     Attributes:
-        names: names such as "eos_token" to text; those of a model's own, such as "image_token",
-            are among them.
-        added: what the tokenizer gets. Those it does not know get the next ids, in this order.
+        names: names such as "eos_token" to text, with a model's own names such as "image_token".
+        added: the tokens to add. Tokens that are new to the tokenizer get the next ids, in this
+            order.
     """
 
     names: Mapping[str, str]
@@ -81,12 +81,12 @@ def _in_order(
     special: Sequence[str | Token | None],
     names: Mapping[str, str],
 ) -> list[Token]:
-    """What to add: tokens that files give an id, then special ones that no list has; all of them
-    with flags that the tokenizer does not know yet."""
+    """The tokens to add: first tokens with an id in a file, then special tokens that no list has.
+    Tokens that the tokenizer already has with the same flags are left out."""
     before = {token.content: repr(token) for token in known.values()}
     tokens = [token for _, token in sorted(added.items())]
     present = before.keys() | {token.content for token in tokens}
-    # Repeats are dropped: of mentions that differ in flags the last counts.
+    # Repeats are dropped; if they differ in flags the last one counts.
     for token in {repr(token): token for token in special if token is not None}.values():
         if str(token) not in present:
             tokens.append(Token(token, special=True) if isinstance(token, str) else token)
@@ -96,7 +96,7 @@ def _in_order(
 
 
 def _move_named(values: dict[str, Any], own: dict[str, Any]) -> None:
-    """Where extra special tokens have names, they are names of the model's own."""
+    """Moves extra special tokens that have names to the model's own names."""
     if isinstance(values.get(_EXTRA), dict):
         own |= values.pop(_EXTRA)
 

@@ -12,17 +12,17 @@ class _Node:
     __slots__ = ("begin", "children", "depth", "end", "fallback", "found", "num_begun")
 
     def __init__(self, begin: int, end: int, depth: int) -> None:
-        self.begin = begin  # they are those from here to `end` in sorted order
+        self.begin = begin  # the strings are [begin, end) in sorted order
         self.end = end
-        self.depth = depth  # how many characters they share
-        self.children: dict[str, _Node | None] = {}  # those that were asked for; None: no string
-        self.fallback: _Node | None = None  # of the longest proper end that begins strings, too
-        self.found: int | None = None  # the first one in the list that ends here
-        self.num_begun = depth  # characters that may become a stop string that is not complete
+        self.depth = depth  # characters that the strings share
+        self.children: dict[str, _Node | None] = {}  # visited so far; None: no string
+        self.fallback: _Node | None = None  # node of the longest proper suffix that begins a string
+        self.found: int | None = None  # the first listed string that ends here
+        self.num_begun = depth  # characters of a possible, still incomplete stop string
 
 
 class StopStrings:
-    """Aho and Corasick's automaton, of whose states only those are made that a text reaches.
+    """Aho and Corasick's automaton. States are made only when a text reaches them.
 
     A state is a range of the sorted strings, so making the automaton is sorting. A character costs
     a few steps, and two binary searches where it leads to a new state.
@@ -81,19 +81,19 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Reads one text for the strings, which several may share."""
+    """Searches one text for the strings. Several matchers may share a StopStrings."""
 
     def __init__(self, strings: StopStrings) -> None:
         self._strings = strings
         self._state = strings._root
 
     def push(self, char: str) -> str | None:
-        """Adds a character; returns the string that ends with it, of several the first listed."""
+        """Adds a character; returns the string that ends there, the first listed of several."""
         self._state = self._strings._next(self._state, char)
         found = self._state.found
         return None if found is None else self._strings._strings[found]
 
     @property
     def num_begun(self) -> int:
-        """Characters at the text's end with which a string begins that is not complete there."""
+        """Characters at the text's end that may be the beginning of a stop string."""
         return self._state.num_begun

@@ -1,8 +1,8 @@
-"""A Jinja sandbox in which a template ends: what it does is counted against a budget.
+"""A Jinja sandbox in which every template ends: its work is charged to a budget.
 
 Time and memory are bounded without threads, signals or child processes. Every loop iteration, call
-and filter costs a step, every text it makes costs its length, and an operation that could make much
-out of little (`'a' * n`, replace, join, a format's width) is refused before it is done.
+and filter costs a step, every text it makes costs its length, and an operation whose result could
+be far longer than its operands (`'a' * n`, replace, join, a format's width) is refused beforehand.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import jinja2.sandbox
 import jinja2.utils
 
 _BUDGET = 1 << 29  # characters made, over a rendering
-_STEP = 1024  # what a step costs of it: half a million of them
+_STEP = 1024  # cost of a step in characters: half a million steps at most
 _MOST_AT_ONCE = 1 << 26  # characters one operation may make
-_MOST_BITS = 1 << 13  # of an integer
-_ITEM = 128  # characters an element is taken for, beside its own
+_MOST_BITS = 1 << 13  # bits of an integer
+_ITEM = 128  # charge per element of a list, in characters, beside the element's own length
 
-# Filters and methods that make nothing longer than what they are given.
+# Filters and methods whose result is never longer than their input.
 _WITHOUT_GROWTH = re.compile(
     "abs|attr|count|d|default|first|float|get|int|items|keys|last|length|list|map|random|reject|"
     "rejectattr|reverse|select|selectattr|values"
@@ -45,7 +45,7 @@ class TemplateTooCostlyError(Exception):
 
 @contextlib.contextmanager
 def budget() -> Iterator[None]:
-    """What compiling and rendering a template may cost, together."""
+    """Sets the budget for compiling and rendering a template together."""
     token = _left.set([_BUDGET])
     try:
         yield
@@ -77,7 +77,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.tests = {name: _bounded_test(test) for name, test in self.tests.items()}  # type: ignore[arg-type]
 
     def add_filter(self, name: str, filter_: Callable[..., Any]) -> None:
-        """Makes a filter known, with what it costs."""
+        """Registers a filter, with its cost."""
         hidden = 1 if hasattr(filter_, "jinja_pass_arg") else 0  # a context comes first
 
         @functools.wraps(filter_)
@@ -96,13 +96,13 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(
         self, context: jinja2.runtime.Context, called: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
-        """Calls of macros, of functions and of methods."""
+        """Charges calls of macros, functions and methods."""
         charge(_STEP)
         method = getattr(called, "__wrapped__", called)  # str.format has been wrapped
         if isinstance(method, types.BuiltinMethodType) and (args or kwargs):
             name, value, given = method.__name__, method.__self__, [*args, *kwargs.values()]
             _charged(value)
-            if name == "join":  # as the filter: the texts, then what goes between
+            if name == "join":  # as in the filter: the texts, then the separator
                 given[0] = list(given[0])
                 _refuse_growth(name, given[0], [value])
                 args = (given[0],)
@@ -146,21 +146,21 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return filtered
 
 
-# Filters that no template can name.
+# Suffix of internal filters; the space keeps templates from naming them.
 _COUNTED = " counted"
 _WEIGHED = " weighed"
 _MEASURED = " measured"
 
 
 def _counted(items: Iterable[Any], constant: int) -> Iterator[Any]:
-    """The items of a loop; an iteration writes `constant` characters of the template itself."""
+    """The items of a loop. An iteration also writes `constant` characters of the template."""
     for item in items:
         charge(_STEP + constant)
         yield item
 
 
 def _weighed(value: Any) -> Any:
-    """A value that is written or compared, all of it."""
+    """Charges the whole length of a value that is written or compared."""
     if isinstance(value, str):  # the usual case, quickly
         charge(len(value))
         return value
@@ -181,7 +181,7 @@ def _bounded_test(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _charged(result: Any) -> Any:
-    """An operand or result that is gone through once."""
+    """Charges one pass over an operand or result."""
     charge(len(result) if isinstance(result, (str, bytes, Sequence)) else _bits(result))
     return result
 
@@ -191,7 +191,7 @@ def _bits(value: Any) -> int:
 
 
 def _weight(value: Any) -> int:
-    """At least the characters of str(value), or _MOST_AT_ONCE where there are more."""
+    """An upper bound of len(str(value)). Counting stops once it reaches _MOST_AT_ONCE."""
     total = 0
     waiting = [value]
     while waiting and total < _MOST_AT_ONCE:
@@ -214,7 +214,7 @@ def _amount(value: Any) -> int:
 
 
 def _refuse_growth(name: str, value: Any, arguments: list[Any]) -> None:
-    """Raises TemplateTooCostlyError for an operation that could make too much of its operands."""
+    """Raises TemplateTooCostlyError for an operation whose result could be too long."""
     numbers = isinstance(value, int) and all(isinstance(given, int) for given in arguments)
     if name in ("+", "*", "**") and numbers:
         power = abs(arguments[0]) if name == "**" else 1

@@ -1,4 +1,4 @@
-"""How many tokens a text has at least, known without tokenizing it."""
+"""A lower bound of a text's number of tokens, without tokenizing it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ import tokenizers
 
 from specdec_native.text.token_texts import byte_level_characters
 
-# By how much a normalizer shortens a text at most: bytes before to bytes after. The composed forms
-# join up to nine bytes to three (Hangul) and have one for the three of the Kelvin sign; the
-# compatible ones write a mathematical letter of four bytes as one of one.
+# The largest factor by which a normalizer shortens a text: bytes before / bytes after. Composed
+# forms join up to nine bytes into three (Hangul) and write the Kelvin sign's three bytes as one;
+# compatibility forms write a mathematical letter's four bytes as one.
 _SHORTENING = {
     **{"NFC": 3, "NFD": 3, "NFKC": 4, "NFKD": 4, "Lowercase": 3},
     **{"ByteLevel": 1, "Prepend": 1},
 }
-_KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts")  # pre-tokenizers: all of a text
+# Pre-tokenizers that drop no text.
+_KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts")
 _LONGEST_CHARACTER = 4
 _NOT_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))  # bytes that no text has
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenLengths:
-    """What tokens stand for at most.
+    """How much text tokens may stand for.
 
     Attributes:
-        longest: bytes of a text that become one token at most.
+        longest: the most bytes of a text that may become one token.
         dropped: bytes that may become no token at all.
         drops_spaces: whether some tokens swallow any number of spaces beside them.
     """
@@ -38,7 +39,7 @@ class TokenLengths:
     drops_spaces: bool = False
 
     def fewest_tokens(self, text: str) -> int:
-        """Tokens that the text becomes at least."""
+        """The least number of tokens that the text may become."""
         if self.drops_spaces:
             text = "".join(text.split())
         content = text.encode("utf-8", "surrogatepass").translate(None, self.dropped)
@@ -46,7 +47,7 @@ class TokenLengths:
 
 
 def token_lengths(tokenizer: tokenizers.Tokenizer) -> TokenLengths | None:
-    """What the tokens stand for; None where a part of the tokenizer may drop any text."""
+    """The bounds of a tokenizer; None where a part of it may drop arbitrary text."""
     normalizers = list(_parts(tokenizer.normalizer, "normalizers"))
     splitters = list(_parts(tokenizer.pre_tokenizer, "pretokenizers"))
     if not all(_keeps_all(part) for part in splitters):
@@ -60,7 +61,7 @@ def token_lengths(tokenizer: tokenizers.Tokenizer) -> TokenLengths | None:
     is_byte_level = any(part["type"] == "ByteLevel" for part in (*normalizers, *splitters))
     vocab = tokenizer.get_vocab(with_added_tokens=False)
     dropped = _dropped(tokenizer.model, vocab, is_byte_level=is_byte_level)
-    if dropped is None or (dropped and shortening > 1):  # which may bring forth what is dropped
+    if dropped is None or (dropped and shortening > 1):  # normalizing may produce dropped bytes
         return None
     # A byte-level vocabulary has a character for each byte.
     own = max((len(t if is_byte_level else t.encode()) for t in vocab), default=0)
@@ -84,7 +85,7 @@ def _parts(component: Any, key: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _shortening(normalizer: Mapping[str, Any]) -> int | None:
-    """By how much it shortens a text at most; None where that is not known."""
+    """The largest factor by which a normalizer shortens a text; None if unknown."""
     if normalizer["type"] == "Replace":
         pattern = normalizer["pattern"].get("String")
         is_longer = pattern and len(normalizer["content"].encode()) >= len(pattern.encode())
@@ -99,10 +100,10 @@ def _keeps_all(splitter: Mapping[str, Any]) -> bool:
 
 
 def _dropped(model: Any, vocab: Mapping[str, int], *, is_byte_level: bool) -> bytes | None:
-    """Bytes that the model drops, or joins to one unknown token; None where that is not known."""
+    """Bytes that the model drops or merges into one unknown token; None if that is not known."""
     if not isinstance(model, tokenizers.models.BPE):
         return None
-    if model.unk_token is not None and not model.fuse_unk:  # a token for each that is not known
+    if model.unk_token is not None and not model.fuse_unk:  # each unknown character is a token
         return b""
     if is_byte_level:
         characters = byte_level_characters().items()

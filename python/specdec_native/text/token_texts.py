@@ -1,4 +1,4 @@
-"""The bytes of tokens, and the text of each token where it stands, for logprobs."""
+"""The bytes of tokens, and the text of each token in its context, for logprobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 
 
 def byte_level_characters() -> dict[str, int]:
-    """The characters by which byte-level vocabularies, those of GPT-2's kind, write bytes."""
+    """The characters that byte-level vocabularies (as GPT-2's) use for bytes."""
     others = [byte for byte in range(256) if byte not in _PRINTABLE]
     chars = {chr(byte): byte for byte in _PRINTABLE}
     return chars | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -22,10 +22,7 @@ _BYTES_OF_CHARS = byte_level_characters()
 
 
 def bytes_of_entry(entry: str, text: str) -> bytes | None:
-    """The bytes that an entry of a vocabulary writes out, and that a decoder makes this text of.
-
-    None where it writes none.
-    """
+    """The bytes that a vocabulary entry spells, if they decode to `text`; else None."""
     byte = _BYTE_ENTRY.fullmatch(entry)
     if byte is not None:
         data = bytes.fromhex(byte[1])
@@ -44,17 +41,17 @@ class BytesOfTokens(Protocol):
         """The bytes a token stands for."""
 
 
-_MAX_HELD_TOKENS = 3  # a UTF-8 character has at most four bytes, of which these lack one
+_MAX_HELD_TOKENS = 3  # one fewer than the four bytes of a UTF-8 character
 
 
 class TokenTexts:
-    """What tokens add to a text that grows: of a character of several tokens the last one has it,
-    and those before it have none."""
+    """The text that each token adds. A character of several tokens belongs to the last of them;
+    the tokens before it add nothing."""
 
     def __init__(self, tokenizer: BytesOfTokens, before: Sequence[int] = ()) -> None:
         """`before` are the tokens that the text begins with; their last ones matter."""
         self._tokenizer = tokenizer
-        self._held = b""  # of a character that is not complete
+        self._held = b""  # bytes of an incomplete character
         for token_id in before[-_MAX_HELD_TOKENS:]:
             self.push(token_id)
 

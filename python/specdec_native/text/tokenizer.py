@@ -25,9 +25,9 @@ from specdec_native.text.tokenizer_files import chat_templates, named_templates,
 
 # Further arguments of transformers' apply_chat_template that are no variables of the template.
 _CHAT_OPTIONS = ("return_assistant_tokens_mask", "sanitize_control_tokens")
-# transformers' model_max_length where there is none, and from where on it says so.
+# transformers' model_max_length for "no limit", and the least value that it treats so.
 _UNLIMITED, _NO_LIMIT = int(1e30), 10**20
-# What tokenizer_config.json says of the form in which token ids are returned.
+# Keys of tokenizer_config.json about the form in which token ids are returned.
 _LAYOUT: dict[str, type | tuple[type, ...]] = {
     "padding_side": str,
     "truncation_side": str,
@@ -42,7 +42,7 @@ class Tokenizer:
 
     `encode` gives the ids transformers' AutoTokenizer gives. Method names, arguments and attributes
     are transformers', too, so a script that calls `LLM.get_tokenizer()` finds what it needs. What
-    is not here, such as offsets, is refused by name.
+    is not implemented, such as offsets, is refused by name.
 
     Attributes:
         bos_token, eos_token, pad_token, unk_token: texts of special tokens, and with `_id` their
@@ -92,7 +92,7 @@ class Tokenizer:
         chat_template: str | os.PathLike[str] | None = None,
         trust_remote_code: bool = False,
     ) -> Tokenizer:
-        """Loads tokenizer.json and what stands beside it.
+        """Loads tokenizer.json and the files beside it.
 
         `chat_template`, a file, Jinja source or the name of one of the checkpoint's, replaces the
         checkpoint's. A checkpoint that has another tokenizer format is read through transformers if
@@ -263,7 +263,7 @@ class Tokenizer:
     def hidden_tokens(
         self, skip_special_tokens: bool, shown: Collection[str] = ()
     ) -> Collection[int]:
-        """Ids of the tokens that a text leaves out: the special ones but those with `shown` texts,
+        """Ids of the tokens to leave out of a text: special tokens except those with `shown` texts,
         or none."""
         if not skip_special_tokens:
             return ()
@@ -427,9 +427,9 @@ class Tokenizer:
     ) -> Any:
         """Token ids of a conversation or of each of several; text without `tokenize`.
 
-        `return_dict` gives the ids with their attention mask. `template_kwargs` are the options of
-        a call, also as `tokenizer_kwargs`, and variables of the template.
-        Raises ValueError for tokenizer options that are not here.
+        `return_dict` gives the ids with their attention mask. `template_kwargs` are options of
+        __call__, also as `tokenizer_kwargs`, and variables of the template.
+        Raises ValueError for tokenizer options that are not implemented.
         """
         own = (*encoding.OPTIONS, *_CHAT_OPTIONS)
         options = {"truncation": False, **(template_kwargs.pop("tokenizer_kwargs", None) or {})}
@@ -456,7 +456,7 @@ class Tokenizer:
         return encoded if return_dict else encoded["input_ids"]
 
     def _refuse(self, options: Mapping[str, Any]) -> None:
-        """Raises ValueError for an option of transformers' that asks for something."""
+        """Raises ValueError for an unsupported transformers option that is not at its default."""
         for name, value in options.items():
             if value and name != "verbose":
                 raise ValueError(

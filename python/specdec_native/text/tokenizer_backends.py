@@ -1,4 +1,4 @@
-"""What a Tokenizer is built on: the `tokenizers` library, or a tokenizer of transformers."""
+"""The backends of Tokenizer: the `tokenizers` library, or a tokenizer of transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NFC_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 
 class TokenizerBackend(Protocol):
-    """What a Tokenizer is built on."""
+    """The interface that a Tokenizer uses."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text."""
@@ -51,7 +51,7 @@ class TokenizerBackend(Protocol):
         """The text of a tokenizer.json; None where the tokenizers library cannot write one."""
 
     def token_lengths(self) -> TokenLengths | None:
-        """What tokens stand for at most; None where that is not known."""
+        """How much text tokens may stand for; None where that is not known."""
 
 
 class TokenizerNotFoundError(ValueError):
@@ -178,8 +178,8 @@ class _TransformersBackend:
 
 
 def load_backend(file: Path, config: Mapping[str, Any]) -> tuple[TokenizerBackend, SpecialTokens]:
-    """A tokenizer.json, with the tokens that tokenizer_config.json (`config`) and the files beside
-    it add, and these tokens."""
+    """Loads a tokenizer.json with the tokens that tokenizer_config.json (`config`) and the files
+    beside it add. Returns the backend and the added tokens."""
     return _TokenizersBackend.load(file, config)
 
 
@@ -193,7 +193,7 @@ def make_backend(tokenizer: Any) -> TokenizerBackend:
 def load_with_transformers(path: Path, trust_remote_code: bool) -> Any:
     """The transformers tokenizer of a checkpoint without tokenizer.json.
 
-    Raises TokenizerNotFoundError where there is none, or no transformers to read it.
+    Raises TokenizerNotFoundError where there is no tokenizer, or transformers is not installed.
     """
     if not path.is_dir():
         raise ValueError(f"{path}: not a directory with tokenizer files")

@@ -1,4 +1,4 @@
-"""What stands in the tokenizer files of a checkpoint. Every fault is a CheckpointError."""
+"""Reads the tokenizer files of a checkpoint. Every fault is a CheckpointError."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from specdec_native.checkpoints.text_files import read_bytes, read_json_object, 
 
 
 def raise_typed(error: BaseException, source: str | Path, what: str) -> NoReturn:
-    """Whatever a tokenizer library raises becomes a CheckpointError. Code in Rust that panics
-    raises a BaseException, which `except Exception` would let pass."""
+    """Turns any error of a tokenizer library into a CheckpointError. A panic in Rust is a
+    BaseException, which `except Exception` would not catch."""
     is_panic = type(error).__name__ == "PanicException"
     if isinstance(error, CheckpointError) or not (is_panic or isinstance(error, Exception)):
         raise error
@@ -24,7 +24,7 @@ def raise_typed(error: BaseException, source: str | Path, what: str) -> NoReturn
 
 @contextlib.contextmanager
 def typed_errors(source: str | Path, what: str) -> Iterator[None]:
-    """raise_typed for what the block raises."""
+    """Calls raise_typed for errors of the block."""
     try:
         yield
     except BaseException as error:
@@ -37,8 +37,8 @@ def optional_json(path: Path) -> dict[str, Any]:
 
 
 def check_charsmaps(file: Path) -> None:
-    """Refuses a charsmap that claims to be longer than it is: the tokenizers library allocates what
-    it claims, up to 4 GiB, and where that fails it ends the process."""
+    """Refuses a charsmap whose stated length is longer than its data: the tokenizers library
+    allocates the stated length, up to 4 GiB, and ends the process where that fails."""
 
     def check(pairs: list[tuple[str, Any]]) -> None:
         for key, value in pairs:
