@@ -1,1 +1,1 @@
-"""Measures and trains around the engine: draft heads, ways of decoding, plans and benchmarks."""
+"""Tools around the engine: training of draft heads, evaluation, planning and benchmarks."""

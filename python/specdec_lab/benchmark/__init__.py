@@ -1,1 +1,1 @@
-"""Load on a server or an engine, and what it took: `specdec-native bench`."""
+"""Puts load on a server or an engine and measures it: `specdec-native bench`."""

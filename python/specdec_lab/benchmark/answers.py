@@ -1,4 +1,4 @@
-"""What a benchmark asks and what it notes of an answer."""
+"""The questions of a benchmark, and its records of the answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Question:
     Attributes:
         category: what kind of task it is.
         prompt: text, or token ids.
-        max_tokens: of the answer.
-        seed: of sampling.
+        max_tokens: the answer's limit.
+        seed: the seed of sampling.
     """
 
     category: str
@@ -32,7 +32,7 @@ class Acceptance:
     Attributes:
         num_drafts: steps.
         num_draft_tokens: drafted tokens that were verified.
-        num_accepted_tokens: of those, tokens that were kept.
+        num_accepted_tokens: verified draft tokens that were kept.
         accepted_per_position: steps that kept the first, second, ... token.
     """
 
@@ -78,17 +78,17 @@ def _at(counts: Sequence[int], index: int) -> int:
 
 @dataclasses.dataclass
 class Answer:
-    """What came of a question. Times are seconds of the event loop's clock.
+    """The answer to a question. Times are seconds of the event loop's clock.
 
     Attributes:
         question: what was asked.
         sent: when it was sent.
         arrivals: when each chunk of the answer came.
         num_prompt_tokens, num_output_tokens: as the server counts them.
-        text: all of it.
-        acceptance: how its drafts fared; None where nobody says.
-        status: of HTTP; None where no answer began, or where there is no HTTP.
-        error: what went wrong; None for an answer that is complete.
+        text: the whole text.
+        acceptance: how its drafts fared; None if the server does not report it.
+        status: the HTTP status; None where no answer began, or without HTTP.
+        error: what went wrong; None for a complete answer.
     """
 
     question: Question
@@ -125,7 +125,7 @@ class Answer:
 
 
 class Client(Protocol):
-    """Who answers: a server, or an engine of this process."""
+    """Answers questions: a server, or an engine in this process."""
 
     name: str
 
@@ -133,10 +133,10 @@ class Client(Protocol):
         """The answer; one that fails has an error."""
 
     async def acceptance(self) -> Acceptance | None:
-        """How all drafts so far fared; None where nobody says."""
+        """How all drafts so far fared; None if unknown."""
 
     async def count_tokens(self, text: str) -> int | None:
-        """The tokens of a prompt; None where nobody says."""
+        """The number of tokens in a prompt; None if unknown."""
 
     async def close(self) -> None:
         """Ends its connections."""

@@ -1,4 +1,4 @@
-"""When the requests of an open loop are sent."""
+"""Send times of the requests in an open loop."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def arrival_times(num: int, rate: float, burstiness: float, seed: int) -> list[f
     """Seconds from the first request to each of `num` requests.
 
     rate: requests a second; infinite for all at once.
-    burstiness: the shape of the gamma distribution that the gaps follow. 1 is a Poisson process,
-        less makes bursts, more makes gaps alike, and infinity makes them equal. Their mean is
-        1 / rate in all cases.
+    burstiness: the shape of the gaps' gamma distribution. 1 is a Poisson process, smaller values
+        make bursts, larger ones more regular gaps, and infinity equal gaps. The mean gap is always
+        1 / rate.
     """
     if math.isinf(rate) or num == 0:
         return [0.0] * num

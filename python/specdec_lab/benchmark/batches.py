@@ -1,5 +1,5 @@
-"""An engine of this process without a server or streams: one batch again and again, or all
-prompts at once."""
+"""Benchmarks of an engine in this process, without a server or streams: one batch repeatedly,
+or all prompts at once."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class LatencyReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """New tokens of a batch over the mean of its seconds."""
+        """New tokens of a batch divided by its mean seconds."""
         return self.num_output_tokens / self.mean
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `vllm bench latency`, and tokens a second."""
+        """The fields of `vllm bench latency`, and tokens per second."""
         return {
             "avg_latency": self.mean,
             "std_latency": float(np.std(self.latencies)),
@@ -72,9 +72,10 @@ def measure_latency(
     on_iteration: Callable[[int, float], None] = lambda *_: None,
     clock: Clock = time.perf_counter,
 ) -> LatencyReport:
-    """Answers one batch of random tokens again and again. The engine must cache no prompts.
+    """Answers one batch of random tokens repeatedly. The engine's prefix cache must be off.
 
-    on_iteration: told how many iterations are done, warm-ups included, and the last one's seconds.
+    on_iteration: called with the number of iterations done, warm-ups included, and the seconds of
+        the last one.
     """
     prompts = random_tokens(batch_size, input_len, engine.model_info().vocab_size, seed)
     params = [_params(output_len, temperature, seed + i) for i in range(batch_size)]
@@ -96,7 +97,7 @@ class ThroughputReport:
 
     Attributes:
         seconds: from the first prompt to the last answer.
-        num_requests, num_prompt_tokens, num_output_tokens: of all.
+        num_requests, num_prompt_tokens, num_output_tokens: totals.
         categories: how the drafts of each category fared; empty without speculation.
     """
 
@@ -108,7 +109,7 @@ class ThroughputReport:
     categories: Mapping[str, Acceptance] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `vllm bench throughput`, and output tokens a second."""
+        """The fields of `vllm bench throughput`, and output tokens per second."""
         total = self.num_prompt_tokens + self.num_output_tokens
         return {
             "elapsed_time": self.seconds,

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server, asked for streams whose chunks are timed."""
+"""A client of an OpenAI-compatible server that times the chunks of streamed answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_lab.benchmark.event_stream import AnswerStream, StreamError, error_
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
-_PATIENCE_SECONDS = 60.0  # with short answers; those of the model may take any time
+_PATIENCE_SECONDS = 60.0  # for short answers; the model's answers may take any time
 _COUNTER = re.compile(
     r"^vllm:spec_decode_num_(?P<name>drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)"
     r"_total(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>[\d.eE+]+)",
@@ -29,7 +29,7 @@ class OpenAIClient:
 
     Attributes:
         name: the URL.
-        model: the name that requests have; find_model() sets it.
+        model: the model name in requests; find_model() sets it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class OpenAIClient:
         extra_body: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """`extra_body` are further members of each request; they go over ours."""
+        """`extra_body` are further members of each request; they replace ours of the same name."""
         self.name = name or base_url
         self.model = model
         self._is_chat = endpoint.rstrip("/").endswith("/chat/completions")
@@ -65,9 +65,9 @@ class OpenAIClient:
             raise ValueError(f"--base-url {error}") from error
 
     async def find_model(self) -> str:
-        """Sets `model` to the first that the server has, unless it is set; returns it.
+        """Sets `model` to the server's first model unless it is set; returns it.
 
-        Raises ConnectionError where the server cannot be reached, ValueError where it names no
+        Raises ConnectionError where the server cannot be reached, ValueError where it lists no
         model.
         """
         try:
@@ -88,7 +88,7 @@ class OpenAIClient:
         return self.model
 
     async def ask(self, question: Question) -> Answer:
-        """The answer; one that fails has an error, and the status of HTTP if there is one."""
+        """The answer; a failed one has an error, and the HTTP status if there is one."""
         body = json.dumps(self._body_of(question)).encode()
         clock = asyncio.get_running_loop().time
         answer = Answer(question, clock())
@@ -137,7 +137,7 @@ class OpenAIClient:
         return {**body, **self._fixed, **self._extra}
 
     async def _get(self, path: str, body: Mapping[str, Any] | None = None) -> bytes | None:
-        """What is at a path that servers need not have."""
+        """The body of an optional path; None where the server does not have it."""
         try:
             status, text = await self._fetch(path, body)
         except (OSError, asyncio.TimeoutError):
@@ -145,7 +145,7 @@ class OpenAIClient:
         return text if status == HTTP_OK else None
 
     async def _fetch(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
-        """The status and the whole of a short answer. Raises OSError, asyncio.TimeoutError."""
+        """The status and body of a short answer. Raises OSError, asyncio.TimeoutError."""
 
         async def work() -> tuple[int, bytes]:
             message = None if body is None else json.dumps(body).encode()
@@ -157,7 +157,7 @@ class OpenAIClient:
 
 
 def acceptance_of_page(text: str) -> Acceptance | None:
-    """The counters of drafts on a page of /metrics, all engines together; None without any."""
+    """The draft counters of a /metrics page, summed over engines; None without any."""
     totals: dict[str, int] = {}
     positions: dict[int, int] = {}
     for sample in _COUNTER.finditer(text):

@@ -1,4 +1,4 @@
-"""One server beside another: ratios of their figures, round by round."""
+"""Compares two servers by the ratios of their figures, round by round."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NORMAL = 1.95996
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """A figure of one server over that of another.
+    """The ratio of a figure between two servers.
 
     Attributes:
         mean: the geometric mean of the rounds' ratios.
-        low, high: the ends of its 95% confidence interval; None of a single round.
+        low, high: the ends of the mean's 95% confidence interval; None after a single round.
         num_rounds: rounds in which both have the figure.
     """
 
@@ -38,10 +38,10 @@ class Ratio:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A server beside the first one.
+    """A server compared with the first one.
 
     Attributes:
-        name, first: the servers'.
+        name, first: the two servers' names.
         ratios: by figure; output_throughput is better above 1, times are better below 1.
         num_same: questions to which both gave the same text.
         num_compared: questions that both answered.
@@ -81,7 +81,7 @@ def ratio_of(figures: Sequence[float | None], first: Sequence[float | None]) -> 
 
 
 def compare(result: Result, first: Result) -> Comparison:
-    """A server beside the first one, over the same rounds."""
+    """Compares a server with the first one over the same rounds."""
     own, others = _metrics_of_turns(result), _metrics_of_turns(first)
     ratios = {}
     for name, figure in _FIGURES.items():

@@ -1,6 +1,6 @@
 """HTTP/1.1 connections of one server, kept open between requests, on asyncio's streams.
 
-Bodies are handed on as they come, so that whoever reads them knows when each part arrived.
+Bodies are handed on as they arrive, so that a reader knows the arrival time of each part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TORN = "the server closed the connection in the middle of an answer"
 
 
 class ProtocolError(ConnectionError):
-    """What a server sends is not HTTP, or it ends in the middle."""
+    """The server's answer is not HTTP, or it ends in the middle."""
 
 
 @dataclasses.dataclass
@@ -36,7 +36,7 @@ class Response:
 
 
 class Connections:
-    """Connections to one server. Any number of requests may be under way."""
+    """Connections to one server. Any number of requests may run at once."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
         """`headers` go with every request. Raises ValueError for what is no http(s) URL."""
@@ -58,9 +58,9 @@ class Connections:
     async def request(
         self, method: str, path: str, body: bytes | None = None
     ) -> AsyncIterator[Response]:
-        """The answer to a request. Its connection is used again if its body was read to the end.
+        """The answer to a request. Its connection is reused if the body is read to the end.
 
-        Raises OSError where the server cannot be reached or breaks off.
+        Raises OSError where the server cannot be reached or the connection breaks.
         """
         head = [f"{method} {self._path}{path} HTTP/1.1"]
         head += [f"{name}: {value}" for name, value in self._headers.items()]
@@ -98,7 +98,7 @@ class Connections:
     async def _exchange(
         self, message: bytes
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Response]:
-        """Sends a message; a connection that the server has closed meanwhile is replaced."""
+        """Sends a request; reconnects where the server has closed an idle connection."""
         while self._idle and self._idle[-1][0].at_eof():
             self._idle.pop()[1].close()
         while True:

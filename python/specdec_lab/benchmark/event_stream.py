@@ -1,4 +1,4 @@
-"""The server-sent events of an answer, read as their bytes come."""
+"""Reads the server-sent events of an answer as their bytes arrive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StreamError(Exception):
 
 
 class AnswerStream:
-    """Notes in an Answer what a stream brings, and when."""
+    """Records a stream's content and arrival times in an Answer."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -25,7 +25,7 @@ class AnswerStream:
         self._is_whole = self._has_usage = False
 
     def take(self, piece: bytes, now: float) -> None:
-        """Reads bytes that came at the time `now`. Raises StreamError."""
+        """Reads bytes that arrived at time `now`. Raises StreamError."""
         for data in self._events(piece):
             if data == "[DONE]":
                 self._is_whole = True
@@ -33,7 +33,7 @@ class AnswerStream:
                 self._take_event(data, now)
 
     def end(self) -> None:
-        """Raises StreamError if what came is not a whole answer."""
+        """Raises StreamError if the answer is not complete."""
         if not self._is_whole:
             raise StreamError("the stream ended without [DONE]")
         if not self._answer.arrivals:
@@ -42,7 +42,7 @@ class AnswerStream:
             raise StreamError("the stream has no usage, without which tokens cannot be counted")
 
     def _events(self, piece: bytes) -> Iterator[str]:
-        """The data of the events whose lines have ended."""
+        """The data of the events that are complete."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -68,7 +68,7 @@ class AnswerStream:
 
 
 def _new_text(choice: Mapping[str, Any]) -> str | None:
-    """The text of a chunk; None for the one that opens a chat's answer."""
+    """The text of a chunk; None for the first chunk of a chat answer, which has none."""
     if "text" in choice:
         return str(choice["text"] or "")
     delta = choice.get("delta") or {}

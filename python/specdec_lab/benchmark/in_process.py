@@ -1,4 +1,4 @@
-"""An engine of this process, asked as a server is."""
+"""An engine in this process as a benchmark's client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class EngineClient:
     """An Engine. Chunks are its outputs, without a server between.
 
     Attributes:
-        name: of the model.
+        name: the model's name.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class EngineClient:
         temperature: float | None = 0.0,
         ignore_eos: bool = False,
     ) -> None:
-        """`is_chat`: prompts are put into the chat template. `temperature` None is the model's."""
+        """`is_chat`: apply the chat template to prompts. `temperature`: None for the model's."""
         self.name = name
         self._engine = engine
         self._is_chat = is_chat
@@ -81,7 +81,7 @@ class EngineClient:
 
 
 def chat_tokens(engine: Engine, question: Question) -> Question:
-    """A question whose text is put into the chat template; one of tokens stays as it is."""
+    """The question with the chat template applied to its text; token ids stay as they are."""
     if not isinstance(question.prompt, str):
         return question
     prompt = engine.chat_prompt([{"role": "user", "content": question.prompt}])

@@ -23,9 +23,9 @@ class Load:
     Attributes:
         request_rate: requests a second, infinite for all at once.
         burstiness: see arrival_times().
-        max_concurrency: requests under way at most; None for any number. With an infinite rate
-            this is a closed loop of so many streams.
-        seed: of the arrivals.
+        max_concurrency: the most requests at once; None for any number. With an infinite rate this
+            is a closed loop of max_concurrency streams.
+        seed: the seed of the arrival times.
     """
 
     request_rate: float = math.inf
@@ -44,13 +44,13 @@ class Turn:
 
 @dataclasses.dataclass
 class Result:
-    """What one server did.
+    """The results of one server.
 
     Attributes:
         name: the server's.
-        turns: one a round; round i of every server had the same questions.
-        acceptance: how the drafts of all turns fared by the server's counters; None where it has
-            none.
+        turns: one per round; round i of every server had the same questions.
+        acceptance: how the drafts of all turns fared, by the server's counters; None without such
+            counters.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Result:
 
     @property
     def answers(self) -> list[Answer]:
-        """Those of all turns."""
+        """The answers of all turns."""
         return [answer for turn in self.turns for answer in turn.answers]
 
     @property
     def seconds(self) -> float:
-        """Of all turns."""
+        """The seconds of all turns together."""
         return sum(turn.seconds for turn in self.turns)
 
 
@@ -115,8 +115,8 @@ async def run_rounds(
 ) -> list[Result]:
     """Each round's questions go to every client, one client after the other.
 
-    The order of the clients changes from round to round, so that the machine's drift meets all of
-    them alike. All have the same arrivals.
+    The order of the clients changes from round to round, so that drift of the machine affects all
+    of them alike. All have the same arrival times.
     """
     results = [Result(client.name) for client in clients]
     pairs = list(zip(clients, results, strict=True))

@@ -25,7 +25,7 @@ class Times:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Times | None:
-        """None of no times."""
+        """The statistics of some times; None if there are none."""
         if not seconds:
             return None
         values = 1e3 * np.asarray(seconds, dtype=np.float64)
@@ -47,15 +47,15 @@ class Metrics:
 
     Attributes:
         completed, failed: answers.
-        seconds: that they took together; None where that is not known, as of one category among
-            others, and the figures a second are None then, too.
-        num_input_tokens, num_output_tokens: of the completed ones.
-        num_good: completed ones within all limits; None without limits.
-        ttft: to the first token.
-        tpot: for each token after the first, of answers with several.
-        itl: between one chunk and the next, of all answers.
-        e2el: to the last token.
-        acceptance: how drafts fared; None where nobody says.
+        seconds: how long they took together; None where that is unknown, as for one category among
+            others. Figures per second are None then, too.
+        num_input_tokens, num_output_tokens: tokens of the completed answers.
+        num_good: completed answers within all limits; None without limits.
+        ttft: times to the first token.
+        tpot: times per token after the first, of answers with several tokens.
+        itl: times between one chunk and the next, of all answers.
+        e2el: times to the last token.
+        acceptance: how drafts fared; None if unknown.
     """
 
     completed: int
@@ -71,7 +71,7 @@ class Metrics:
     acceptance: Acceptance | None = None
 
     def per_second(self, count: int) -> float | None:
-        """`count` a second."""
+        """`count` per second."""
         return None if self.seconds is None else count / max(self.seconds, 1e-9)
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Metrics:
 
 
 def acceptance_json(acceptance: Acceptance | None) -> dict[str, Any]:
-    """The fields about drafts; none where nobody says or nothing was drafted."""
+    """The fields about drafts; empty if unknown or nothing was drafted."""
     if acceptance is None or not acceptance.num_drafts:
         return {}
     drafts = acceptance.num_drafts
@@ -138,7 +138,7 @@ def metrics_of(
 ) -> Metrics:
     """The figures of answers.
 
-    acceptance: counts that go over those of the answers, which are added up where it is None.
+    acceptance: counts to use in place of the sums over the answers; None for those sums.
     """
     complete = [answer for answer in answers if answer.error is None]
     said = [answer.acceptance for answer in complete if answer.acceptance is not None]

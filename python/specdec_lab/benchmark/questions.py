@@ -12,8 +12,8 @@ from specdec_lab.evaluation.prompts import read_prompts
 
 RANDOM = "random"
 
-_MOST_TRIES = 6  # to find a text of a length
-# Frequent words, each of which is a token of its own in most vocabularies.
+_MOST_TRIES = 6  # to find a text of a given length
+# Frequent words; each is a single token in most vocabularies.
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group "
     "country problem hand part place case week company system program question work government "
@@ -31,9 +31,9 @@ TokenCounter = Callable[[str], Awaitable[int | None]]
 def custom_questions(
     files: Sequence[Path], num_prompts: int | None, max_tokens: int, seed: int
 ) -> list[Question]:
-    """Those of JSON-lines files, as read_prompts() reads them; from the start again if too few.
+    """Questions from JSON-lines files, see read_prompts(); repeated from the start if too few.
 
-    num_prompts: all once where it is None.
+    num_prompts: the number of questions; None for every prompt once.
 
     Raises PromptsError that names the file and the line.
     """
@@ -63,8 +63,8 @@ async def random_questions(
 ) -> list[Question]:
     """Texts of random words.
 
-    A text has as many tokens as asked for where `count_tokens` knows them, and as many words where
-    it does not. A prompt's true length is in the answer.
+    A text has the given number of tokens if `count_tokens` can count them, else the given number of
+    words. A prompt's true length is in the answer.
     """
     source = random.Random(seed)
     inputs = lengths(num_prompts, input_len, range_ratio, source)

@@ -16,7 +16,7 @@ _COLOURS = ("#b2182b", "#5f7d95", "#d6a24a", "#4d9221")
 
 
 def draw(report: ServeReport, file: Path) -> None:
-    """Writes a picture, of the kind that the file's ending says: .png, .svg or .pdf.
+    """Writes a picture in the format of the file's ending: .png, .svg or .pdf.
 
     Panels: the share of answers within a time to the first token, within a time per output token,
     and the mean time per output token of each category. A colour is a server.

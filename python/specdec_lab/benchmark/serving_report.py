@@ -1,4 +1,4 @@
-"""What `specdec-native bench serve` found."""
+"""The report of `specdec-native bench serve`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from specdec_lab.benchmark.load_run import Load, Result
 from specdec_lab.benchmark.metrics import Metrics, by_category, metrics_of
 
 SCHEMA = 1
-"""Of the JSON; raised when a field changes its meaning."""
+"""Version of the JSON; raised when a field changes its meaning."""
 
 
 @dataclasses.dataclass
 class ServerReport:
-    """What one server did.
+    """The results of one server.
 
     Attributes:
         name: its URL.
-        model: what it was asked for.
-        metrics: of all its answers.
-        categories: of each category of prompts.
+        model: the model in its requests.
+        metrics: the figures of all its answers.
+        categories: the figures of each category of prompts.
         errors: answers that failed, by what happened, such as "HTTP 503: the queue is full".
-        answers: all of them.
+        answers: all answers.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ServerReport:
     answers: Sequence[Answer]
 
     def to_json(self, *, is_detailed: bool) -> dict[str, Any]:
-        """The fields; `is_detailed` adds those of each answer."""
+        """The fields; `is_detailed` adds each answer's."""
         fields = {
             "base_url": self.name,
             "model_id": self.model,
@@ -52,7 +52,7 @@ class ServerReport:
 
 @dataclasses.dataclass
 class ServeReport:
-    """What all servers did, with the load they were under."""
+    """The results of all servers, with the load they were under."""
 
     load: Load
     num_prompts: int
@@ -88,8 +88,8 @@ def make_report(
 ) -> ServeReport:
     """The report on what run_rounds() returned; later servers are compared with the first one.
 
-    models: what each server was asked for.
-    limits: those of goodput, in milliseconds.
+    models: the model in the requests to each server.
+    limits: the limits of goodput, in milliseconds.
     """
     servers = [
         ServerReport(

@@ -1,1 +1,1 @@
-"""Measures ways of decoding against plain decoding, on prompts and with the engine alone."""
+"""Compares decoding methods with plain decoding, on prompts, without a server."""

@@ -1,4 +1,4 @@
-"""Ways of decoding that are measured against each other."""
+"""Decoding methods to compare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_native.speculation.speculative_config import parse_speculative_conf
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way of decoding: with a speculative_config, or plain."""
+    """A decoding method: with a speculative_config, or plain."""
 
     name: str
     speculative_config: Mapping[str, Any] | None = None
@@ -21,10 +21,10 @@ class Method:
 
 PLAIN = Method("plain")
 NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-# Prompts come several times: without this a later answer would be drafted from an earlier one.
+# Prompts repeat: with cached requests, a later answer would be drafted from an earlier one.
 SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
 FREE_DRAFT_TOKENS = 8
-"""The longest draft where drafting costs next to nothing, and of merged drafters."""
+"""The longest draft for drafters that cost next to nothing, and for merged drafters."""
 
 _HEAD_TOKENS = 3
 _TREE_WIDTH = 3
@@ -43,8 +43,8 @@ HEAD_METHODS = (
     "ngram+head",
     "suffix+head",
 )
-"""What a head is measured as and beside. Those that are fixed draft as many tokens in every step;
-of the others the engine decides. A sum drafts with both at once, into one tree."""
+"""The methods that a draft head is measured with. "-fixed" drafts the same number of tokens in
+every step; otherwise the engine decides. "a+b" drafts with both at once, into one tree."""
 
 
 def speculative(name: str, num_tokens: int, **config: Any) -> Method:
@@ -59,16 +59,15 @@ def methods_of_head(
     tree_width: int | None = None,
     names: Sequence[str] = (),
 ) -> list[Method]:
-    """Plain decoding, and a head as chain, as tree and beside what drafts without a model.
+    """Plain decoding, and a head that drafts chains, trees, and together with model-free drafters.
 
     config: a speculative_config of one head (or draft model): its own keys and
-        num_speculative_tokens. Where that is left out, fixed methods draft what the head proposes,
-        else 3 tokens.
-    tree_width: of trees; 3 if left out.
-    names: those of HEAD_METHODS to keep; plain decoding is always there.
+        num_speculative_tokens. If this is left out, fixed methods draft the number that the head
+        proposes, else 3 tokens.
+    tree_width: the width of trees; 3 if left out.
+    names: the members of HEAD_METHODS to keep; plain decoding is always kept.
 
-    Raises ValueError for a name or key that has no meaning here, and for a config that the engine
-    does not take.
+    Raises ValueError for an unknown name or key, and for a config that the engine refuses.
     """
     _check_names(names)
     misplaced = [key for key in config if key not in (*DRAFTER_KEYS, "num_speculative_tokens")]

@@ -13,7 +13,7 @@ from specdec_native.checkpoints.optional import import_optional
 _ENDINGS = (".png", ".svg", ".pdf")
 _MOST_POSITIONS = 8
 _BAR_INCHES = 0.2
-_MOST_BARS = 48  # else categories are shown of the head alone
+_MOST_BARS = 48  # above this number, categories are shown for the head alone
 
 
 def make_figure(width: float, height: float) -> Any:
@@ -41,10 +41,10 @@ def check_chart(file: Path) -> None:
 
 
 def draw(report: HeadReport, file: Path) -> None:
-    """Writes a picture, of the kind that the file's ending says: .png, .svg or .pdf.
+    """Writes a picture in the format of the file's ending: .png, .svg or .pdf.
 
-    A line of panels for each batch size and temperature: on the left the share of drafts that were
-    kept at each position, over all categories; on the right tokens/s over plain decoding.
+    A row of panels for each batch size and temperature: on the left the share of drafts that were
+    kept at each position, over all categories; on the right tokens/s relative to plain decoding.
     Raises MissingDependencyError, ValueError for another ending, OSError.
     """
     situations: dict[tuple[int, float], list[Row]] = {}
@@ -62,7 +62,7 @@ def draw(report: HeadReport, file: Path) -> None:
 
 
 def _summed_up(rows: Sequence[Row]) -> Mapping[str, Row]:
-    """A row of each method: that over all categories, where there is one."""
+    """One row per method: the row over all categories, where there is one."""
     chosen: dict[str, Row] = {}
     for row in rows:
         if row.method not in chosen or row.workload == ALL:

@@ -1,4 +1,4 @@
-"""What a measurement found: rows of figures, one for each method and workload."""
+"""The result of a measurement: rows of figures, one for each method and workload."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from specdec_native.requests.outputs import RequestOutput, SpeculativeDecodingMetrics
 
 SCHEMA = 1
-"""Of the JSON that reports are written as; raised when a field changes its meaning."""
+"""Version of the reports' JSON; raised when a field changes its meaning."""
 
 ALL = "all"
 """The workload of rows that sum up all categories."""
@@ -37,7 +37,7 @@ class Sample:
     Attributes:
         method: its name.
         workload: what the call belongs to.
-        call: which call of the workload; others with the same number had the same prompts.
+        call: number of the call in its workload; calls with the same number have the same prompts.
         seconds: from prompts to answers.
         outputs: the answers.
     """
@@ -64,14 +64,14 @@ class Row:
         batch: prompts answered together.
         temperature: of sampling; 0 is greedy.
         num_prompts: prompts, each counted once.
-        num_tokens: new tokens of them.
-        seconds: that these tokens took, prompts included; the median of repeated calls.
+        num_tokens: new tokens of these prompts.
+        seconds: time for these tokens, prompts included; the median of repeated calls.
         tokens_per_s: num_tokens / seconds.
         first_token_ms: median over the prompts.
-        speedup: tokens/s over the first method's on the same prompts.
-        lowest_speedup: the same of the call where it is lowest.
-        same_answers: whether all tokens are the first method's.
-        tokens_per_step: tokens that a step of a request emits after its first token, steps without
+        speedup: tokens/s relative to the first method's on the same prompts.
+        lowest_speedup: the lowest speedup of a single call.
+        same_answers: whether all tokens equal the first method's.
+        tokens_per_step: mean tokens per step of a request after its first token, steps without
             drafts included; 1 in plain decoding.
         acceptance_length: tokens emitted by a step that verified drafts, as vLLM counts them: 1 +
             accepted / steps. This one and the following are None without speculation.
@@ -104,14 +104,14 @@ class Row:
 
 @dataclasses.dataclass
 class Report:
-    """Everything a run found.
+    """The results of a run.
 
     Attributes:
-        model: the target's directory, its last part.
-        architecture, num_parameters, dtype, weight_format, device, isa, num_threads: of the target
-            as the engine loaded it.
-        load_seconds: that took.
-        rows: the figures; those of the first method come first.
+        model: the last part of the target's directory.
+        architecture, num_parameters, dtype, weight_format, device, isa, num_threads: facts about
+            the target as the engine loaded it.
+        load_seconds: time to load the target.
+        rows: the figures; rows of the first method come first.
         schema: SCHEMA.
     """
 
@@ -130,15 +130,15 @@ class Report:
 
 @dataclasses.dataclass
 class HeadReport(Report):
-    """What `specdec-native eval-head` found.
+    """The results of `specdec-native eval-head`.
 
     Attributes:
         head: the speculative_config whose drafter was measured.
         configs: the speculative_config of each method; None for plain decoding.
-        max_tokens: of each answer.
-        repeats: calls with the same prompts.
-        loaded: whether all methods were loaded "together" and took turns call by call, or ran
-            "in turns", one after the other.
+        max_tokens: the limit of each answer.
+        repeats: number of calls with the same prompts.
+        loaded: "together": all methods were loaded and took turns call by call; "in turns": one
+            method ran after the other.
     """
 
     head: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -151,8 +151,7 @@ class HeadReport(Report):
 def make_rows(samples: Iterable[Sample], *, with_totals: bool = False) -> list[Row]:
     """The rows of samples; speeds and answers are compared with the method of the first sample.
 
-    A row needs a call that the first method has made, too, which a run that was interrupted may
-    lack.
+    A row needs calls that the first method has made, too. An interrupted run may lack them.
 
     with_totals: adds rows over all categories, where there are several.
     """

@@ -1,4 +1,4 @@
-"""Prompts to measure with: a user's turn each, and what kind of task it is."""
+"""Prompts for measurements: each is a user's turn with the category of its task."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ PROMPTS = (
     Prompt("code", "Write a C function that reverses a string in place."),
     Prompt("chat", "Write a short poem about rain on a tin roof."),
 )
-"""A few of each category, for those who bring none."""
+"""Default prompts, a few of each category."""
 
 
 def read_prompts(files: Iterable[Path]) -> list[Prompt]:
     """The prompts of JSON-lines files.
 
-    A line is a string or an object. Its text is its "prompt", or the first of its "turns" or of its
-    "messages" that is a user's. Its category is its "category", else the name of the file.
+    A line is a string or an object. An object's text is its "prompt", or the first user's text in
+    "turns" or "messages". Its category is "category", else the name of the file.
 
     Raises PromptsError that names the file and the line.
     """
@@ -76,8 +76,8 @@ def select(
 ) -> dict[str, list[Prompt]]:
     """The prompts by category, in the order in which categories are first met.
 
-    categories: those to keep; all where it is empty.
-    limit: the first so many of each category.
+    categories: the categories to keep; empty for all.
+    limit: how many prompts of each category to keep, the first ones.
 
     Raises PromptsError for a category that no prompt has.
     """

@@ -26,7 +26,8 @@ from specdec_native.requests.sampling_params import SamplingParams
 _MODEL_LEN = 2048
 _BLOCK_SIZE = 16
 _WARM_UP_TOKENS = 4
-# Of its weights on the disk, for packed copies; and the share of the memory that engines may take.
+# An engine's memory as a multiple of its weight files, packed copies included; and the share of the
+# machine's memory that engines may take.
 _BYTES_OF_ENGINE = 1.5
 _SHARE_OF_MEMORY = 0.5
 
@@ -46,7 +47,7 @@ def make_tasks(
 ) -> list[Task]:
     """Every category of prompts at every batch size and temperature.
 
-    The prompts of a call that is not full are followed by the category's first ones.
+    The last call of a category is filled up with the category's first prompts.
     """
     return [
         Task(Workload(name, batch, temperature), _cut(found, batch))
@@ -66,14 +67,14 @@ class Runner:
     """Measures methods.
 
     Attributes:
-        model: what Engine takes.
-        methods: at least one; each gets an engine of its own.
-        tasks: what they do.
-        max_tokens: of an answer.
+        model: the model argument of Engine.
+        methods: at least one; each gets its own engine.
+        tasks: the work of each method.
+        max_tokens: the limit of an answer.
         engine_options: keyword arguments of Engine.
-        repeats: of each call.
-        on_load: told the first engine and the seconds it took to load.
-        on_sample: told every sample as it is made.
+        repeats: how often each call is repeated.
+        on_load: called with the first engine and the seconds it took to load.
+        on_sample: called with every sample as it is made.
     """
 
     model: str | os.PathLike[str]
@@ -92,8 +93,8 @@ class Runner:
         self._samples: dict[str, list[Sample]] = {method.name: [] for method in self.methods}
 
     def run_together(self) -> None:
-        """All methods stay loaded and take turns call by call, so that the machine's drift meets
-        all of them alike. The order of a turn changes from call to call."""
+        """All methods stay loaded and take turns call by call, so that drift of the machine affects
+        all of them alike. The order changes from call to call."""
         with contextlib.ExitStack() as stack:
             engines = [(method, stack.enter_context(self._load(method))) for method in self.methods]
             for repeat in range(self.repeats):
@@ -123,7 +124,7 @@ class Runner:
             self.model,
             **{
                 "max_model_len": _model_len(self.model),
-                "enable_prefix_caching": False,  # a repeated prompt must cost what it costs
+                "enable_prefix_caching": False,  # a repeated prompt must cost its full time
                 **self.engine_options,
                 "speculative_config": method.speculative_config,
             },
@@ -137,7 +138,7 @@ class Runner:
 
     def _measure(self, engine: Engine, method: Method, task: Task, call: int) -> None:
         temperature = task.workload.temperature
-        first = call * task.workload.batch  # a request has the same seed whatever method answers
+        first = call * task.workload.batch  # a request has the same seed with every method
         params = [
             SamplingParams(temperature=temperature, max_tokens=self.max_tokens, seed=first + i)
             for i in range(len(task.calls[call]))
@@ -172,7 +173,7 @@ def describe(engine: Engine, load_seconds: float) -> dict[str, Any]:
 
 
 def fit_together(directory: Path, num_engines: int) -> bool:
-    """Whether so many engines of a checkpoint fit into the memory of a CPU at once."""
+    """Whether `num_engines` engines of a checkpoint fit into a CPU's memory at once."""
     devices = {device.name: device for device in _core.list_devices()}
     if any(name != "cpu" and not device.unusable for name, device in devices.items()):
         return False  # an engine takes most of a GPU's memory
@@ -182,9 +183,9 @@ def fit_together(directory: Path, num_engines: int) -> bool:
 
 
 def with_small_cache(model: Path, batch: int, engine_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of engines that hold `batch` requests and no more, so that several engines fit.
+    """Engine options with a KV cache for just `batch` requests, so that several engines fit.
 
-    What `engine_options` say of the cache stays as it is.
+    Cache sizes in `engine_options` are kept.
     """
     options = {"max_num_seqs": batch, **engine_options}
     length = engine_options.get("max_model_len") or _model_len(model)
@@ -201,7 +202,7 @@ def rotated(items: Sequence[T], by: int) -> list[T]:
 
 
 def _model_len(model: str | os.PathLike[str]) -> int | None:
-    """Enough for the prompts and answers, so that the cache is small; None for what there is."""
+    """A max_model_len for prompts and answers that keeps the cache small; None: the model's."""
     config = hub.resolve_model(model) / "config.json"
     longest = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings")
     return _MODEL_LEN if isinstance(longest, int) and longest > _MODEL_LEN else None

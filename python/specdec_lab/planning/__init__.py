@@ -1,1 +1,1 @@
-"""Predicts when speculation pays: from what passes cost and how many drafts are kept."""
+"""Predicts when speculation pays, from the cost of passes and the acceptance of drafts."""

@@ -1,4 +1,4 @@
-"""What passes cost, as they were measured on this machine, and which passes a drafter makes."""
+"""Costs of passes as measured on this machine, and the passes that a drafter makes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class CostPoint:
     """A measured step in which `batch` requests drafted `length` tokens each.
 
     Attributes:
-        batch, length, context: of it; `context` is the number of tokens of each request before.
-        target_seconds: of the step without drafting.
-        draft_seconds: of drafting.
+        batch, length, context: the step's; `context` is the number of tokens before it per request.
+        target_seconds: time of the step without drafting.
+        draft_seconds: time of drafting.
     """
 
     batch: int
@@ -28,10 +28,9 @@ class CostPoint:
 class MeasuredCosts:
     """Costs between and beyond measured points.
 
-    Of the shortest context there are points for every batch size and length, between which costs
-    are linear; where they fall with the length, the mean counts. A longer context adds seconds for
-    each request, which are measured at one batch size: every request reads keys and values of its
-    own.
+    The shortest context has points for every batch size and length, and costs are linear between
+    them; where measured costs fall with the length, their mean is used. A longer context adds
+    seconds per request, measured at one batch size: every request reads its own keys and values.
     """
 
     def __init__(self, points: Sequence[CostPoint]) -> None:
@@ -85,7 +84,7 @@ class _Surface:
 
 
 def _rising(curve: Mapping[float, float]) -> dict[float, float]:
-    """The curve, with means in place of seconds that fall: more rows never cost less."""
+    """The curve made non-decreasing by averaging: more rows never cost less."""
     runs: list[list[float]] = []
     for x in sorted(curve):
         run = [curve[x]]
@@ -97,7 +96,7 @@ def _rising(curve: Mapping[float, float]) -> dict[float, float]:
 
 
 def _interpolate(curve: Mapping[float, float] | Mapping[int, float], x: float) -> float:
-    """Linear between the knots; below the first its value, above the last its last slope."""
+    """Linear between the knots, constant below the first, with the last slope above the last."""
     knots = sorted(curve)
     if x <= knots[0] or len(knots) == 1:
         return curve[knots[0]]  # type: ignore[index]
@@ -109,12 +108,12 @@ def _interpolate(curve: Mapping[float, float] | Mapping[int, float], x: float) -
 
 
 Passes = Literal["levels", "rows", "one"]
-"""How a drafter that runs a model drafts: "levels", one pass for each token of a draft; "rows", one
-with a row for each token; or "one", one with a row for each request."""
+"""How a drafter that runs a model drafts: "levels", one pass per token of a draft; "rows", one pass
+with a row per token; or "one", one pass with a row per request."""
 
 
 def rows_of_passes(passes: Passes, batch: int, length: int) -> list[int]:
-    """By pass. A draft model also runs the token that the target added."""
+    """The rows of each pass. A draft model also runs the token that the target added."""
     if passes == "levels":
         return [2 * batch] + [batch] * (length - 1)
     return [batch * length if passes == "rows" else batch]

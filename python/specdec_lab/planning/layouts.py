@@ -1,4 +1,4 @@
-"""How to spread a model over devices: every layout with the speed that is predicted for it."""
+"""How to spread a model over devices: every layout with its predicted speed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specdec_native._core import ModelFacts
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """What there is.
+    """The devices to plan for.
 
     Attributes:
-        count: of devices.
-        machine: each of them.
-        link: between any two.
-        memory: bytes of a device; None for enough.
+        count: number of devices.
+        machine: the rates of each device.
+        link: the link between any two devices.
+        memory: bytes of a device; None for no limit.
     """
 
     count: int
@@ -33,7 +33,7 @@ class Devices:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Options of an engine, and how many such engines the devices hold."""
+    """Options of an engine, and how many such engines (replicas) the devices hold."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -43,12 +43,12 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSpeed:
-    """What a layout does with `batch` requests, which its replicas share, at `context` tokens each.
+    """A layout's speed with `batch` requests over all its replicas, at `context` tokens each.
 
     Attributes:
         length: the best draft length; 0 for none.
-        step_seconds, draft_seconds: of a step of a replica, and of its drafting.
-        tokens_per_second: of all replicas.
+        step_seconds, draft_seconds: time of a replica's step, and of drafting in it.
+        tokens_per_second: the sum over all replicas.
     """
 
     layout: Layout
@@ -62,13 +62,13 @@ class LayoutSpeed:
 
 @dataclasses.dataclass(frozen=True)
 class DraftSize:
-    """What drafting costs on `size` devices, for one request of the shortest context.
+    """The cost of drafting on `size` devices, for one request of the shortest context.
 
     Attributes:
-        length: tokens of a draft, the longest that was asked.
-        seconds: of drafting them.
-        num_waits: how often the link's latency counts in these seconds.
-        break_even_latency: the link's, below which this is faster than one device; None where it
+        length: tokens of a draft, the longest in question.
+        seconds: time to draft them.
+        num_waits: how often the link's latency is part of these seconds.
+        break_even_latency: link latency below which this is faster than one device; None where it
             never is, and for one device.
     """
 
@@ -81,15 +81,16 @@ class DraftSize:
 
 @dataclasses.dataclass
 class LayoutPlan:
-    """Everything that was found.
+    """The plan.
 
     Attributes:
         model, speculation: as in Plan; `speculation` is empty for plain decoding.
-        devices: what was planned for.
+        devices: the devices that were planned for.
         batches, contexts: in rising order.
-        acceptance: of the drafts; None for plain decoding.
-        speeds: by context, batch, then layout.
-        too_large: pairs of tensor and pipeline parallel sizes that need more memory than there is.
+        acceptance: the drafts' acceptance; None for plain decoding.
+        speeds: ordered by context, batch, then layout.
+        too_large: pairs of tensor and pipeline parallel sizes that need more memory than a device
+            has.
         draft_sizes: the smallest first; empty where no model drafts.
     """
 
@@ -104,19 +105,19 @@ class LayoutPlan:
     draft_sizes: Sequence[DraftSize]
 
     def to_json(self) -> dict[str, Any]:
-        """What the command writes with --json."""
+        """The JSON that the command writes with --json."""
         return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
     def best(self, batch: int, context: int) -> LayoutSpeed:
-        """The layout of the most tokens a second; of equals the fewest ranks that draft."""
+        """The layout with the most tokens per second; among equals the fewest ranks."""
         return max(self.at(batch, context), key=_preference)
 
     def at(self, batch: int, context: int) -> list[LayoutSpeed]:
-        """All layouts."""
+        """All layouts at a batch size and context."""
         return [s for s in self.speeds if (s.batch, s.context) == (batch, context)]
 
     def best_draft(self, batch: int, context: int) -> dict[tuple[int, int], LayoutSpeed]:
-        """By tensor and pipeline parallel size, the best draft size."""
+        """The best draft size for each pair of tensor and pipeline parallel sizes."""
         found: dict[tuple[int, int], LayoutSpeed] = {}
         for speed in sorted(self.at(batch, context), key=_preference):
             layout = speed.layout
@@ -136,8 +137,8 @@ def layout_costs(
     drafters: Sequence[ModelFacts],
     passes: Passes,
 ) -> list[tuple[Layout, RankCosts]]:
-    """Every layout whose ranks divide the devices. `targets` and `drafters` are the shares of all
-    sizes that work; without drafters nothing that drafts runs a model."""
+    """Every layout whose ranks divide the devices. `targets` and `drafters` hold the facts for
+    every possible number of ranks; `drafters` is empty where drafting runs no model."""
     found = []
     for target in targets:
         size = target.num_ranks
@@ -155,8 +156,8 @@ def layout_costs(
 def layout_speed(
     layout: Layout, costs: RankCosts, batch: int, context: int, acceptance: Acceptance | None
 ) -> LayoutSpeed:
-    """With the draft length that is best for it. Requests are spread evenly over the replicas, and
-    the fullest one counts."""
+    """The speed at the layout's best draft length. Requests are spread evenly over the replicas,
+    and the replica with the most requests counts."""
     each = -(-batch // layout.replicas)
     chain = acceptance or Acceptance((), ())
     rates = []

@@ -1,4 +1,4 @@
-"""What a plan over several devices says, as tables and as sentences."""
+"""Prints a plan over several devices as tables and sentences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import rich.table
 from specdec_lab.planning.layouts import LayoutPlan, LayoutSpeed
 from specdec_lab.planning.plan_report import count_requests, drafter_name, milliseconds, new_table
 
-_COLUMNS = 3  # of a table
+_COLUMNS = 3  # columns of a table
 
 
 def print_layouts(out: rich.console.Console, plan: LayoutPlan) -> None:
@@ -61,14 +61,14 @@ def draft_table(plan: LayoutPlan) -> rich.table.Table:
 
 
 def sentence(plan: LayoutPlan) -> str:
-    """What to take at the shortest context, by the number of requests."""
+    """The recommended layouts at the shortest context, by the number of requests."""
     best = [plan.best(batch, plan.contexts[0]) for batch in plan.batches]
     runs = [list(run) for _, run in itertools.groupby(best, key=lambda speed: speed.layout)]
     return " ".join(_take(plan, run) for run in runs)
 
 
 def options(plan: LayoutPlan, speed: LayoutSpeed) -> str:
-    """Of the command line."""
+    """A layout's command-line options."""
     layout = speed.layout
     sizes = {
         "--tensor-parallel-size": layout.tensor_parallel_size,
@@ -84,7 +84,7 @@ def options(plan: LayoutPlan, speed: LayoutSpeed) -> str:
 
 
 def name(sizes: tuple[int, int]) -> str:
-    """Of a layout."""
+    """A layout's name."""
     return f"{sizes[0]} x {sizes[1]}"
 
 

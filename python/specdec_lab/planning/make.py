@@ -1,4 +1,4 @@
-"""Makes plans: measures this machine, or computes another one."""
+"""Makes plans: from measurements on this machine, or from the rates of another one."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _PROMPT_ROWS = 512
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is planned.
+    """The input of a plan.
 
     Attributes:
-        model: what is shown as its name.
-        directory: with its config.json, and with its weights where passes are measured.
+        model: the displayed name.
+        directory: the folder of its config.json, and of its weights where passes are measured.
         speculation: keys of drafters and num_speculative_tokens, the longest draft.
         batches, contexts: in rising order.
         engine_options: keyword arguments of Engine.
@@ -86,7 +86,7 @@ def measured_plan(
 
 
 def computed_plan(question: Question, machine: Machine, acceptance: Acceptance | None) -> Plan:
-    """A plan for a machine that need not be here. Raises CheckpointError."""
+    """A plan for any machine, from its rates. Raises CheckpointError."""
     whole = _targets(question)[0]
     drafters, passes = _drafters(question)
     one_device = Link(0.0, math.inf)
@@ -104,7 +104,7 @@ def computed_plan(question: Question, machine: Machine, acceptance: Acceptance |
 
 
 def layout_plan(question: Question, devices: Devices, acceptance: Acceptance | None) -> LayoutPlan:
-    """A plan for several devices that need not be here; without acceptance, of plain decoding.
+    """A plan for any devices, from their rates; for plain decoding without acceptance.
 
     Raises CheckpointError, and ValueError where no layout has enough memory.
     """
@@ -128,7 +128,7 @@ def _drafter_keys(question: Question) -> dict[str, Any]:
 def _predicted(
     question: Question, costs: PassCosts, acceptance: Acceptance | None
 ) -> dict[str, Any]:
-    """The fields of a Plan that do not say where costs come from."""
+    """The fields of a Plan that do not depend on where costs come from."""
     return {
         "model": question.model,
         "speculation": _drafter_keys(question),
@@ -153,7 +153,7 @@ def _points(question: Question, costs: PassCosts, model: ModelFacts) -> list[Poi
 
 
 def _targets(question: Question, weight_format: str | None = None) -> list[ModelFacts]:
-    """The target, as each number of ranks shares it; `weight_format` as it was loaded."""
+    """The target's facts for each number of ranks; `weight_format` is the loaded one, if known."""
     options = question.engine_options
     quantization = options.get("quantization") or "auto"
     if weight_format is not None:  # such as "int4+int8, from gguf q4_k"
@@ -168,7 +168,7 @@ def _targets(question: Question, weight_format: str | None = None) -> list[Model
 
 
 def _drafters(question: Question) -> tuple[list[ModelFacts], Passes]:
-    """What drafts, as each number of ranks shares it, and its passes; nothing where none runs a
+    """The drafter's facts for each number of ranks, and its passes; no facts if it runs no
     model."""
     for drafter in parse_speculative_config(question.speculation, hub.find_config).drafters:
         in_parallel = bool(drafter.fields.get("parallel_drafting"))

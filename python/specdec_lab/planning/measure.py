@@ -1,4 +1,4 @@
-"""Measures what steps of an engine cost, by batch size, draft length and context."""
+"""Measures the cost of an engine's steps by batch size, draft length and context."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Draft lengths that are measured, up to the longest."""
 
 _WARM_UP_STEPS = 1
-_ROUNDS = 3  # over the lengths of a batch size and context, so that a busy spell meets all of them
-_LEAST_STEPS = 3  # of a round
+_ROUNDS = 3  # over all lengths of a batch and context, so that a busy spell affects all
+_LEAST_STEPS = 3  # per round
 _MOST_STEPS = 16
-_SECONDS = 0.15  # of a round, beyond the least number of steps
-_OUTLIER = 1.5  # times the median
-_KEPT = 0.5  # of drafts, so that steps hold what accepted drafts cost
-_MOST_CONTEXT_TOKENS = 8192  # of all requests, where a context is longer than the shortest
+_SECONDS = 0.15  # least time per round
+_OUTLIER = 1.5  # times the median: slower steps are dropped
+_KEPT = 0.5  # share of drafts kept, so that steps include the cost of accepted drafts
+_MOST_CONTEXT_TOKENS = 8192  # over all requests, for contexts longer than the shortest
 _BLOCK_SIZE = 16
 _CHUNK = 512  # rows of the prompt's pass that is timed
 _TARGET_PARTS = ("schedule_seconds", "forward_seconds", "sample_seconds", "commit_seconds")
-_PATTERN = 7  # tokens that repeat in texts for drafters that copy
+_PATTERN = 7  # period of the repeating texts for drafters that copy
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """What is measured.
+    """The points to measure.
 
     Attributes:
         batches: numbers of requests.
-        contexts: tokens of each request before.
+        contexts: tokens per request before the step.
         longest: the longest draft.
     """
 
@@ -55,7 +55,7 @@ class Grid:
         return sorted({*(n for n in LENGTHS if n < self.longest), self.longest})
 
     def places(self) -> list[tuple[int, int]]:
-        """(context, batch) where all lengths are measured.
+        """The pairs (context, batch) at which all lengths are measured.
 
         All batch sizes at the shortest context; longer ones at the largest batch size whose texts
         are not too long together, or at the smallest.
@@ -70,19 +70,19 @@ class Grid:
 
     @property
     def steps_tokens(self) -> int:
-        """Tokens that requests may grow by while they are measured: 2 a step on average."""
+        """Tokens that requests may grow by during the measurement: 2 per step on average."""
         return (_WARM_UP_STEPS + _MOST_STEPS + 2) * min(3, self.longest + 1)
 
 
 @dataclasses.dataclass
 class Measurement:
-    """What was found.
+    """The result of a measurement.
 
     Attributes:
-        points: steps.
-        prompt_rows, prompt_seconds: the pass over a full chunk of prompts; 0 seconds where no
-            prompt was long enough.
-        facts: of the engine, as ModelInfo names them.
+        points: the measured steps.
+        prompt_rows, prompt_seconds: rows and time of a pass over a full chunk of prompts; 0 seconds
+            where no prompt was long enough.
+        facts: facts about the engine, named as in ModelInfo.
     """
 
     points: list[CostPoint]
@@ -107,16 +107,16 @@ def measure(
     acceptance: Acceptance | None = None,
     cpu_time: bool = False,
 ) -> Measurement:
-    """Steps of plain decoding and with drafts of each length.
+    """Measures steps of plain decoding and with drafts of each length.
 
-    model: what Engine takes.
+    model: the model argument of Engine.
     speculation: keys of drafters, see speculation.speculative_config.
     engine_options: keyword arguments of Engine; sizes are chosen here.
-    on_point: told how many places are done, of how many, and what is measured.
-    acceptance: of the drafts in the measured steps; half of them are kept if it is not known. A
-        draft model computes the last of the accepted drafts again.
-    cpu_time: count the CPU time of this process instead of the clock's: for an engine of one thread
-        on a machine that others keep busy.
+    on_point: called with the number of points done, their total, and a text about the next one.
+    acceptance: of the drafts in the measured steps; if unknown, half of them are kept. A draft
+        model computes the last accepted draft again.
+    cpu_time: measure CPU time of this process instead of wall time: for an engine of one thread on
+        a busy machine.
 
     Raises what Engine raises.
     """
@@ -144,7 +144,7 @@ def measure(
 
 
 def _propose_anything(tokens: Sequence[int], max_tokens: int) -> list[int]:
-    """Drafts whose tokens do not matter, since their acceptance is made up."""
+    """Drafts arbitrary tokens: their acceptance is synthetic."""
     return list(tokens[:max_tokens])
 
 
@@ -183,13 +183,13 @@ def _rates(acceptance: Acceptance | None, length: int) -> list[float]:
 
 
 class _RandomTexts:
-    """Prompts without order, so that experts of a model are chosen as by any text."""
+    """Random prompts, so that a model's experts are chosen evenly."""
 
     def __init__(self, engine: Engine) -> None:
         self._vocab_size = engine.model_info().vocab_size
 
     def prompts(self, batch: int, context: int) -> list[list[int]]:
-        """The same every time, so that the prefix cache has all but the first time's."""
+        """The same prompts every time, so that the prefix cache has them after the first time."""
         generators = [random.Random(i) for i in range(batch)]
         return [g.choices(range(self._vocab_size), k=context) for g in generators]
 
@@ -220,7 +220,7 @@ class _Measurer:
     def run(
         self, texts: _RandomTexts | _RepeatedTexts, tell: Callable[[int, int], None]
     ) -> Measurement:
-        """`tell` is told the context and the batch size that come next."""
+        """`tell` is called with the next context and batch size."""
         info = self.engine.model_info()
         names = ("architecture", "device", "isa", "num_threads", "weight_format", "weight_bytes")
         facts = {name: getattr(info, name) for name in names}
@@ -294,6 +294,6 @@ class _Measurer:
 
 
 def _usual(seconds: Sequence[float]) -> float:
-    """Their mean without those that something else held up."""
+    """The mean without outliers, which something else on the machine has delayed."""
     limit = _OUTLIER * statistics.median(seconds)
     return statistics.mean(value for value in seconds if value <= limit)

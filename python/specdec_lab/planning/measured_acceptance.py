@@ -21,7 +21,7 @@ def measure_acceptance(
     max_tokens: int,
     engine_options: Mapping[str, Any],
 ) -> Acceptance:
-    """What becomes of drafts of `num_speculative_tokens` tokens in greedy answers to the prompts.
+    """Acceptance of drafts of `num_speculative_tokens` tokens in greedy answers to the prompts.
 
     All prompts are answered together. Raises what Engine raises.
     """
@@ -40,7 +40,7 @@ def measure_acceptance(
 
 
 def acceptance_of(row: Row) -> Acceptance:
-    """Shares of all steps of a method's row, steps without drafts included."""
+    """Acceptance from a method's row, as shares of all steps, steps without drafts included."""
     decoded = row.num_tokens - row.num_prompts  # the first token comes with the prompt
     steps = decoded / row.tokens_per_step
     proposed = row.proposed_per_position or []

@@ -1,4 +1,4 @@
-"""A plan: what speculation brings on a machine, over acceptance, batch size and context."""
+"""A plan: the predicted speed-up of speculation by acceptance, batch size and context."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specdec_lab.planning.speedup import (
 )
 
 SCHEMA = 1
-"""Of the JSON that plans are written as; raised when a field changes its meaning."""
+"""Version of the plans' JSON; raised when a field changes its meaning."""
 
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Acceptance rates of the tables."""
 
 WORTH_IT = 1.05
-"""A speed-up below is not worth switching anything on."""
+"""The least speed-up for which the plan recommends speculation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The best draft length and what it brings, at a batch size and context.
+    """The best draft length and its speed-up, at a batch size and context.
 
-    `rate` is the share of each position's drafts that is kept, None where it is as measured.
+    `rate` is the assumed acceptance rate at each position; None: the measured acceptance.
     """
 
     batch: int
@@ -61,7 +61,7 @@ class BreakEven:
 
 @dataclasses.dataclass(frozen=True)
 class LastBatch:
-    """The largest batch size at which drafting brings WORTH_IT, 0 for none; `rate` as in
+    """The largest batch size with a speed-up above WORTH_IT, 0 for none; `rate` as in
     Prediction."""
 
     context: int
@@ -71,20 +71,20 @@ class LastBatch:
 
 @dataclasses.dataclass
 class Plan:
-    """Everything that was found.
+    """The plan.
 
     Attributes:
-        model: what was planned for.
+        model: the model that was planned for.
         speculation: the drafter, by the keys of speculative_config.
         machine: what limits passes.
         is_measured: whether costs were measured; else they were computed from `machine`.
-        facts: of the engine that measured; empty where costs were computed.
-        batches, contexts, longest: what was asked.
-        costs: of steps.
-        predictions: for each of RATES and, where acceptance was measured, for that.
+        facts: facts about the measured engine; empty where costs were computed.
+        batches, contexts, longest: the question's.
+        costs: the costs of steps.
+        predictions: for each of RATES and for the measured acceptance, if there is one.
         break_even: for each batch size and context.
         last_batches: for each rate and context.
-        acceptance: as it was measured on prompts or given; None where it is not known.
+        acceptance: measured on prompts or given; None if unknown.
         points: passes on the roofline.
         schema: SCHEMA.
     """
@@ -113,7 +113,7 @@ class Plan:
         return fields
 
     def predicted(self, rate: float | None, context: int) -> list[Prediction]:
-        """By batch size, the smallest first."""
+        """The predictions of a rate and context, the smallest batch size first."""
         return [p for p in self.predictions if (p.rate, p.context) == (rate, context)]
 
 

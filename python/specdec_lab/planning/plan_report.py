@@ -1,4 +1,4 @@
-"""What a plan says, as tables and as one sentence."""
+"""Prints a plan as tables and one sentence."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def print_plan(out: rich.console.Console, plan: Plan) -> None:
 
 
 def drafter_name(plan: Plan | LayoutPlan) -> str:
-    """What drafts, in a few words."""
+    """The drafter in a few words."""
     entries = plan.speculation.get("drafters") or [plan.speculation]
     return " + ".join(str(e.get("model") or e.get("method")) for e in entries)
 
@@ -96,7 +96,7 @@ def roofline_table(plan: Plan) -> rich.table.Table:
 
 
 def sentence(plan: Plan) -> str:
-    """What to switch on."""
+    """The recommendation: what to switch on."""
     context = plan.contexts[0]
     if plan.acceptance is None:
         return _sentence_by_rate(plan, context)
@@ -141,7 +141,7 @@ def _sentence_by_rate(plan: Plan, context: int) -> str:
 
 
 def switch(plan: Plan, length: int) -> str:
-    """The option of the command line that drafts so."""
+    """The command-line option for drafts of this length."""
     config = {**plan.speculation, "num_speculative_tokens": length}
     simple = {"method", "model", "num_speculative_tokens"}
     if config.keys() - simple:
@@ -152,7 +152,7 @@ def switch(plan: Plan, length: int) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """As tables show them."""
+    """Milliseconds as tables show them."""
     value = 1e3 * seconds
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -169,7 +169,7 @@ def _batch_text(batch: int, batches: Sequence[int]) -> str:
 
 
 def count_requests(count: int) -> str:
-    """In words."""
+    """A number of requests in words."""
     return f"{count} request{'' if count == 1 else 's'}"
 
 
@@ -178,7 +178,7 @@ def _first_rate(plan: Plan) -> float:
 
 
 def new_table(*columns: str) -> rich.table.Table:
-    """Without rows yet."""
+    """A table without rows."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)

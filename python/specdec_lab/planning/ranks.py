@@ -1,5 +1,5 @@
-"""What a step costs on one device, or where several share the models: from the bytes and operations
-of each rank's share, which the core knows, and from the link between them."""
+"""The cost of a step on one or several devices, from the bytes and operations of each rank's share
+(the core computes these) and from the link between the devices."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ _FLOAT_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Between devices.
+    """The link between devices.
 
     Attributes:
-        latency: seconds until a message of a few bytes is there.
-        rate: bytes that a device receives in a second, from all others together.
+        latency: seconds until a message of a few bytes arrives.
+        rate: bytes per second that a device receives from all others together.
     """
 
     latency: float
     rate: float
 
     def seconds(self, num_bytes: float) -> float:
-        """Until all of it is there."""
+        """Seconds until a message of `num_bytes` has arrived."""
         return self.latency + num_bytes / self.rate
 
 
 @dataclasses.dataclass(frozen=True)
 class RankCosts:
-    """Seconds of steps on `target.num_ranks` times `num_stages` devices, as PassCosts has them.
+    """The PassCosts of `target.num_ranks` times `num_stages` devices.
 
     Attributes:
-        machine: each device.
-        link: between any two of them.
-        target: each stage's ranks share it.
-        num_stages: groups of ranks that hold some of the layers each.
-        drafter: what drafts on the first ranks of the last stage; None costs nothing.
-        passes: of the drafter.
+        machine: the rates of each device.
+        link: the link between any two devices.
+        target: the target's share of one rank.
+        num_stages: number of stages, groups of ranks that hold some of the layers each.
+        drafter: the draft model's share; it runs on the first ranks of the last stage. None costs
+            nothing.
+        passes: the drafter's passes.
     """
 
     machine: Machine
@@ -50,7 +51,7 @@ class RankCosts:
     passes: Passes = "levels"
 
     def stage_seconds(self, batch: int, num_rows: float, context: int) -> list[float]:
-        """Of a pass of the target, by stage, with what the last one does at its end."""
+        """Seconds of a target pass in each stage; the last stage includes the end of the pass."""
         seconds = [self._pass_seconds(stage, batch, num_rows, context) for stage in self._stages()]
         seconds[-1] += _num_calls(self.target) * self.link.latency
         if self.num_stages > 1 and self.target.num_ranks == 1:  # the first waits for one call
@@ -58,7 +59,7 @@ class RankCosts:
         return seconds
 
     def target_seconds(self, batch: int, num_rows: float, context: int) -> float:
-        """Until a pass of the target is through all stages."""
+        """Seconds of a target pass through all stages."""
         return sum(self.stage_seconds(batch, num_rows, context)) + self._hop_seconds(num_rows)
 
     def draft_seconds(self, batch: int, length: int, context: int) -> float:
@@ -72,17 +73,17 @@ class RankCosts:
         )
 
     def draft_waits(self, length: int) -> int:
-        """How often the link's latency counts in that."""
+        """How often the link's latency is part of draft_seconds()."""
         if self.drafter is None or length == 0:
             return 0
         waits = self.drafter.num_exchanges + _num_calls(self.drafter)
         return len(rows_of_passes(self.passes, 1, length)) * waits
 
     def step_seconds(self, batch: int, length: int, context: int) -> float:
-        """Until every one of `batch` requests has had a step with drafts of `length` tokens.
+        """Seconds until all `batch` requests have had a step with drafts of `length` tokens.
 
-        Each stage works on another group of requests. The slowest stage sets the pace, unless a
-        group's own way through all stages takes longer.
+        Each stage works on a different group of requests. The slowest stage sets the pace, unless
+        one group's way through all stages takes longer.
         """
         groups = min(self.num_stages, batch)
         each = -(-batch // groups)
@@ -92,7 +93,7 @@ class RankCosts:
         return max(sum(stages) + self._hop_seconds(num_rows), groups * max(stages))
 
     def memory_bytes(self, batch: int, context: int) -> float:
-        """Of the rank that needs most."""
+        """Bytes of the rank that needs the most memory."""
         held = [stage.memory_bytes(batch * context) for stage in self._stages()]
         if self.drafter is not None:
             held[-1] += self.drafter.memory_bytes(batch * context)
@@ -109,11 +110,11 @@ class RankCosts:
         return computing + model.num_exchanges * self.link.latency + received
 
     def _hop_seconds(self, num_rows: float) -> float:
-        """Of rows that every stage hands on to the next."""
+        """Seconds to pass the rows from every stage to the next."""
         row_bytes = _FLOAT_BYTES * num_rows * self.target.hidden_size
         return (self.num_stages - 1) * self.link.seconds(row_bytes)
 
 
 def _num_calls(model: ModelFacts) -> int:
-    """That ranks wait for in a pass: the leader says what to run, and which rows to score."""
+    """The leader's messages that ranks wait for in a pass: what to run, and which rows to score."""
     return 2 if model.num_ranks > 1 else 0

@@ -1,4 +1,4 @@
-"""The roofline: a pass takes as long as its bytes or its operations, whichever take longer."""
+"""The roofline: a pass takes as long as its bytes or its operations, whichever is longer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from specdec_native._core import ModelFacts
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What limits a pass.
+    """The rates that limit a pass.
 
     Attributes:
-        bandwidth: bytes of memory read in a second.
-        flops: floating-point operations in a second.
-        overhead: seconds that a pass takes beyond that, such as launches of kernels.
+        bandwidth: bytes of memory read per second.
+        flops: floating-point operations per second.
+        overhead: further seconds per pass, such as kernel launches.
     """
 
     bandwidth: float
@@ -29,11 +29,11 @@ class Machine:
 
     @property
     def ridge(self) -> float:
-        """Operations a byte from which on operations limit a pass."""
+        """Operations per byte above which operations, not memory, limit a pass."""
         return self.flops / self.bandwidth
 
     def seconds(self, num_bytes: float, num_flops: float) -> float:
-        """Of a pass."""
+        """Seconds of a pass."""
         return self.overhead + max(num_bytes / self.bandwidth, num_flops / self.flops)
 
 
@@ -43,9 +43,9 @@ class Point:
 
     Attributes:
         name: "decode", "verify" or "prompt".
-        batch, num_rows, context: requests, rows in all, and tokens of each request before.
-        num_bytes, num_flops: what it reads and computes.
-        seconds: that it takes.
+        batch, num_rows, context: requests, rows in all, and tokens per request before the pass.
+        num_bytes, num_flops: bytes read and operations.
+        seconds: duration of the pass.
     """
 
     name: str
@@ -58,24 +58,24 @@ class Point:
 
     @property
     def intensity(self) -> float:
-        """Floating-point operations a byte."""
+        """Floating-point operations per byte."""
         return self.num_flops / self.num_bytes
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         return self.num_bytes / self.seconds
 
     @property
     def flops(self) -> float:
-        """Floating-point operations a second."""
+        """Floating-point operations per second."""
         return self.num_flops / self.seconds
 
 
 def decoding_point(
     model: ModelFacts, batch: int, num_rows: int, context: int, seconds: float
 ) -> Point:
-    """A step's pass of `batch` requests: a decoding one, or a verifying one with more rows."""
+    """The target's pass for `batch` requests: decoding, or verifying with more rows."""
     return Point(
         "decode" if num_rows == batch else "verify",
         batch,
@@ -94,10 +94,11 @@ def prompt_point(model: ModelFacts, num_rows: int, seconds: float) -> Point:
 
 
 def prompt_flops(model: ModelFacts, num_rows: int) -> float:
-    """Of the pass over a prompt: each token attends to those before it, the last one is scored."""
+    """Operations of the pass over a prompt: each token attends to the tokens before it; only the
+    last row is scored."""
     return model.pass_flops(num_rows, num_rows // 2, 1)
 
 
 def observed_machine(points: Sequence[Point]) -> Machine:
-    """The highest rates that passes reached: a lower limit of what the machine can do."""
+    """The highest rates that passes reached: a lower bound of the machine's rates."""
     return Machine(max(p.bandwidth for p in points), max(p.flops for p in points))

@@ -1,7 +1,7 @@
-"""What drafting brings, as formulas over what passes cost and how many drafts are kept.
+"""The speed-up of drafting, computed from the cost of passes and the acceptance of drafts.
 
-Pure: no clock, no model. Drafts are chains: a step of a request verifies its drafts in one pass
-and keeps them up to the first wrong one.
+Pure functions: no clock, no model. Drafts are chains: a request's step verifies its drafts in one
+pass and keeps them up to the first wrong token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PassCosts(Protocol):
     def target_seconds(self, batch: int, num_rows: float, context: int) -> float:
         """The target's pass over `num_rows` rows, one for each request and one for each draft.
 
-        Everything else in the step that is not drafting is included.
+        All other work of the step, except drafting, is included.
         """
 
     def draft_seconds(self, batch: int, length: int, context: int) -> float:
@@ -30,11 +30,11 @@ class PassCosts(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Acceptance:
-    """What becomes of a request's drafts.
+    """How a request's drafts fare.
 
     Attributes:
         proposed: share of steps that draft a first, second, ... token. Shares never rise.
-        kept: share of steps that keep it; at most what was proposed.
+        kept: share of steps that keep the first, second, ... token; never above `proposed`.
     """
 
     proposed: tuple[float, ...]
@@ -57,8 +57,8 @@ class Acceptance:
 
     @classmethod
     def chain(cls, rate: float, length: int) -> Acceptance:
-        """Chains of `length`, each token of which is right with probability `rate` if the one
-        before is."""
+        """Chains of `length` tokens; each token is right with probability `rate` if the one before
+        it is."""
         return cls((1.0,) * length, tuple(rate**i for i in range(1, length + 1)))
 
     @property
@@ -68,7 +68,7 @@ class Acceptance:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean number of tokens a step emits: the accepted drafts, and one of the target's own."""
+        """Mean number of tokens per step: the accepted drafts, and one of the target's own."""
         return 1.0 + sum(self.kept)
 
     @property
@@ -89,7 +89,7 @@ class Acceptance:
 def draft_count_shares(acceptance: Acceptance, batch: int) -> list[float]:
     """Share of steps whose `batch` requests draft 0, 1, ... tokens together.
 
-    Requests are taken to draft independently of each other.
+    Assumes that requests draft independently of each other.
     """
     shares = [1.0]
     one = acceptance.length_shares()
@@ -114,21 +114,21 @@ def step_seconds(costs: PassCosts, acceptance: Acceptance, batch: int, context: 
 
 
 def speedup(costs: PassCosts, acceptance: Acceptance, batch: int, context: int) -> float:
-    """Tokens a second over those of decoding without drafts."""
+    """Tokens per second relative to decoding without drafts."""
     plain = costs.target_seconds(batch, batch, context)
     return acceptance.tokens_per_step * plain / step_seconds(costs, acceptance, batch, context)
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A draft length and what it brings; 0 is decoding without drafts, which brings 1.0."""
+    """A draft length and its speed-up. Length 0 is decoding without drafts, speed-up 1.0."""
 
     length: int
     speedup: float
 
 
 def best_length(costs: PassCosts, acceptance: Acceptance, batch: int, context: int) -> Choice:
-    """The draft length, up to that of `acceptance`, that brings most; the shortest of equals."""
+    """The fastest draft length up to that of `acceptance`; the shortest among equals."""
     best = Choice(0, 1.0)
     for length in range(1, acceptance.length + 1):
         value = speedup(costs, acceptance.cut(length), batch, context)
@@ -168,7 +168,7 @@ def break_even_batch(
     context: int,
     least: float = 1.0,
 ) -> int:
-    """The largest of the batch sizes at which some draft length brings more than `least`; 0 where
-    none does."""
+    """The largest of the batch sizes at which some draft length gives a speed-up above `least`; 0
+    where none does."""
     paying = (b for b in batches if best_length(costs, acceptance, b, context).speedup > least)
     return max(paying, default=0)

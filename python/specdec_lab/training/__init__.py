@@ -1,4 +1,4 @@
-"""Trains draft heads for a target: data from the target itself, and a file that every reader takes.
+"""Trains draft heads for a target, on the target's own answers, and writes them as checkpoints.
 
     from specdec_lab.training import DataOptions, TrainingOptions, train_head
 

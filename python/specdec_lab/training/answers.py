@@ -1,4 +1,4 @@
-"""The target answers conversations, many at a time, and what came of each is an example."""
+"""Has the target answer conversations, many at a time, and turns each into an example."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class AnswerOptions:
     """How conversations are answered.
 
     Attributes:
-        max_answer_tokens: of one answer.
-        sampled_share: of the conversations; their answers are sampled, those of the rest greedy.
-        temperature: of sampled answers.
-        max_length: tokens of a conversation, at most the engine's max_model_len. Turns that do not
-            fit are left out, with those after them.
-        seed: of which conversations are sampled, and how.
+        max_answer_tokens: the limit of one answer.
+        sampled_share: share of the conversations with sampled answers; the others' are greedy.
+        temperature: the temperature of sampled answers.
+        max_length: tokens of a conversation, at most the engine's max_model_len. A turn that does
+            not fit is left out together with all later turns.
+        seed: seeds the choice of sampled conversations, and the sampling.
         keep_answers: take the assistant's turns as they are, and compute only states.
     """
 
@@ -57,11 +57,12 @@ class AnswerOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """What came of a conversation.
+    """The result of a conversation.
 
     Attributes:
-        index: of the conversation.
-        example: None where the conversation does not fit into max_length or has nothing to learn.
+        index: the conversation's index.
+        example: None where the conversation does not fit into max_length or has no answer tokens to
+            learn from.
     """
 
     index: int
@@ -78,7 +79,7 @@ class _Turn:
 
 @dataclasses.dataclass
 class _Dialogue:
-    """A conversation under way."""
+    """A running conversation."""
 
     index: int
     coming: collections.deque[Message]
@@ -118,13 +119,13 @@ class Answerer:
         first: int = 0,
         is_enough: Callable[[int], bool] = lambda num_under_way: False,
     ) -> Generator[Answered, None, None]:
-        """What comes of each conversation, in their order.
+        """Yields the result of each conversation, in order.
 
         Args:
-            conversations: read ahead of what is returned, so that the engine has enough to do.
-            first: index of the first one.
-            is_enough: given the number of conversations under way, whether no more should be begun
-                for now; the end if there are none.
+            conversations: read ahead of the results, so that the engine has enough to do.
+            first: index of the first conversation.
+            is_enough: called with the number of running conversations; True if no more should be
+                started now. With no running conversation, True ends the iteration.
         Raises TrainingError where a conversation cannot be rendered, or the engine has no taps.
         """
         source = enumerate(conversations, first)
@@ -190,7 +191,7 @@ class Answerer:
             temperature=0.0 if dialogue.is_greedy else self._options.temperature,
             seed=(dialogue.seed + len(dialogue.turns)) % 2**63,
             max_tokens=room,
-            detokenize=goes_on,  # the next prompt is made of text
+            detokenize=goes_on,  # the next prompt needs the text
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
@@ -198,7 +199,7 @@ class Answerer:
 
     def _ask_for_states(self, dialogue: _Dialogue) -> None:
         """Takes the conversation as it is."""
-        dialogue.is_greedy = False  # as far as anybody knows
+        dialogue.is_greedy = False  # how they were written is not known
         messages = list(dialogue.coming)
         while messages and messages[-1]["role"] != "assistant":
             messages.pop()
@@ -224,7 +225,7 @@ class Answerer:
         self._start(dialogue, token_ids[:-1], params)
 
     def _kept_turn(self, dialogue: _Dialogue, messages: Sequence[Message]) -> _Turn:
-        """A turn up to its answer, the last message, and the token that ends this."""
+        """A turn up to its answer, which is the last message, with the answer's end token."""
         prompt = self._encode(dialogue, messages[:-1], is_prompt=True)
         token_ids = self._encode(dialogue, messages, is_prompt=False)
         begin = _num_equal(prompt, token_ids)
@@ -245,7 +246,7 @@ class Answerer:
         dialogue.stream = self._engine.stream(TokensPrompt(prompt_token_ids=prompt), params)
 
     def _take(self, dialogue: _Dialogue) -> None:
-        """Takes in what a request came to, for which this waits, and makes the next one."""
+        """Waits for a request's result, adds it, and starts the next request."""
         output = None if dialogue.stream is None else next(dialogue.stream, None)
         dialogue.stream = None
         completion = None if output is None else output.outputs[0]
@@ -266,7 +267,7 @@ class Answerer:
             self.num_left_out += 1
             return Answered(dialogue.index, None)
         token_ids = dialogue.turns[-1].token_ids[: self._max_length]
-        # A later prompt may tokenise an answer in another way, or leave parts of it out.
+        # A later prompt may tokenise an answer differently, or omit parts of it.
         is_answer = torch.zeros(len(token_ids), dtype=torch.bool)
         for turn in dialogue.turns:
             is_answer[turn.num_prompt_tokens : _num_equal(turn.token_ids, token_ids)] = True
@@ -280,6 +281,6 @@ class Answerer:
 
 
 def _num_equal(first: Sequence[int], second: Sequence[int]) -> int:
-    """Tokens that both begin with."""
+    """Length of the common prefix."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,4 +1,4 @@
-"""What a head is trained on: conversations, and what the target made of each of their tokens."""
+"""Training examples: conversations, with the target's states of their tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Example:
         is_answer: bool [tokens]; the tokens that the target wrote.
         states: [tokens - 1, taps, hidden size] in the dtype the target computes in: the tapped
             layers in order, the final hidden state (after the target's last norm) as the last tap.
-            The last token has none, since nothing was computed from it.
+            The last token has no states: the target never processed it.
         is_greedy: whether every answer token was the target's most likely one.
     """
 
@@ -46,9 +46,9 @@ class Example:
 class Batch:
     """Examples side by side, padded on the right with zeros.
 
-    A head's row j stands for the token at j: it reads that token and the states at j - 1, and its
-    output at depth d is about the token at j + 1 + d, which the target decided at j + d. So what
-    belongs together is found by the place p = j + d.
+    A head's row j belongs to the token at j: it reads that token and the states at j - 1, and its
+    output at depth d predicts the token at j + 1 + d, which the target decided at j + d. So a
+    head's output and the target's states are matched by the place p = j + d.
 
     Attributes:
         token_ids: int64 [examples, tokens].
@@ -62,12 +62,12 @@ class Batch:
 
     @property
     def final_hidden(self) -> Tensor:
-        """What the target's head reads: [examples, tokens, hidden size]."""
+        """The input of the target's LM head: [examples, tokens, hidden size]."""
         return self.states[:, :, -1]
 
     @property
     def is_scored(self) -> Tensor:
-        """Places p whose next token is an answer's: bool [examples, tokens]."""
+        """Places p whose next token belongs to an answer: bool [examples, tokens]."""
         scored = torch.zeros_like(self.is_answer)
         scored[:, :-1] = self.is_answer[:, 1:]
         return scored

@@ -13,11 +13,11 @@ _POOL = 64  # batches whose examples are sorted by length together
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a training is.
+    """A position in a training.
 
     Attributes:
         epoch: counts from 0.
-        batch: of the epoch, counts from 0.
+        batch: index in the epoch, counts from 0.
     """
 
     epoch: int
@@ -27,7 +27,7 @@ class Place:
 class BatchPlan:
     """The batches of a training, by step.
 
-    Examples of similar length stand together, so that little is padded.
+    Examples of similar length share a batch, so that there is little padding.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class BatchPlan:
         self._indices = np.asarray(indices, dtype=np.int64)
         self._batch_tokens = batch_tokens
         self._seed = seed
-        self._ends: list[int] = []  # of each epoch: steps up to there
+        self._ends: list[int] = []  # by epoch: steps up to its end
         whole, rest = divmod(epochs, 1)
         for epoch in range(int(whole)):
             self._end_epoch(len(self._batches(epoch)))
@@ -58,12 +58,12 @@ class BatchPlan:
         return self._ends[-1]
 
     def place(self, step: int) -> Place:
-        """Where a step is."""
+        """The epoch and batch of a step."""
         epoch = int(np.searchsorted(self._ends, step, side="right"))
         return Place(epoch, step - (self._ends[epoch - 1] if epoch else 0))
 
     def steps_of_epoch(self, epoch: int) -> int:
-        """Steps of a pass over all examples; of the last one, if that is cut short."""
+        """Steps of an epoch; the last epoch may be cut short."""
         return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
 
     def batch(self, step: int) -> list[int]:
@@ -108,8 +108,8 @@ def split_held_out(
 ) -> tuple[list[int], list[int]]:
     """Indices of the examples that are trained on, and of those that are evaluated on.
 
-    Whether an example is held out depends on its index alone, so examples that are added to a
-    store later move none from one part to the other.
+    Whether an example is held out depends only on its index. So adding examples to a store later
+    moves no example from one part to the other.
     """
     draws = np.array([np.random.default_rng([seed, i]).random() for i in range(len(lengths))])
     held_out = draws < share

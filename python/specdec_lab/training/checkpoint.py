@@ -1,4 +1,4 @@
-"""Checkpoints of a training, from which it goes on after a kill as if nothing had happened."""
+"""Checkpoints of a training: after a kill it resumes as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _logger = logging.getLogger("specdec_native")
 
 _KEPT = 2
 _NAME = re.compile(r"checkpoint-(\d{8})\.pt")
-# What damaged files make torch.load raise, and files of something else what reads their contents.
+# Errors of torch.load for damaged files, and of reading the contents of unrelated files.
 _UNREADABLE = (
     *(OSError, RuntimeError, EOFError, pickle.UnpicklingError),
     *(TypeError, KeyError, AttributeError),
@@ -34,13 +34,13 @@ _UNREADABLE = (
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
-        options: of the training.
-        begun: what the training began with: numbers, strings and tensors by name.
+        options: the training's options.
+        begun: the fields of Begun: numbers, strings and tensors by name.
         trainer: Trainer.state_dict().
-        log_bytes: of the log that were written by then.
+        log_bytes: length of the log at that time.
     """
 
     options: TrainingOptions
@@ -56,16 +56,16 @@ class Checkpoints:
         self._directory = directory
 
     def save(self, saved: Saved, step: int) -> None:
-        """Raises TrainingError where the disk is full; the checkpoints before are as they were."""
+        """Raises TrainingError where the disk is full; earlier checkpoints stay intact."""
         contents = {**vars(saved), "options": dataclasses.asdict(saved.options)}
         contents["begun"] = dict(saved.begun)
-        for part in self._directory.glob(".*.part"):  # of processes that were killed
+        for part in self._directory.glob(".*.part"):  # left by killed processes
             part.unlink(missing_ok=True)
 
         def write(path: Path) -> None:
             try:
                 torch.save(contents, path)
-            except RuntimeError as fault:  # what torch makes of a full disk
+            except RuntimeError as fault:  # torch's error for a full disk
                 raise OSError(errno.ENOSPC, str(fault)) from fault
 
         write_whole(self._directory / f"checkpoint-{step:08d}.pt", write)
@@ -73,9 +73,9 @@ class Checkpoints:
             path.unlink(missing_ok=True)
 
     def load(self) -> Saved | None:
-        """The latest one that can be read; None where there is none.
+        """The latest readable checkpoint; None where there is none.
 
-        Raises TrainingError where none of those that there are can be read.
+        Raises TrainingError where there are checkpoints and none can be read.
         """
         paths = self._paths()
         for path in reversed(paths):
@@ -93,14 +93,14 @@ class Checkpoints:
         return None
 
     def _paths(self) -> list[Path]:
-        """The oldest one first."""
+        """The checkpoint files, the oldest first."""
         if not self._directory.is_dir():
             return []
         return sorted(p for p in self._directory.iterdir() if _NAME.fullmatch(p.name))
 
 
 def require_same(saved: Saved, options: TrainingOptions) -> None:
-    """Raises TrainingError where a training cannot go on with these options."""
+    """Raises TrainingError where a training cannot resume with these options."""
     for name, old, new in differences(saved.options, options):
         flag = "--" + name.replace("_", "-")
         if isinstance(old, bool):
@@ -121,7 +121,7 @@ class Timer:
         self._last = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether the time has come; it then begins anew."""
+        """Whether a checkpoint is due; if so, the timer restarts."""
         now = time.monotonic()
         if now - self._last < self._seconds:
             return False
@@ -130,7 +130,7 @@ class Timer:
 
 
 class TrainingLog:
-    """A file of JSON lines, which a training that goes on cuts back to its checkpoint."""
+    """A file of JSON lines. A resumed training truncates it to the state at its checkpoint."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         """Opens the log and keeps its first `num_bytes`."""
@@ -153,13 +153,13 @@ class TrainingLog:
             return self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Flushes and closes the file."""
         with write_errors(self._path):
             self._file.close()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The entries of a log; a last line that is not whole is left out."""
+    """The entries of a log; an incomplete last line is left out."""
     entries = []
     for line in path.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Conversations of a JSONL file, in the forms that data sets come in."""
+"""Reads conversations from JSONL files, in the forms that data sets use."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _FORMS = (
 
 
 class _LineError(Exception):
-    """What is wrong with a line."""
+    """Says what is wrong with a line."""
 
 
 def read_conversations(path: str | os.PathLike[str]) -> list[list[Message]]:
-    """The conversations of a JSONL file, one a line; empty lines are left out.
+    """The conversations of a JSONL file, one per line; empty lines are skipped.
 
     A line is {"prompt": text}, {"messages": [{"role", "content"}, ...]}, ShareGPT's
     {"conversations": [{"from", "value"}, ...]} or {"turns": [texts of the user]}. Roles are

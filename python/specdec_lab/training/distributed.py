@@ -1,4 +1,4 @@
-"""Several processes that train one head together, as torchrun starts them; or one alone."""
+"""The processes that train one head together, started by torchrun; or a single process."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Ranks:
     """The processes of a training.
 
     Attributes:
-        rank: this one's number.
-        size: how many there are.
+        rank: number of this process.
+        size: number of processes.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -36,7 +36,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process makes data, writes and reports."""
+        """Whether this process makes data, writes files and reports."""
         return self.rank == 0
 
     def part(self, items: Sequence[T]) -> list[T]:
@@ -52,7 +52,7 @@ class Ranks:
         return total.cpu()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replaces gradients by their sums; one that is missing counts as zeros."""
+        """Replaces gradients by their sums over all processes; a missing one counts as zeros."""
         if self.size == 1:
             return
         parameters = list(parameters)
@@ -68,12 +68,12 @@ class Ranks:
             start += grad.numel()
 
     def wait(self) -> None:
-        """Returns once all processes have come here."""
+        """Returns once all processes have called it."""
         if self.size > 1:
             dist.barrier()
 
     def from_first(self, value: T) -> T:
-        """The value that the first process has, a small one that can be pickled."""
+        """The first process' value, which must be small and picklable."""
         if self.size == 1:
             return value
         values = [value]
@@ -92,9 +92,9 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     if size == 1:
         yield Ranks()
         return
-    # Optimizers import torch._dynamo, whose functions take the group that exists at that moment as
-    # a default argument. They would keep the group and its threads until the interpreter ends, and
-    # the threads now and then abort the process then.
+    # Optimizers import torch._dynamo, whose functions hold the current process group as a default
+    # argument. If that came later, the group and its threads would live until the interpreter ends,
+    # and the threads sometimes abort the process then.
     importlib.import_module("torch._dynamo")
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=_PATIENCE)

@@ -19,12 +19,12 @@ _SEQUENCES = 32  # at once, unless the engine's options say otherwise
 
 @dataclasses.dataclass(frozen=True)
 class EngineMeasurement:
-    """What an engine made of a head.
+    """An engine's measurement of a head.
 
     Attributes:
-        acceptance: counted as the trainer's own.
+        acceptance: counted as in the trainer's prediction.
         num_answers: requests that were run.
-        num_same_answers: those that gave the tokens of the data.
+        num_same_answers: requests whose answer has the tokens of the data.
     """
 
     acceptance: Acceptance
@@ -41,15 +41,15 @@ def measure_by_engine(
     max_length: int,
     **engine_options: Any,
 ) -> EngineMeasurement:
-    """Has the engine answer held-out prompts greedily, each with drafts of `depth` tokens.
+    """Has the engine answer held-out prompts greedily, with drafts of `depth` tokens.
 
     Args:
         model: the target.
         speculative: the method and the head's directory, as in speculative_config.
-        examples: with greedy answers.
+        examples: examples with greedy answers.
         depth: tokens drafted in each step.
-        max_length: tokens taken of an example.
-        engine_options: such as the dtype of the data.
+        max_length: tokens used of an example.
+        engine_options: options such as the dtype that made the data.
     """
     prompts, params, wanted = [], [], []
     for example in examples:

@@ -6,7 +6,7 @@ from os import PathLike, fspath
 
 
 class TrainingError(ValueError):
-    """Data or options cannot be trained with.
+    """Data or options are not usable for training.
 
     `file` is the path at fault, or the empty string where there is none.
     """

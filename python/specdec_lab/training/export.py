@@ -21,16 +21,16 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 def write_head(files: HeadFiles, directory: Path, dtype: str = "bfloat16") -> Path:
     """Writes config.json, model.safetensors and, if any, TOKEN_MAP_FILE; returns the directory.
 
-    Each file takes the place of an earlier one at once, the config last, so that a reader never
-    meets a part of a file, nor a config without tensors. Other files of the directory stay.
+    Each file replaces an earlier one atomically, the config last, so that a reader never sees a
+    partial file, nor a config without tensors. Other files of the directory stay.
 
     Args:
         files: the head.
-        directory: is made where there is none.
-        dtype: one of DTYPES, of all tensors but those of integers and truth values.
+        directory: created if missing.
+        dtype: one of DTYPES, for all floating-point tensors.
 
-    Raises TrainingError where the disk is full or the directory cannot be written; what was there
-    before is still there then.
+    Raises TrainingError where the disk is full or the directory cannot be written; earlier files
+    stay intact.
     """
     tensors = {name: _stored(tensor, DTYPES[dtype]) for name, tensor in files.tensors.items()}
     text = json.dumps({**files.config, "torch_dtype": dtype}, indent=2) + "\n"
@@ -38,7 +38,7 @@ def write_head(files: HeadFiles, directory: Path, dtype: str = "bfloat16") -> Pa
     def write_tensors(path: Path) -> None:
         try:
             save_file(tensors, path, metadata={"format": "pt"})
-        except SafetensorError as fault:  # what it makes of a full disk, too
+        except SafetensorError as fault:  # also its error for a full disk
             raise OSError(errno.EIO, str(fault)) from fault
 
     write_whole(directory / "model.safetensors", write_tensors)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writes files atomically: whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specdec_lab.training.errors import TrainingError
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Makes the file `path`, which `write` fills under another name.
+    """Writes the file `path`: `write` fills a file of another name, which is then renamed.
 
-    Raises TrainingError where the disk is full; an earlier file of that name is as it was.
+    Raises TrainingError where the disk is full; an earlier file of that name stays intact.
     """
     with write_errors(path), replacing(path) as part:
         write(part)
@@ -22,15 +22,15 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """An empty file beside `path`, which takes its name once the block has filled the file.
+    """Yields an empty file beside `path`, which is renamed to `path` at the end of the block.
 
-    Where the block raises, an earlier file of that name is as it was. The new one may be read by
-    whom the umask allows, even if the block made a private file in its place.
+    Where the block raises, an earlier file of that name stays intact. The new file's permissions
+    follow the umask, even if the block made a private file in its place.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
-        part.unlink(missing_ok=True)  # of a process that was killed
+        part.unlink(missing_ok=True)  # left by a killed process
         part.touch()
         mode = part.stat().st_mode
         yield part
@@ -49,7 +49,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Makes a TrainingError of an OSError of writing `path`."""
+    """Turns an OSError from writing `path` into a TrainingError."""
     try:
         yield
     except OSError as fault:

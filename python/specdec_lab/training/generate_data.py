@@ -1,4 +1,4 @@
-"""Makes the data that a head is trained on, and goes on where an earlier run was ended."""
+"""Makes the data that a head is trained on, and resumes an earlier run."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from specdec_native.engine import Engine
 from specdec_native.text.chat_template import Message
 
 Source = SampledTurns | str | os.PathLike[str] | Sequence[Sequence[Message]]
-"""User turns that the target makes up, a JSONL file, or conversations."""
+"""User turns sampled from the target, a JSONL file, or conversations."""
 
 Progress = Callable[[int, int], None]
-"""Called with the answer tokens made and wanted, 0 where their number is not known."""
+"""Called with the numbers of answer tokens made and wanted; 0 wanted if unknown."""
 
 _TURNS = "turns.jsonl"
 _LOCK = ".lock"
@@ -53,26 +53,26 @@ def make_data(
     at_most: bool = False,
     progress: Progress | None = None,
 ) -> ExampleStore:
-    """Makes a store of examples, or goes on with the one that is there.
+    """Makes a store of examples, or continues an existing one.
 
-    However often it is interrupted or killed, the store comes out the same, bit for bit. One that
-    is complete can be continued with a larger number, too.
+    However often it is interrupted or killed, the finished store is the same, bit for bit. A
+    complete store can be extended with a larger number.
 
     Args:
-        engine: of the target, with taps where states are to be stored.
+        engine: the target's engine, with taps if states are to be stored.
         target_directory: the target's checkpoint.
-        directory: of the store.
-        source: of conversations; their assistants' turns are the target's own, unless
+        directory: the store's folder.
+        source: the conversations; the target writes the assistant's turns anew, unless
             options.keep_answers.
-        options: how they are answered.
-        taps: what the engine taps; none: states are not stored, an engine recomputes them.
-        num_answer_tokens: wanted; 0: as many as num_conversations or the source gives.
-        num_conversations: examples wanted; 0: as many as num_answer_tokens or the source gives.
-        at_most: whether fewer are enough where the source gives no more.
-        progress: is told how far it is.
+        options: how conversations are answered.
+        taps: the engine's taps; empty: states are not stored but recomputed by an engine.
+        num_answer_tokens: answer tokens wanted; 0: no limit but num_conversations and the source.
+        num_conversations: examples wanted; 0: no limit but num_answer_tokens and the source.
+        at_most: whether fewer are accepted where the source ends.
+        progress: see Progress.
 
-    Raises TrainingError where the store is another target's or was made in another way, where the
-    source gives too little or the disk is full. What was made until then is kept.
+    Raises TrainingError where the store belongs to another target or was made with other options,
+    where the source ends too early or the disk is full. Finished examples are kept.
     """
     directory = Path(directory)
     if isinstance(source, SampledTurns) and not num_answer_tokens and not num_conversations:
@@ -107,7 +107,7 @@ def make_data(
 def check_target(
     store: ExampleStore, target_directory: str | os.PathLike[str], taps: Sequence[int | str]
 ) -> None:
-    """Raises TrainingError unless the store is of this target and has, or needs not, these taps."""
+    """Raises TrainingError unless the store is this target's and has these taps or stores none."""
     wanted: dict[str, Any] = {"target": target_identity(target_directory)}
     if store.has_states:
         wanted["taps"] = list(taps)
@@ -136,7 +136,7 @@ def target_identity(target_directory: str | os.PathLike[str]) -> dict[str, str]:
 
 
 class _Conversations:
-    """A source's conversations from a place on, and the places behind them."""
+    """Reads a source's conversations from a given place, and keeps track of places."""
 
     def __init__(self, source: Source, directory: Path) -> None:
         self._digests: dict[int, bytes] = {}
@@ -150,7 +150,7 @@ class _Conversations:
             self.conversations = iter(source)
 
     def after(self, place: SourcePlace) -> Iterator[Sequence[Message]]:
-        """Those behind a place. Raises TrainingError if other ones led there."""
+        """The conversations after a place. Raises TrainingError if those before it differ."""
         digest = SourcePlace().digest
         num_skipped = 0
         for messages in itertools.islice(self.conversations, place.next_conversation):
@@ -168,12 +168,12 @@ class _Conversations:
             yield messages
 
     def place_after(self, index: int) -> SourcePlace:
-        """The place behind a conversation that after() gave; to be asked once, in order."""
+        """The place after a conversation that after() has yielded. Call once for each, in order."""
         return SourcePlace(index + 1, self._digests.pop(index))
 
 
 class _Run:
-    """Fills a store up to what is wanted."""
+    """Fills a store up to the wanted size."""
 
     def __init__(
         self,
@@ -190,15 +190,15 @@ class _Run:
         self._progress = progress
         self._num_tokens = store.num_answer_tokens
         self._num_examples = len(store)
-        self._pending: list[Example] = []  # of the next shard
-        self._place = store.place  # behind them
+        self._pending: list[Example] = []  # examples for the next shard
+        self._place = store.place  # the source's place after these
 
     def is_complete(self) -> bool:
-        """Whether there is as much as is wanted."""
+        """Whether the store has the wanted size."""
         return self._is_enough(0, 0.0)
 
     def make(self, source: _Conversations, answerer: Answerer, first_guess: float) -> None:
-        """Makes what is missing. `first_guess`: answer tokens of a conversation."""
+        """Makes the missing examples. `first_guess`: answer tokens expected per conversation."""
 
         def is_enough(num_under_way: int) -> bool:
             mean = self._num_tokens / self._num_examples if self._num_examples else first_guess
@@ -217,7 +217,7 @@ class _Run:
                     if self.is_complete():
                         break
         finally:
-            self._flush()  # whatever ended it
+            self._flush()  # also after an error or interrupt
         is_too_little = not self._may_be_fewer or not self._num_examples
         if is_too_little and not self.is_complete():
             raise self._too_little(answerer.num_left_out)
@@ -236,7 +236,7 @@ class _Run:
             )
         pending = [*self._pending, example]
         num_tokens = self._num_tokens + example.num_answer_tokens
-        # No call stands between these, so an interrupt finds all of them changed, or none.
+        # There is no call between these stores, so an interrupt sees all of them changed or none.
         self._pending, self._place = pending, place
         self._num_examples, self._num_tokens = self._num_examples + 1, num_tokens
         if self._store.is_full(self._pending):
@@ -245,7 +245,7 @@ class _Run:
             self._progress(self._num_tokens, self._wanted_tokens)
 
     def _flush(self) -> None:
-        if self._num_examples > len(self._store):  # else an interrupt came behind append()
+        if self._num_examples > len(self._store):  # else interrupted just after append()
             self._store.append(self._pending, self._place)
         self._pending = []
 
@@ -283,7 +283,7 @@ def _check_header(store: ExampleStore, wanted: Mapping[str, Any]) -> None:
 
 
 def _flat(header: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values by the names of the keys that lead to them, such as "answers.seed"."""
+    """The values by the dotted path of their keys, such as "answers.seed"."""
     flat: dict[str, Any] = {}
     for name, value in header.items():
         if isinstance(value, Mapping):
@@ -300,7 +300,7 @@ def _digest(before: bytes, messages: Sequence[Message]) -> bytes:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Makes a directory if there is none, and keeps other processes from writing there."""
+    """Creates a directory if needed, and locks it against other writing processes."""
     with write_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / _LOCK).open("w")

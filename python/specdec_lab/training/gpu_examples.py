@@ -1,4 +1,4 @@
-"""Examples that stay on a GPU, as far as they fit."""
+"""Keeps examples on a GPU, as far as they fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_lab.training.loader import Examples
 
 
 class ResidentExamples:
-    """Examples on a device. Those that fit into a number of bytes are read only once."""
+    """Examples on a device. As many as fit into a number of bytes are read only once."""
 
     def __init__(self, examples: Examples, device: torch.device, max_bytes: int) -> None:
         self._examples = examples

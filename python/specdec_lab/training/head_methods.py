@@ -1,4 +1,4 @@
-"""The methods of training by name: which head each makes, and how the engine runs it."""
+"""The training methods by name: the head that each makes, and how the engine runs it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Method:
     """A kind of head.
 
     Attributes:
-        module, name: where its class is, within `heads`.
-        speculative: what the engine's speculative_config says of it.
+        module, name: its class, within `heads`.
+        speculative: its entries in the engine's speculative_config.
         takes: options that its class takes by keyword.
         scores_all: whether it scores the whole vocabulary.
-        layouts: of files that there are for its heads.
+        layouts: file layouts that exist for its heads.
     """
 
     module: str
@@ -60,7 +60,7 @@ METHODS: dict[str, Method] = {
 
 
 def check_method(options: TrainingOptions, layout: str) -> None:
-    """Raises TrainingError for options and layouts of files that the method does not have."""
+    """Raises TrainingError for options and file layouts that the method does not have."""
     method = METHODS[options.method]
     if layout not in method.layouts:
         raise TrainingError(
@@ -77,7 +77,7 @@ def check_method(options: TrainingOptions, layout: str) -> None:
 
 
 def make_head(options: TrainingOptions, target: TargetWeights, draft_ids: Tensor) -> TrainableHead:
-    """A head whose weights are not set yet; `options` are some that check_method() takes."""
+    """A head without its first weights; `options` have passed check_method()."""
     method = METHODS[options.method]
     given = {name: getattr(options, name) for name in method.takes}
     make: Any = method.head_class()

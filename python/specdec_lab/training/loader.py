@@ -1,4 +1,4 @@
-"""Batches, read from wherever examples come from while the step before is computed."""
+"""Reads batches in the background while the step before is computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_lab.training.batch import Batch, Example, collate
 
 
 class Examples(Protocol):
-    """Where examples come from."""
+    """A source of examples."""
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -34,7 +34,7 @@ class Loader:
         max_length: int,
         device: torch.device,
     ) -> None:
-        """`parts` says which examples make the micro-batches of a step."""
+        """`parts` returns the examples of each micro-batch of a step."""
         self._examples = examples
         self._device = device
         self._parts = parts

@@ -1,7 +1,7 @@
-"""What a head's outputs cost beside the target's distribution over the draft vocabulary.
+"""Losses of a head's outputs against the target's distribution over the draft vocabulary.
 
 Logits of thousands of rows over a vocabulary would take gigabytes, so rows are scored in pieces,
-and the gradients of a piece are made while its logits are there.
+and a piece's gradients are computed while its logits are in memory.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def score(
     """The loss of each depth.
 
     Args:
-        outputs: what the head says, by depth.
-        final_hidden: [places, hidden size], what the target's head reads.
+        outputs: the head's outputs, by depth.
+        final_hidden: [places, hidden size], the input of the target's LM head.
         target_head: [draft vocabulary, hidden size], the target's rows.
         is_counted: bool [places]; rows of other places cost nothing.
         row_loss: one of ROW_LOSSES.

@@ -1,6 +1,6 @@
-"""User turns that the target makes up itself, as in Magpie (arXiv 2406.08464).
+"""Samples user turns from the target itself, as in Magpie (arXiv 2406.08464).
 
-A chat model that is given its template up to where the user's text begins writes such a text.
+A chat model that gets its template up to the beginning of the user's text writes such a text.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MOST_EMPTY_ROUNDS = 4
 class SampledTurns:
     """User turns sampled from the target, the same ones for the same seed.
 
-    Turns that do not end within `max_tokens`, that have hardly any text, or that came before are
-    left out.
+    Turns that do not end within `max_tokens`, that have hardly any text, or that repeat an earlier
+    turn are left out.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SampledTurns:
         top_p: float = 0.95,
         on_round: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_round` is called before turns are sampled, many at a time."""
+        """`on_round` is called before each round of sampling; a round has many turns."""
         self._engine = engine
         self._seed = seed
         self._systems = systems
@@ -55,7 +55,7 @@ class SampledTurns:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that the turns depend on beside the engine, for JSON."""
+        """Everything beside the engine that the turns depend on, for JSON."""
         return {
             "seed": self._seed,
             "systems": list(self._systems),
@@ -67,8 +67,8 @@ class SampledTurns:
     def conversations(self, kept: Path | None = None) -> Iterator[list[Message]]:
         """Conversations of one user turn each, without end.
 
-        Rounds are added to the file `kept` as they are sampled, and those in it are not sampled
-        again. A line that was not finished is.
+        Sampled rounds are appended to the file `kept` and not sampled again, except an incomplete
+        last line.
         """
         if kept is None:
             yield from itertools.chain.from_iterable(self._rounds([]))
@@ -104,7 +104,7 @@ class SampledTurns:
             yield conversations
 
     def _sample_round(self, number: int) -> Iterator[tuple[str | None, str | None]]:
-        """System messages, each with the user's turn; None where the sampled one is no good."""
+        """System messages, each with the user's turn; None for a turn that is left out."""
         self._on_round()
         first_seed = (self._seed << 32) + number * _ROUND
         chosen = [i % len(self._systems) for i in range(_ROUND)]
@@ -156,7 +156,7 @@ def _user_turn_begins(engine: Engine, system: str | None) -> _Beginning:
 
 
 def _read_rounds(file: Path) -> list[list[list[Message]]]:
-    """The rounds of a file, which is cut behind the last whole line."""
+    """The rounds of a file. Truncates the file after its last complete line."""
     if not file.is_file():
         return []
     content = file.read_bytes()

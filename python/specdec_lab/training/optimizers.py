@@ -1,4 +1,4 @@
-"""How a head's weights are changed: Muon or AdamW, at a rate that rises and then falls.
+"""Optimisers for a head's weights: Muon or AdamW, at a rate that rises and then falls.
 
 Muon (Keller Jordan; scaled as in arXiv 2502.16982) moves a matrix along the orthogonal factor of
 its momentum, so that every direction of the matrix learns at the same speed. Torch's own Muon
@@ -21,18 +21,18 @@ _ADAMW_BETAS = (0.9, 0.95)
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _NEWTON_SCHULZ_STEPS = 4
-_MUON_RMS = 0.2  # of an update's elements at rate 1, as AdamW's are: both take the same rates
+_MUON_RMS = 0.2  # RMS of an update's elements at rate 1, as AdamW's: both take the same rates
 
 _EAGLES = ("eagle", "eagle3", "parallel")
 _RATES = {"adamw": 1.5e-3, "muon": 3e-3}
-_AUTHORS_RATE = 1e-3  # of Medusa and of MLP speculators
+_AUTHORS_RATE = 1e-3  # the authors' rate for Medusa and MLP speculators
 
-# Modules whose weights have a row a token. Their gradients are sparse or uneven: AdamW's work.
+# Modules with one weight row per token. Their gradients are sparse or uneven: AdamW handles them.
 _VOCABULARY = frozenset({"lm_head", "lm_heads", "embed_tokens", "emb", "head"})
 
 
 class Optimizers:
-    """The optimisers of one head, and the place in the schedule."""
+    """The optimisers of one head, and the position in the schedule."""
 
     def __init__(self, head: TrainableHead, options: TrainingOptions, total_steps: int) -> None:
         self.learning_rate = options.learning_rate or default_learning_rate(options)
@@ -57,7 +57,7 @@ class Optimizers:
         return self.learning_rate * schedule(self.num_steps, self._warmup_steps, self.total_steps)
 
     def step(self) -> None:
-        """Moves the weights along their gradients, and forgets those."""
+        """Updates the weights and clears the gradients."""
         rate = self.rate
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -67,14 +67,14 @@ class Optimizers:
         self.num_steps += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next steps depend on beside the weights."""
+        """The state beside the weights that further steps depend on."""
         return {
             "num_steps": self.num_steps,
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was made; raises ValueError where that was of other optimisers."""
+        """Restores `state`; raises ValueError where other optimisers made it."""
         states = state["optimizers"]
         if len(states) != len(self._optimizers):
             raise ValueError(
@@ -87,17 +87,17 @@ class Optimizers:
 
 
 def make_optimizers(head: TrainableHead, options: TrainingOptions, total_steps: int) -> Optimizers:
-    """Optimisers for a head whose requires_grad is set, for that many steps."""
+    """Optimisers for a head's parameters that require gradients, for `total_steps` steps."""
     return Optimizers(head, options, total_steps)
 
 
 def default_learning_rate(options: TrainingOptions) -> float:
-    """The rate where none is given: of EAGLE's heads by optimiser, else that of the authors."""
+    """The default rate: for EAGLE heads by optimiser, else the authors' rate."""
     return _RATES[options.optimizer] if options.method in _EAGLES else _AUTHORS_RATE
 
 
 def schedule(step: int, warmup_steps: int, total_steps: int) -> float:
-    """The share of the highest rate at a step that counts from 0: a line up, half a cosine down."""
+    """The share of the highest rate at a step, from 0: a linear rise, then half a cosine down."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
@@ -132,10 +132,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """Nearly the orthogonal factor of a matrix: its singular values become 0.7 to 1.2.
+    """An approximate orthogonal factor of a matrix: its singular values become 0.7 to 1.2.
 
-    Newton-Schulz steps on the Gram matrix, which is the smaller the less square the matrix is.
-    What a step would multiply the matrix by is gathered, and multiplied once.
+    Newton-Schulz steps on the Gram matrix, which is smaller than the matrix unless that is square.
+    The factors of all steps are multiplied first, and applied to the matrix once.
     """
     x = matrix.float()
     is_tall = x.shape[0] > x.shape[1]

@@ -1,4 +1,4 @@
-"""The directory of a training: what is where, and that only one process at a time writes there."""
+"""The output directory of a training: its layout, and a lock for one writing process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOCK = ".lock"
 
 
 class OutDirectory:
-    """Where a training writes.
+    """The output directory of a training.
 
     Attributes:
         path: the directory itself.
@@ -35,15 +35,15 @@ class OutDirectory:
 
     @contextlib.contextmanager
     def claimed(self, model: str) -> Iterator[None]:
-        """Keeps other processes out. Makes the directory if there is none.
+        """Locks the directory against other processes. Creates it if needed.
 
-        Raises TrainingError where it holds something else, or cannot be written.
+        Raises TrainingError where it holds unrelated files, or cannot be written.
         """
         if self.path.exists() and not self.path.is_dir():
             raise TrainingError("is a file; give --out a directory", self.path)
         with write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            # A process that was killed early may have left hidden files alone.
+            # A process that was killed early may have left only hidden files.
             is_used = any(path.name[0] != "." for path in self.path.iterdir())
             if is_used and not (self.path / _MARK).is_file():
                 raise TrainingError(
@@ -71,15 +71,15 @@ class OutDirectory:
             yield
 
     def _is_unused(self) -> bool:
-        """Whether whoever claimed the directory made nothing, such as for a misspelt model."""
+        """Whether the directory's owner wrote nothing, for example because of a misspelt model."""
         return all(path.name == _MARK or path.name[0] == "." for path in self.path.iterdir())
 
     def add_data_seconds(self, seconds: float) -> None:
-        """Remembers how long data was made; interrupted runs count up to their end."""
+        """Adds to the time spent on making data; interrupted runs count, too."""
         self._write_facts({**self._facts(), "data_seconds": self.data_seconds() + seconds})
 
     def data_seconds(self) -> float:
-        """Seconds in which data was made, by all runs."""
+        """Seconds spent on making data, over all runs."""
         return float(self._facts().get("data_seconds", 0.0))
 
     def _facts(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 
 _SIZE = 1024
 _RUNS = 4
-_WORTH = 0.75  # of the time in float32, below which bfloat16 is worth what it rounds away
+_WORTH = 0.75  # bfloat16 must take less than this share of float32's time
 
 
 def choose_dtype(name: str, device: torch.device) -> str:
@@ -22,7 +22,7 @@ def choose_dtype(name: str, device: torch.device) -> str:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """Of the fastest of some products on the CPU."""
+    """Seconds of the fastest of some products on the CPU."""
     matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
     times = []
     for _ in range(_RUNS):

@@ -1,4 +1,4 @@
-"""How many drafted tokens a target accepts, foretold from its greedy answers."""
+"""Predicts how many drafted tokens a target accepts, from its greedy answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_lab.training.heads.base import TrainableHead
 
 @dataclasses.dataclass(frozen=True)
 class Acceptance:
-    """What became of chains of drafts, counted as SpeculativeDecodingMetrics counts.
+    """Acceptance of draft chains, counted as in SpeculativeDecodingMetrics.
 
     Attributes:
         proposed: steps that drafted the first, second, ... token.
@@ -38,16 +38,16 @@ class Acceptance:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens a step emits: those it keeps and one more."""
+        """Tokens per step: the accepted tokens and one more."""
         return 1.0 + sum(self.accepted) / max(self.num_steps, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A request that a held-out example stands for.
+    """A request made from a held-out example.
 
     Attributes:
-        start, end: its tokens in the example; what is before them is the prompt.
+        start, end: the answer's tokens in the example; the tokens before are the prompt.
     """
 
     start: int
@@ -55,7 +55,7 @@ class Answer:
 
 
 def answers(is_answer: Tensor) -> Iterator[Answer]:
-    """The answers of a conversation, from which an engine can be asked again."""
+    """The answers of a conversation, each of which an engine can generate again."""
     nothing = torch.zeros(1, dtype=torch.int8)
     edges = torch.diff(is_answer.to(torch.int8), prepend=nothing, append=nothing)
     starts = (edges == 1).nonzero().flatten().tolist()
@@ -64,18 +64,18 @@ def answers(is_answer: Tensor) -> Iterator[Answer]:
 
 
 def walk(token_ids: Tensor, drafts: Tensor, answer: Answer) -> list[tuple[int, int]]:
-    """The steps in which an engine would decode an answer: (drafted, accepted) of each.
+    """Simulates the steps in which an engine would decode an answer: (drafted, accepted) of each.
 
     The first token comes from the prompt's pass and is the first root. A step never drafts the
-    last token of an answer, which its own pass brings.
+    last token of an answer, because its own pass emits one token anyway.
 
     Args:
         token_ids: [tokens].
         drafts: [tokens, depth], the chain that is drafted at each root.
-        answer: which tokens of it.
+        answer: the answer's tokens in the example.
     """
     depth = drafts.shape[1]
-    wanted = torch.full((len(token_ids), depth), -1)  # which equals no draft
+    wanted = torch.full((len(token_ids), depth), -1)  # -1 equals no draft
     for d in range(min(depth, len(token_ids) - 1)):
         wanted[: -1 - d, d] = token_ids[1 + d :]
     num_right = (drafts == wanted).cumprod(1).sum(1).tolist()
@@ -98,7 +98,7 @@ def evaluate(
     batch_tokens: int,
     ranks: Ranks | None = None,
 ) -> Acceptance:
-    """The acceptance of chains of `depth` on greedy answers; ranks share the work."""
+    """The acceptance of chains of `depth` tokens on greedy answers; ranks share the work."""
     ranks = ranks or Ranks()
     counts = torch.zeros(2, depth, dtype=torch.int64)
     lengths = torch.tensor([min(len(e.token_ids), max_length) for e in examples]).numpy()

@@ -1,4 +1,4 @@
-"""What a training needs before its first step: examples, in parts, and the draft vocabulary."""
+"""Prepares a training: examples to train on and to evaluate on, and the draft vocabulary."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _FEWEST_EXAMPLES = 20
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """What a training began with and goes on with, though a store may have more by then.
+    """The data that a training began with. It resumes with the same even if the store has grown.
 
     Attributes:
-        target: tells its target from others.
-        num_examples: the store's first ones, on which it trains and is evaluated.
-        num_tokens: of these.
+        target: identity of the target.
+        num_examples: how many of the store's examples, from the first, are used.
+        num_tokens: tokens of these examples.
         draft_ids: int64 [draft vocabulary], rising.
-        coverage: share of the answers' tokens that these are.
-        dtype: the name of what is multiplied in.
+        coverage: share of the answers' tokens that are in the draft vocabulary.
+        dtype: the name of the dtype of matrix products.
     """
 
     target: str
@@ -60,16 +60,16 @@ class Begun:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What is trained and evaluated on.
+    """The examples of a training.
 
     Attributes:
         examples: `lengths` and `load(indices)`.
         lengths: tokens of each example, at most options.max_length.
         trained: indices of the examples that are trained on.
-        evaluated: the held-out examples that the head is evaluated on: greedy ones, if there are.
-        begun: what the training has to go on with.
-        facts: for the report.
-        engine_dtype: what the target computed in.
+        evaluated: the held-out examples that the head is evaluated on: greedy ones, if any.
+        begun: what the training has to resume with.
+        facts: facts for the report.
+        engine_dtype: the dtype in which the target computed.
     """
 
     examples: Examples
@@ -90,9 +90,9 @@ def make_store(
     options: TrainingOptions,
     engine_options: Mapping[str, Any],
 ) -> None:
-    """Has the target make what a store lacks.
+    """Has the target make the missing examples of a store.
 
-    Raises TrainingError for bad data, a store of something else, or a full disk.
+    Raises TrainingError for bad data, a store made for something else, or a full disk.
     """
     begin = time.monotonic()
     if ExampleStore.exists(directory):
@@ -166,10 +166,10 @@ def prepare(
     begun: Begun | None,
     dtype: str,
 ) -> Prepared:
-    """Opens a store and divides its examples; as it was done when the training began, if it has.
+    """Opens a store and divides its examples; in the same way as before if the training has begun.
 
-    Raises TrainingError where there is too little, where the draft vocabulary cannot be, or where
-    the store is not the one that the training began with.
+    Raises TrainingError where there are too few examples, where the draft vocabulary is not
+    possible, or where the training began with another store.
     """
     store = ExampleStore(directory)
     check_target(store, target, store.header["taps"])
@@ -243,7 +243,7 @@ def _begin(
 
 
 def _evaluated(examples: Examples, held_out: Sequence[int], max_tokens: int) -> list[Example]:
-    """Examples with at most about `max_tokens` answer tokens: greedy ones, else others."""
+    """Held-out examples with about `max_tokens` answer tokens at most; greedy ones, if any."""
     chosen: dict[bool, list[Example]] = {True: [], False: []}
     num_tokens = {True: 0, False: 0}
     for index in held_out:

@@ -1,4 +1,4 @@
-"""States that an engine computes when they are asked for, where a store has none."""
+"""Recomputes states with an engine, for stores without states."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def states_of(engine: Engine, token_ids: Sequence[Sequence[int]]) -> list[Tensor
 
 
 def tapped_states(completion: CompletionOutput) -> Tensor:
-    """What an engine with taps gave with a completion, bfloat16 or float32.
+    """The tapped states of a completion, bfloat16 or float32.
 
-    Raises TrainingError where it gave nothing.
+    Raises TrainingError where there are none.
     """
     states: npt.NDArray[np.generic] | None = getattr(completion, "tapped_states", None)
     if states is None:

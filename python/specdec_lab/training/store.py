@@ -1,4 +1,4 @@
-"""Examples on disk, in shards that are written whole or not at all."""
+"""Stores examples on disk, in shards that are written atomically."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class SourcePlace:
     """How far a source of conversations was read.
 
     Attributes:
-        next_conversation: index of the first one that was not.
-        digest: SHA-256 of those before it, 32 bytes.
+        next_conversation: index of the first conversation that was not read.
+        digest: SHA-256 of the conversations before it, 32 bytes.
     """
 
     next_conversation: int = 0
@@ -57,13 +57,14 @@ class SourcePlace:
 class ExampleStore:
     """A directory of examples: store.json, and shards named examples-00000.safetensors and so on.
 
-    A shard has token_ids int32 [tokens], is_answer bool [tokens], starts int64 [examples + 1] (of
-    each example in these), is_greedy bool [examples], next_conversation int64 [1] and digest uint8
-    [32] (SourcePlace); with features also states bfloat16 [tokens - examples, taps, hidden size].
+    A shard has token_ids int32 [tokens], is_answer bool [tokens], starts int64 [examples + 1] (the
+    first token of each example), is_greedy bool [examples], next_conversation int64 [1] and digest
+    uint8 [32] (SourcePlace); with features also states bfloat16 [tokens - examples, taps, hidden
+    size].
 
     Attributes:
-        directory: where they are.
-        header: what store.json says: "format", and what the data was made of and how.
+        directory: the store's folder.
+        header: the content of store.json: "format", and how and from what the data was made.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -71,7 +72,7 @@ class ExampleStore:
         self.directory = Path(directory)
         self.header: Mapping[str, Any] = _read_header(self.directory / _HEADER)
         self._shards: list[_Shard] = []
-        self._ends: list[int] = []  # of each shard: examples up to there
+        self._ends: list[int] = []  # by shard: examples up to its end
         for path in _shard_paths(self.directory):
             self._add(_Shard(path, self.has_states))
 
@@ -90,7 +91,7 @@ class ExampleStore:
         """Whether there is a store."""
         return (Path(directory) / _HEADER).is_file()
 
-    # -- what there is
+    # -- reading
 
     @property
     def has_states(self) -> bool:
@@ -122,7 +123,7 @@ class ExampleStore:
 
     @property
     def place(self) -> SourcePlace:
-        """How far the source was read for the last shard."""
+        """How far the source was read up to the last shard."""
         return self._shards[-1].place if self._shards else SourcePlace()
 
     def __getitem__(self, index: int) -> Example:
@@ -138,7 +139,7 @@ class ExampleStore:
         return [self[i] for i in indices]
 
     def answer_tokens(self, indices: Iterable[int] | None = None) -> Iterator[Tensor]:
-        """Tokens that the target wrote, int32, in pieces: all, or those of some examples."""
+        """Tokens that the target wrote, int32, in pieces: of all examples or of some."""
         if indices is None:
             return (shard.token_ids[shard.is_answer] for shard in self._shards)
         return (shard.answer_tokens(i) for shard, i in map(self._find, indices))
@@ -156,7 +157,7 @@ class ExampleStore:
         self._add(_Shard(path, self.has_states))
 
     def take_unfilled(self) -> tuple[list[Example], SourcePlace]:
-        """Examples of the last shard, if more would have gone into it, and where they began.
+        """The examples of the last shard if it is not full, and how far the source was read.
 
         The shard is no longer part of this object, and its file is replaced by the next append().
         """
@@ -171,7 +172,7 @@ class ExampleStore:
         return examples, last.place
 
     def is_full(self, examples: Sequence[Example]) -> bool:
-        """Whether so many examples are a shard."""
+        """Whether these examples fill a shard."""
         num_bytes = sum(example_bytes(example) for example in examples)
         most_bytes, most_examples = self.header["shard_bytes"], self.header["shard_examples"]
         return bool(num_bytes >= most_bytes or len(examples) >= most_examples)
@@ -190,7 +191,7 @@ class ExampleStore:
 
 
 class _Shard:
-    """One file. All but its states is in memory."""
+    """One file. Everything but its states is in memory."""
 
     def __init__(self, path: Path, has_states: bool) -> None:
         self.path = path
@@ -252,7 +253,7 @@ class _Shard:
 
 
 def no_states() -> Tensor:
-    """What stands for states that are not there."""
+    """An empty tensor in place of states that are not stored."""
     return torch.empty(0, 0, 0, dtype=torch.bfloat16)
 
 

@@ -1,4 +1,4 @@
-"""The examples of a store with the states that a method reads."""
+"""Selects the states of a store's examples that a method reads."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from specdec_native.engine import Engine
 _FINAL: Final = "final"
 
 Tap = int | Literal["final"]
-"""A layer whose input an engine taps, or what the target's head reads."""
+"""A layer whose input an engine taps, or "final": the input of the target's LM head."""
 
 
 def taps_of(options: TrainingOptions, config: Mapping[str, Any]) -> list[Tap]:
-    """What the engine taps for a method."""
+    """The engine's taps for a method."""
     num_layers = int(config["num_hidden_layers"])
     return [*METHODS[options.method].head_class().tap_layers(num_layers), _FINAL]
 

@@ -15,8 +15,8 @@ from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.layout import safetensors_files
 from specdec_native.checkpoints.text_files import read_json_object
 
-# Of most families, of OPT and of GPT-NeoX; without their first part where a network was saved
-# without its head.
+# Names in most families, in OPT and in GPT-NeoX. The first part is missing where a network was
+# saved without its LM head.
 _EMBEDDINGS = ("model.embed_tokens", "model.decoder.embed_tokens", "gpt_neox.embed_in")
 _HEADS = ("lm_head", "embed_out")
 _NORMS = ("model.norm", "model.decoder.final_layer_norm", "gpt_neox.final_layer_norm")
@@ -29,18 +29,17 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 @dataclasses.dataclass(frozen=True)
 class TargetWeights:
-    """What a head reads of its target, in float32.
+    """The target's weights that a head uses, in float32.
 
-    Caps of logits are left out: they change no order of tokens.
+    Soft caps of logits are ignored: they do not change the order of tokens.
 
     Attributes:
-        directory: of the checkpoint.
+        directory: the checkpoint's folder.
         config: its config.json.
-        embedding: [vocabulary, hidden size], as stored: scaled by no factor of the family's.
-        head: [vocabulary, hidden size], what makes logits of final hidden states; the embedding
-            itself where the two are one.
-        norm: what the final norm multiplies by, [hidden size]; ones where there is none.
-        name: by which a head's checkpoint calls its target.
+        embedding: [vocabulary, hidden size], as stored, without a family's scale factor.
+        head: [vocabulary, hidden size], the LM head; the embedding where the two are tied.
+        norm: the weights of the final norm, [hidden size]; ones where there is none.
+        name: the target's name in a head's checkpoint.
     """
 
     directory: Path
@@ -64,7 +63,7 @@ class TargetWeights:
     def load(cls, directory: Path, name: str | None = None) -> TargetWeights:
         """Reads a directory of safetensors files; `name` is the directory unless given.
 
-        Raises CheckpointError where a part is missing or of a form that heads cannot read.
+        Raises CheckpointError where a part is missing or has a form that heads cannot read.
         """
         config = read_config(directory)
         files = _TensorFiles(directory)
@@ -113,9 +112,9 @@ class TargetWeights:
         return dataclasses.replace(self, embedding=embedding, head=head, norm=self.norm.to(device))
 
     def layer(self, index: int) -> dict[str, Tensor]:
-        """The tensors of a layer by Llama's names of their rest, such as "mlp.up_proj.weight".
+        """The tensors of a layer by Llama's names within a layer, such as "mlp.up_proj.weight".
 
-        Tensors that Llama does not have keep the names of their family.
+        Tensors that Llama does not have keep their family's names.
         """
         files = _TensorFiles(self.directory)
         tensors: dict[str, Tensor] = {}
@@ -127,7 +126,7 @@ class TargetWeights:
         for name, tensor in tensors.items():
             if offset and "norm" in name:
                 tensors[name] = tensor + offset
-        if "pre_feedforward_layernorm.weight" in tensors:  # Gemma's, whose other norms are after
+        if "pre_feedforward_layernorm.weight" in tensors:  # Gemma's; its other norms come after
             tensors["post_attention_layernorm.weight"] = tensors["pre_feedforward_layernorm.weight"]
         return {name: tensor for pair in tensors.items() for name, tensor in self._split(*pair)}
 
@@ -149,7 +148,7 @@ class TargetWeights:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a target. Raises CheckpointError where a size is missing that heads need."""
+    """config.json of a target. Raises CheckpointError where it lacks a size that heads need."""
     file = directory / "config.json"
     config: dict[str, Any] = read_json_object(file)
     for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
@@ -160,7 +159,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _norm_offset(config: Mapping[str, Any]) -> float:
-    """What is added to the weights of norms: Gemma stores them less one."""
+    """The number to add to the weights of norms: 1 for Gemma, which stores weight - 1, else 0."""
     return 1.0 if str(config.get("model_type")).startswith("gemma") else 0.0
 
 
@@ -189,7 +188,7 @@ class _TensorFiles:
         return name in self._file_of
 
     def find(self, stems: tuple[str, ...]) -> str | None:
-        """The name of the first weight there is, with or without the first part of its stem."""
+        """The name of the first existing weight, with or without the first part of its stem."""
         for stem in stems:
             for name in (f"{stem}.weight", f"{_without_first_part(stem)}.weight"):
                 if name in self._file_of:

@@ -1,4 +1,4 @@
-"""The loop that trains a head. It knows heads, batches and optimisers, and nothing of files."""
+"""The loop that trains a head. It knows heads, batches and optimisers, but no files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Trainer:
         ranks: Ranks | None = None,
         autocast: torch.dtype | None = None,
     ) -> None:
-        """`head` is on the device it is trained on. `autocast` is what it multiplies in."""
+        """`head` is on the training device. `autocast` is the dtype of matrix products."""
         self.course = Course()
         self._head = head
         self._optimizers = optimizers
@@ -60,7 +60,7 @@ class Trainer:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole training, unless patience ends before."""
+        """Steps of the whole training, unless patience ends it earlier."""
         return self._plan.num_steps
 
     @property
@@ -74,10 +74,10 @@ class Trainer:
         on_step: Callable[[StepResult], None] = lambda _: None,
         on_evaluation: Callable[[], None] = lambda: None,
     ) -> None:
-        """Trains to the end; from where a state was loaded, if one was.
+        """Trains to the end, from the loaded state if there is one.
 
-        `evaluate` says how the head does now, the same in all ranks. `on_step` is called after
-        each step and the evaluation that follows it, and may save.
+        `evaluate` measures the head and returns the same in all ranks. `on_step` is called after
+        each step and its evaluation, and may save.
 
         Raises TrainingError where a loss or gradient is not finite.
         """
@@ -94,7 +94,7 @@ class Trainer:
         batches = self._loader.take(self.course.step, self._plan.num_steps)
         counted = [self._counted(batch) for batch in batches]
         num_depths = self._head.trained_depth = self._depths_now()
-        # A row of depth d stands at least d places after the first token that has a feature.
+        # A row of depth d is at least d places after the first token that has a feature.
         places = [[int(c[:, 1 + d :].sum()) for c in counted] for d in range(num_depths)]
         totals = self._ranks.sum(torch.tensor([sum(row) for row in places])).tolist()
         sums = torch.zeros(3, num_depths, dtype=torch.float64)
@@ -131,7 +131,7 @@ class Trainer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the training depends on: tensors, numbers and strings."""
+        """The state that the rest of the training depends on: tensors, numbers and strings."""
         course = self.course
         evaluations = [(s, n, dataclasses.asdict(a)) for s, n, a in course.evaluations]
         return {
@@ -141,7 +141,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from where state_dict() was called."""
+        """Restores a state_dict()."""
         self._load_weights(state["weights"])
         self._optimizers.load_state_dict(state["optimizers"])
         course = state["course"]
@@ -161,9 +161,9 @@ class Trainer:
         places: Sequence[int],
         totals: Sequence[float],
     ) -> Tensor:
-        """Adds the gradients of a micro-batch; sums of loss, matches and rows, [3, depth].
+        """Adds the gradients of a micro-batch; returns sums of loss, matches and rows, [3, depth].
 
-        A head may train only some of the places at a depth. Their mean then stands for all of them.
+        If a head trains only some places at a depth, their mean represents all places.
         """
         generator = torch.Generator(self._device).manual_seed(self._draw_seed(index))
         is_bfloat16 = self._autocast is not None
@@ -202,12 +202,12 @@ class Trainer:
         return 1 if is_shallow else self._head.max_depth
 
     def _draw_seed(self, index: int) -> int:
-        """Of what a head draws for a micro-batch of this step."""
+        """The seed of a head's random choices for a micro-batch of this step."""
         numbers = [self._options.seed, self.course.step, self._ranks.rank, index]
         return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
     def _counted(self, batch: Batch) -> Tensor:
-        """Places whose next token is an answer's, and one that the head can draft."""
+        """Places whose next token belongs to an answer and is in the draft vocabulary."""
         counted = batch.is_scored
         counted[:, :-1] &= self._is_drafted[batch.token_ids[:, 1:]]
         return counted

@@ -1,4 +1,4 @@
-"""The chart of a training: loss and acceptance over what was trained on."""
+"""The chart of a training: loss and acceptance over the number of trained tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def draw_chart(log: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     """Writes a PNG image, without a display.
 
     Args:
-        log: the entries of a training's log, those of steps and of evaluations.
-        title: of the chart.
-        path: of the image.
+        log: the entries of a training's log: steps and evaluations.
+        title: the chart's title.
+        path: the image file.
 
     Raises MissingDependencyError without matplotlib.
     """

@@ -1,4 +1,4 @@
-"""What a user may set when a head is trained. The command line is made from the same table."""
+"""The user's options of a training. The command line is made from the same table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _option(
     choices: tuple[str, ...] = (),
     may_change: bool = False,
 ) -> Any:
-    """A field. `may_change`: a run may go on from its checkpoint with another value."""
+    """A field. `may_change`: a run may resume from its checkpoint with another value."""
     metadata = {
         "help": text,
         "low": low,
@@ -183,7 +183,7 @@ class DataOptions:
 
     @property
     def leaves_amount_open(self) -> bool:
-        """Whether the user said nothing of how much data there is to be."""
+        """Whether the user left the amount of data open."""
         return self.answer_tokens == DataOptions.answer_tokens and not self.conversations
 
 
@@ -203,7 +203,7 @@ def check_option(field: dataclasses.Field[Any], value: Any) -> None:
 
 
 def differences(old: TrainingOptions, new: TrainingOptions) -> Iterator[tuple[str, Any, Any]]:
-    """Name, old and new value of the options that must not change on the way, but did."""
+    """Name, old and new value of options that changed although a resumed run must keep them."""
     for field in dataclasses.fields(TrainingOptions):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before != after and not field.metadata[_MAY_CHANGE]:

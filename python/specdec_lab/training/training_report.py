@@ -1,4 +1,4 @@
-"""What a training came to."""
+"""The report of a training."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from specdec_lab.training.predicted_acceptance import Acceptance
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was trained on what, how long it took, and how good it is.
+    """The head and its data, the time of the training, and the head's acceptance.
 
     Attributes:
         model: the target as the user named it.
         head: the directory of the head that was written.
         command: the command line, or "" from Python.
-        options: of the training.
+        options: the training's options.
         data: facts about the examples by name.
         training: facts about the steps by name: seconds, tokens and so on.
-        acceptance: of the best weights on held-out greedy answers, foretold by the trainer.
-        engine: the same measured by the engine; None if it was not asked.
+        acceptance: the trainer's prediction for the best weights on held-out greedy answers.
+        engine: the engine's measurement of the same; None if it was not run.
         curve: (answer tokens trained on, acceptance) of each evaluation.
     """
 
@@ -39,7 +39,7 @@ class Report:
     curve: list[tuple[int, Acceptance]]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, with the rates that follow from counts."""
+        """The report with the rates that follow from its counts."""
         engine = self.engine
         return {
             **{f.name: getattr(self, f.name) for f in dataclasses.fields(self)},
@@ -55,7 +55,7 @@ class Report:
         }
 
     def to_markdown(self) -> str:
-        """Tables for a reader."""
+        """The report as Markdown tables."""
         lines = [f"# {self.options['method']} head of {self.model}", ""]
         if self.command:
             lines += ["    " + self.command, ""]
@@ -118,7 +118,7 @@ def _shown(value: Any) -> str:
 
 
 def number_text(value: float) -> str:
-    """With at most three digits behind the point; below 0.01 like 3e-5."""
+    """A number with up to three decimals; below 0.01 as in 3e-5."""
     if value == 0 or not abs(value) < 0.01:
         return f"{value:,.3f}".rstrip("0").rstrip(".")
     digits, exponent = f"{value:.2e}".split("e")

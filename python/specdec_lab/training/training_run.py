@@ -39,7 +39,7 @@ from specdec_native.common.progress import show_stage
 
 _logger = logging.getLogger("specdec_native")
 
-_EXAMPLES_SHOWN = 8  # to a new head
+_EXAMPLES_SHOWN = 8  # shown to a new head
 
 
 def train_head(
@@ -56,25 +56,26 @@ def train_head(
 ) -> Report | None:
     """Trains a draft head for a model, and writes it to OUT/head.
 
-    However often this is interrupted or killed, the same call goes on, and on a CPU the head comes
-    out the same, bit for bit.
+    After an interrupt or kill, the same call resumes the training, and on a CPU the head comes out
+    the same, bit for bit.
 
     Args:
         model: a directory or a model name.
-        out: a directory that is empty, not there, or of the same training. It gets the examples
+        out: a directory that is empty, missing, or of the same training. It receives the examples
             (data), checkpoints, the log, the head, report.json, report.md and chart.png.
         options: how the head is trained.
-        data: what on.
-        layout: of the head's files: "common", which every reader takes, or "speculators".
+        data: the training data.
+        layout: the layout of the head's files: "common", which every reader accepts, or
+            "speculators".
         head_dtype: the head's weights are written in "bfloat16", "float16" or "float32".
-        measure: whether the engine measures the head in the end.
-        engine_options: of the engine that answers, such as {"max_num_seqs": 64}.
+        measure: whether the engine measures the finished head.
+        engine_options: options of the engine that answers, such as {"max_num_seqs": 64}.
         command: the command line, for the report.
 
-    Returns what came of it; None in all processes but the first one of torchrun's.
+    Returns the report; None in all of torchrun's processes but the first.
 
-    Raises TrainingError for data and options that cannot be trained with, a full disk, a loss that
-    is not finite and so on; what was there before is kept. Raises what hub.resolve_model raises.
+    Raises TrainingError for unusable data or options, a full disk, a loss that is not finite and so
+    on; existing files are kept. Raises what hub.resolve_model raises.
     """
     options, data = options or TrainingOptions(), data or DataOptions()
     check_method(options, layout)
@@ -83,7 +84,7 @@ def train_head(
     out = Path(out).expanduser()
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
-    torch.set_float32_matmul_precision("high")  # of GPUs
+    torch.set_float32_matmul_precision("high")  # a setting for GPUs
     device = local_device(options.device)
     with joined(device) as ranks, contextlib.ExitStack() as stack:
         if ranks.is_first:
@@ -107,7 +108,7 @@ def train_head(
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """What train_head() was given."""
+    """The arguments of train_head()."""
 
     model: str
     out: OutDirectory
@@ -123,7 +124,7 @@ class _Settings:
 def _with_defaults(
     given: Mapping[str, Any], options: TrainingOptions, device: torch.device
 ) -> dict[str, Any]:
-    """An engine's options; where they say nothing, its device and threads are the training's."""
+    """An engine's options, with the training's device and threads as defaults."""
     # An engine may find a GPU where torch has none.
     defaults: dict[str, Any] = {"device": str(device) if device.type == "cuda" else options.device}
     if options.num_threads:
@@ -141,7 +142,7 @@ class _Run:
         self._device = device
         self._residents: ResidentExamples | None = None
         self._saved = Checkpoints(settings.out.checkpoints).load()
-        ranks.wait()  # nobody writes before all have read
+        ranks.wait()  # no process writes before all have read
 
     def _show_stage(self, number: int, text: str) -> None:
         if self._ranks.is_first:
@@ -150,7 +151,7 @@ class _Run:
     def prepare(self) -> Prepared:
         """Finds the target, and makes and opens the data; other processes wait for the first.
 
-        A training that has begun goes on with the examples it began with.
+        A resumed training keeps the examples it began with.
         """
         settings, options, saved = self._settings, self._options, self._saved
         if saved is not None:
@@ -171,7 +172,7 @@ class _Run:
                     engine_options=settings.engine_options,
                 )
             finally:
-                with contextlib.suppress(TrainingError):  # of a full disk, told already
+                with contextlib.suppress(TrainingError):  # a full disk, reported already
                     settings.out.add_data_seconds(time.monotonic() - begin)
         self._ranks.wait()
         self._show_stage(2, "examples are read")
@@ -198,7 +199,7 @@ class _Run:
         return prepared
 
     def train(self, prepared: Prepared) -> Trainer:
-        """Trains from the last checkpoint to the end; the head has its best weights then."""
+        """Trains from the last checkpoint to the end; then sets the head's best weights."""
         options, saved, begun = self._options, self._saved, prepared.begun
         model = self._settings.model
         name = None if Path(model).expanduser().exists() else model

@@ -1,4 +1,4 @@
-"""What a training has done so far."""
+"""The progress of a training."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from specdec_lab.training.predicted_acceptance import Acceptance
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What one optimiser step did.
+    """The result of one optimiser step.
 
     Attributes:
         step: counts from 1.
         epoch: passes over the examples so far, with a fraction.
-        loss: of all depths, decayed.
+        loss: the loss of all depths, with decaying weights.
         depth_losses: the mean of each depth's rows.
         depth_matches: share of each depth's rows whose most likely token is the target's.
         gradient_norm: before it was clipped.
-        learning_rate: the highest one of the schedule's place.
+        learning_rate: the learning rate of the step.
         num_tokens: answer tokens that were trained on, at depth 0.
-        seconds: the step took.
+        seconds: the step's duration.
     """
 
     step: int
@@ -38,7 +38,7 @@ class StepResult:
 
 @dataclasses.dataclass
 class Course:
-    """How a training went so far.
+    """The history of a training.
 
     Attributes:
         step: optimiser steps done.
@@ -47,7 +47,7 @@ class Course:
         evaluations: (step, tokens trained on, acceptance) of each.
         best: index in `evaluations`; -1 before the first one.
         best_weights: the head's trained parameters at that time.
-        is_stopped: whether patience ended.
+        is_stopped: whether patience has ended it.
     """
 
     step: int = 0

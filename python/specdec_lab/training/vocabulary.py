@@ -1,4 +1,4 @@
-"""Which tokens a head scores: those that the target writes most."""
+"""Chooses the tokens that a head scores: the tokens that the target writes most."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_lab.training.store import ExampleStore
 def count_answers(
     store: ExampleStore, vocab_size: int, indices: Iterable[int] | None = None
 ) -> Tensor:
-    """How often each token stands in the answers of a store: int64 [vocab_size].
+    """How often each token occurs in the answers of a store: int64 [vocab_size].
 
     `indices` are the examples that count, such as those held out; None for all.
     Raises TrainingError where the answers have a token outside of the vocabulary.
@@ -35,8 +35,7 @@ def draft_vocabulary(counts: Tensor, size: int, always: Iterable[int] = ()) -> T
     """The tokens that a head scores, rising: int64 [size].
 
     `always` (the tokens that end a turn) comes first, then the most frequent tokens, lower ids
-    before higher ones where counts are equal. A size of 0, or of the whole vocabulary and more, is
-    all tokens.
+    first where counts are equal. A size of 0, or one not below the vocabulary's, selects all.
     Raises TrainingError where `always` does not fit.
     """
     vocab_size = len(counts)
@@ -52,12 +51,12 @@ def draft_vocabulary(counts: Tensor, size: int, always: Iterable[int] = ()) -> T
         )
     ranked = counts.clone()
     ranked[needed] = torch.iinfo(torch.int64).max
-    # A stable sort keeps lower ids first, those that never came among themselves, too.
+    # A stable sort keeps lower ids first, also among tokens that never occur.
     chosen = ranked.sort(descending=True, stable=True).indices[:size]
     return chosen.sort().values
 
 
 def coverage(counts: Tensor, draft_ids: Tensor) -> float:
-    """Share of the counted tokens that `draft_ids` has; 0 where nothing was counted."""
+    """Share of the counted tokens that are in `draft_ids`; 0 where nothing was counted."""
     total = int(counts.sum())
     return int(counts[draft_ids].sum()) / total if total else 0.0

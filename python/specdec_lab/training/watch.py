@@ -1,4 +1,4 @@
-"""What the first process does beside each step: the log, the progress bar and checkpoints."""
+"""The first process' work beside each step: the log, the progress bar and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Watcher:
         begun: Begun,
         log_bytes: int,
     ) -> None:
-        """`log_bytes` of the log are kept. A training that has not begun is saved at once."""
+        """The log is cut to `log_bytes`. A new training is saved at once."""
         self._trainer = trainer
         self._options = options
         self._begun = begun
@@ -39,11 +39,11 @@ class Watcher:
             self.save()
 
     def on_evaluating(self) -> None:
-        """Says why no steps are taken for a while."""
+        """Tells the user why steps pause."""
         self._bar.update(self._trainer.course.step, "evaluating")
 
     def on_step(self, result: StepResult) -> None:
-        """Logs a step, and saves when the time has come and at the end."""
+        """Logs a step; saves when a checkpoint is due and at the end."""
         course = self._trainer.course
         self._log.write({**vars(result), "tokens": course.num_tokens})
         rate = course.num_tokens / max(course.seconds, 1e-9)

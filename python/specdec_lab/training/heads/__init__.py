@@ -1,1 +1,1 @@
-"""The heads that can be trained, one file a family."""
+"""The heads that can be trained, one file per family."""

@@ -1,4 +1,4 @@
-"""What the trainer asks of a head."""
+"""The interface between the trainer and a head."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from specdec_lab.training.target import TargetWeights
 
 @dataclasses.dataclass(frozen=True)
 class DepthOutput:
-    """What a head says at one depth, of some places of a batch.
+    """A head's output at one depth, for some places of a batch.
 
     Attributes:
-        hidden: [rows, hidden size], what `head_weight` multiplies.
+        hidden: [rows, hidden size], the input of `head_weight`.
         places: int64 [rows], rising: p as an index into the flattened [examples, tokens]; the row
-            is about the token at p + 1.
+            predicts the token at p + 1.
         head_weight: [draft vocabulary, hidden size].
-        extra_loss: [rows], what is added to the loss of each row, where the method has more to say
-            of it than which tokens it scores highly.
+        extra_loss: [rows], added to the loss of each row, where the method's loss has a term beside
+            that of the scores.
     """
 
     hidden: Tensor
@@ -35,12 +35,12 @@ class DepthOutput:
 
 @dataclasses.dataclass(frozen=True)
 class HeadFiles:
-    """A checkpoint.
+    """A head's checkpoint.
 
     Attributes:
-        config: config.json.
-        tensors: of model.safetensors by name.
-        token_map: int64, the tokens it was trained to draft, where the tensors do not say so;
+        config: the content of config.json.
+        tensors: the tensors of model.safetensors by name.
+        token_map: int64, the tokens that it was trained to draft, if the tensors do not say so;
             written as token_map.json, which this engine finds beside config.json.
     """
 
@@ -50,16 +50,16 @@ class HeadFiles:
 
 
 class TrainableHead(nn.Module, abc.ABC):
-    """A draft head over a target whose weights stay as they are.
+    """A draft head over a target whose weights do not change.
 
     Attributes:
         target: the target's parts that the head borrows.
         draft_ids: int64 [draft vocabulary], rising: the target's token id of each token that the
             head scores.
-        max_depth: tokens it drafts at most in one go.
-        trained_depth: depths that outputs() gives; 1 to max_depth where `depths_go_on`.
-        depths_go_on: whether a depth goes on from the one before with the same weights, so that all
-            of them learn when the first one is trained.
+        max_depth: the most tokens of a draft.
+        trained_depth: number of depths that outputs() returns; 1 to max_depth where `depths_go_on`.
+        depths_go_on: whether a depth continues from the one before with the same weights, so that
+            training the first depth trains all of them.
     """
 
     draft_ids: Tensor
@@ -82,24 +82,24 @@ class TrainableHead(nn.Module, abc.ABC):
     def initialise(self, generator: torch.Generator, examples: Sequence[Example] = ()) -> None:
         """Sets all weights, from the target's where that helps.
 
-        `examples` are a few, from which the head may learn how large states are.
+        `examples` are a few examples that show the size of states.
         """
 
     @abc.abstractmethod
     def outputs(self, batch: Batch, generator: torch.Generator) -> Sequence[DepthOutput]:
-        """With gradients, what the head says of the scored places at each depth it is trained for.
+        """The head's outputs, with gradients, for the scored places at each trained depth.
 
         `generator` is for heads that draw which rows to train.
         """
 
     @abc.abstractmethod
     def draft(self, batch: Batch, depth: int) -> Tensor:
-        """The most likely chains: int64 [examples, tokens, depth], the target's token ids.
+        """The most likely chains, in the target's token ids: int64 [examples, tokens, depth].
 
-        Row j has the tokens drafted where the token at j is the root, given the true tokens up to
-        j. Row 0 has no feature, and anything in it.
+        Row j is the draft with the token at j as the root, given the true tokens up to j. Row 0 has
+        no feature: its content is arbitrary.
         """
 
     @abc.abstractmethod
     def files(self, layout: str) -> HeadFiles:
-        """The checkpoint in a layout: "common", which every reader takes, or "speculators"."""
+        """The checkpoint in a layout: "common", which every reader accepts, or "speculators"."""

@@ -1,4 +1,4 @@
-"""config.json of the heads, in the spellings that readers know."""
+"""Makes config.json of heads, in the spellings that readers know."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from specdec_lab.training.heads.layers import LayerShape
 from specdec_lab.training.target import TargetWeights
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
-"""The key of the layers whose inputs a head reads."""
+"""The config.json key for the layers whose inputs a head reads."""
 
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def llama_fields(shape: LayerShape, num_layers: int, target: TargetWeights) -> dict[str, Any]:
-    """A Llama of a head's layers, for readers that know no other defaults than these."""
+    """A Llama config for a head's layers, with every field that readers have no default for."""
     config = target.config
     special = {key: config[key] for key in _SPECIAL_TOKENS if config.get(key) is not None}
     return {
@@ -47,13 +47,13 @@ def llama_fields(shape: LayerShape, num_layers: int, target: TargetWeights) -> d
 def speculators_fields(
     algorithm: str, num_tokens: int, target: TargetWeights, *, class_name: str
 ) -> dict[str, Any]:
-    """What a file of speculators says beside its layers and flags.
+    """The fields of speculators' config.json beside layers and flags.
 
     Args:
         algorithm: "eagle3", "peagle", ...
-        num_tokens: that it proposes to draft.
+        num_tokens: number of tokens that it proposes to draft.
         target: the model it drafts for.
-        class_name: of speculators' model.
+        class_name: the class of speculators' model.
     """
     return {
         "architectures": [class_name],
@@ -81,8 +81,8 @@ def speculators_fields(
 def vocabulary_tensors(draft_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
     """The two maps of a draft vocabulary.
 
-    "d2t" int64 [draft vocabulary] is what is added to an index to get the target's token id, "t2d"
-    bool [vocabulary] says which tokens are in it.
+    "d2t" int64 [draft vocabulary] is added to an index to get the target's token id; "t2d" bool
+    [vocabulary] marks the tokens in the draft vocabulary.
     """
     is_drafted = torch.zeros(vocab_size, dtype=torch.bool, device=draft_ids.device)
     is_drafted[draft_ids] = True

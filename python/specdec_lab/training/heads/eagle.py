@@ -1,7 +1,7 @@
-"""What EAGLE's heads share: layers that go on from their own output, step by step.
+"""The common part of EAGLE heads: layers that continue from their own output, step by step.
 
 The training-time test of EAGLE-3 (arXiv 2503.01840): row r of step 0 reads a token of the text and
-what the target made of the token before. In step s it reads the token s places further on in the
+the target's states of the token before. In step s it reads the token s places further on in the
 text, and its own output of the step before.
 """
 
@@ -21,9 +21,9 @@ from specdec_lab.training.target import TargetWeights
 
 
 class EagleHead(TrainableHead):
-    """The names of its weights are those of speculators' files.
+    """An EAGLE head. Its weights are named as in speculators' files.
 
-    Its rows count from 0; row r is row r + 1 of Batch, since the first token has no feature.
+    Its rows count from 0; row r is row r + 1 of Batch, because the first token has no feature.
     """
 
     depths_go_on = True
@@ -43,12 +43,12 @@ class EagleHead(TrainableHead):
     def fuse(self, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
         """The states that step 0 reads: [examples, tokens - 1, hidden size].
 
-        `generator`, which is given in training, is for heads that learn from features with noise.
+        `generator` is given in training, for heads that add noise to features.
         """
 
     @abc.abstractmethod
     def scored(self, state: Tensor) -> Tensor:
-        """What `head_weight` multiplies, of output states."""
+        """The input of `head_weight`, from output states."""
 
     @property
     @abc.abstractmethod
@@ -56,12 +56,12 @@ class EagleHead(TrainableHead):
         """The scoring rows: [draft vocabulary, hidden size]."""
 
     def begin(self, embedded: Tensor, state: Tensor) -> Tensor:
-        """What the first layer takes for the state."""
+        """The first layer's input state."""
         del embedded
         return state
 
     def extra_loss(self, state: Tensor, wanted: Tensor) -> Tensor | None:
-        """A loss of each row beside that of its logits, or None.
+        """A further loss of each row, beside the loss of its logits, or None.
 
         Args:
             state: [rows, hidden size], output states.
@@ -76,24 +76,24 @@ class EagleHead(TrainableHead):
         """The output states of rows [examples, rows, hidden size], before the final norm.
 
         Args:
-            token_ids: what each row reads; in step 0 of all rows of the text, [examples,
-                text rows], else of `rows`.
+            token_ids: the token that each row reads; in step 0 for all rows of the text, [examples,
+                text rows], later for `rows`.
             state: fused features, or the output of the step before, of the same rows.
             rows: int64 [examples, rows].
             step: 0 for the rows of the text itself.
-            cache: of each layer.
+            cache: each layer's cache.
         """
         embedded = F.embedding(token_ids, self.target.embedding)
         state = self.begin(embedded, state)
         text_rows = all_rows(state) if step == 0 else rows
         for layer, steps in zip(self.layers, cache, strict=True):
-            # Above the last layer only the rows asked for matter; its keys are of all of them.
+            # After the last layer only `rows` matter, but its keys are needed for all rows.
             is_last = layer is self.layers[-1]
             state = layer(state, embedded, rows if is_last else text_rows, step, steps)
         return state
 
     def outputs(self, batch: Batch, generator: torch.Generator) -> Sequence[DepthOutput]:
-        """A step of the training-time test a depth."""
+        """One step of the training-time test per depth."""
         num_tokens = batch.token_ids.shape[1]
         rows, is_row = wanted_rows(batch.is_scored, self.trained_depth)
         example = torch.arange(len(rows), device=rows.device)[:, None]
@@ -102,7 +102,7 @@ class EagleHead(TrainableHead):
         state = self.fuse(batch, generator)
         outputs = []
         for s in range(self.trained_depth):
-            # Row r of step s is about the token at r + 2 + s, so its place is r + 1 + s.
+            # Row r of step s predicts the token at r + 2 + s, so its place is r + 1 + s.
             places = (rows + (1 + s)).clamp(max=num_tokens - 1)
             token_ids = batch.token_ids[:, 1:] if s == 0 else batch.token_ids.gather(1, places)
             state = self.step(token_ids, state, rows, s, cache)
@@ -134,9 +134,9 @@ def all_rows(state: Tensor) -> Tensor:
 
 
 def wanted_rows(is_scored: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
-    """The rows of which some step is scored: int64 [examples, rows], and which of them are meant.
+    """The rows with a scored step: int64 [examples, rows], and a mask of the valid entries.
 
-    Examples with fewer rows than others have rows of no meaning at the end.
+    Examples with fewer rows are padded at the end.
 
     Args:
         is_scored: bool [examples, tokens], of places.
@@ -149,7 +149,7 @@ def wanted_rows(is_scored: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
 
 
 def front_rows(is_wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices of some rows of each example, rising, and which of the indices are meant.
+    """The indices of the wanted rows of each example, rising, and a mask of the valid indices.
 
     Both are [examples, the most rows of an example]; `is_wanted` is bool [examples, rows].
     """

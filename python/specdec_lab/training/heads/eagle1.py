@@ -1,5 +1,5 @@
-"""EAGLE-1 (arXiv 2401.15077): foretells the target's final hidden state from that of the token
-before and the next token; the target's own head scores it."""
+"""EAGLE-1 (arXiv 2401.15077): predicts the target's final hidden state from the final hidden state
+of the token before and the next token; the target's LM head scores it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from specdec_lab.training.heads.base import HeadFiles
 from specdec_lab.training.heads.eagle import EagleHead
 from specdec_lab.training.target import TargetWeights
 
-# EAGLE's weights are 1 of the regression and 0.1 of the logits' loss.
+# EAGLE weights the regression by 1 and the loss of the logits by 0.1.
 _REGRESSION = 10.0
-_NOISE = 0.1  # of a feature's size, uniform to both sides
+_NOISE = 0.1  # relative to a feature's size, uniform in both directions
 
 
 class Eagle1(EagleHead):
-    """Its checkpoint has no scoring rows: `speculative_token_map` cuts the target's."""
+    """The EAGLE-1 head. Its checkpoint has no scoring rows: it uses the target's, restricted by
+    `speculative_token_map`."""
 
     def __init__(
         self, target: TargetWeights, draft_ids: Tensor, max_depth: int, *, num_layers: int = 1
@@ -55,7 +56,7 @@ class Eagle1(EagleHead):
         return self._rows
 
     def fuse(self, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
-        """The features; in training with noise, so that the head bears with its own errors."""
+        """The features; in training with noise, so that the head tolerates its own errors."""
         features = batch.final_hidden[:, :-1]
         if generator is None:
             return features
@@ -73,7 +74,7 @@ class Eagle1(EagleHead):
         return state
 
     def extra_loss(self, state: Tensor, wanted: Tensor) -> Tensor:
-        """The regression's."""
+        """The loss of the regression."""
         return _REGRESSION * F.smooth_l1_loss(state.float(), wanted, reduction="none").mean(-1)
 
     def files(self, layout: str) -> HeadFiles:

@@ -13,15 +13,15 @@ from specdec_lab.training.heads.base import HeadFiles
 from specdec_lab.training.heads.eagle import EagleHead
 from specdec_lab.training.target import TargetWeights
 
-# What readers of speculators' files take for true or false where it is missing.
+# Flags of speculators' files that are written always: readers differ in what a missing one means.
 NORM_FLAGS = ("norm_before_residual", "norm_before_fc", "norm_output", "fc_norm")
 
 
 class Eagle3(EagleHead):
-    """Its first layer reads the embedding beside the fused taps.
+    """The EAGLE-3 head. Its first layer reads the embedding beside the fused taps.
 
     Attributes:
-        algorithm, class_name: of such a head in speculators' files.
+        algorithm, class_name: this kind of head in speculators' files.
     """
 
     algorithm = "eagle3"
@@ -40,7 +40,7 @@ class Eagle3(EagleHead):
         size = self.shape.hidden_size
         self.num_taps = len(self.tap_layers(target.num_layers))
         self.fc = nn.Linear(self.num_taps * size, size, bias=False)
-        # What is divided by these has elements near 1, so that fc learns from all taps alike.
+        # Taps divided by these have elements near 1, so that fc learns from all taps alike.
         self.register_buffer("tap_sizes", torch.ones(self.num_taps), persistent=False)
         self.norm = nn.RMSNorm(size, self.shape.rms_norm_eps)
         self.lm_head = nn.Parameter(target.head[draft_ids].clone(), requires_grad=train_lm_head)
@@ -49,7 +49,7 @@ class Eagle3(EagleHead):
 
     @classmethod
     def tap_layers(cls, num_layers: int) -> list[int]:
-        """The ones that readers assume, as far as a target of few layers has them."""
+        """The default layers that readers assume, as far as a small target has them."""
         return sorted({layer for layer in default_taps(num_layers) if layer >= 0})
 
     def initialise(self, generator: torch.Generator, examples: Sequence[Example] = ()) -> None:
@@ -124,14 +124,15 @@ class Eagle3(EagleHead):
 
 
 def default_taps(num_layers: int) -> list[int]:
-    """The layers whose inputs are read where a checkpoint names none."""
+    """The layers whose inputs a head reads if its checkpoint names none."""
     return [2, num_layers // 2, num_layers - 3]
 
 
 def sizes_of(examples: Sequence[Example]) -> Tensor:
     """The typical root mean square of each tap's elements, the final hidden state last.
 
-    The median of all tokens, since a text's first token may have states thousands of times larger.
+    The median over all tokens, because a text's first token may have states thousands of times
+    larger.
     """
     rows = torch.cat([example.states.float().square().mean(-1) for example in examples])
     return rows.median(0).values.sqrt()

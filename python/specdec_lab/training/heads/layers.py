@@ -1,4 +1,4 @@
-"""A decoder layer whose rows may go on from themselves: EAGLE's training-time test."""
+"""A decoder layer whose rows may continue from their own output: EAGLE's training-time test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LayerShape:
 
     Attributes:
         hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim: as in config.json.
-        rms_norm_eps: of the norms.
+        rms_norm_eps: epsilon of the norms.
         rope_theta: the base of the rotation.
     """
 
@@ -33,7 +33,7 @@ class LayerShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> LayerShape:
-        """The target's. Raises TrainingError where it has no layers of such a shape."""
+        """The target's layer shape. Raises TrainingError where its layers have no such shape."""
         if not isinstance(config.get("intermediate_size"), int):
             raise TrainingError(
                 "intermediate_size: the target's config.json has none, and the layers of an EAGLE "
@@ -53,7 +53,7 @@ class LayerShape:
 
 
 class StepCache:
-    """Keys and values of one layer: of all rows of the text, and of some rows' later steps."""
+    """Keys and values of one layer: for all rows of the text, and for some rows in later steps."""
 
     def __init__(self) -> None:
         self._text: tuple[Tensor, Tensor] | None = None  # [examples, kv heads, text rows, head dim]
@@ -61,7 +61,7 @@ class StepCache:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the text's rows are still to come."""
+        """Whether step 0 is still to come."""
         return self._text is None
 
     @property
@@ -72,7 +72,7 @@ class StepCache:
 
     @property
     def later(self) -> list[tuple[Tensor, Tensor]]:
-        """Of the steps after it, of the rows that are left."""
+        """Keys and values of the steps after step 0, for the remaining rows."""
         return self._later
 
     def append(self, keys: Tensor, values: Tensor) -> None:
@@ -83,14 +83,14 @@ class StepCache:
             self._later.append((keys, values))
 
     def keep(self, rows: Tensor) -> None:
-        """Leaves only some of the rows, int64 [examples, rows], of the later steps."""
+        """Keeps only `rows`, int64 [examples, rows], of the later steps."""
         self._later = [(_take(k, rows), _take(v, rows)) for k, v in self._later]
 
 
 class Attention(nn.Module):
-    """Attention of rows that see the text's rows before them, and themselves at earlier steps.
+    """Attention of a row to the text's rows before it and to itself at earlier steps.
 
-    The row at r of step s sees the text's rows 0 to r, and its own of steps 1 to s.
+    Row r of step s attends to rows 0 to r of the text, and to row r of steps 1 to s.
     """
 
     def __init__(self, shape: LayerShape, input_size: int) -> None:
@@ -107,9 +107,9 @@ class Attention(nn.Module):
 
         Args:
             x: [examples, text rows, input size] in step 0, later [examples, rows, input size].
-            rows: int64 [examples, rows], rising; the same in all steps, but for cache.keep().
-            step: row r is rotated by r + 1 + step.
-            cache: of the steps before.
+            rows: int64 [examples, rows], rising; the same in all steps, except after cache.keep().
+            step: row r has position r + 1 + step.
+            cache: the steps before.
         """
         theta = self.shape.rope_theta
         is_text = cache.is_empty
@@ -161,7 +161,7 @@ class Mlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A Llama layer, whose attention may read the embedding of the row's token, too.
+    """A Llama layer whose attention may also read the embedding of the row's token.
 
     Its attention reads, by `kind`:
         "plain": the normalised state.
@@ -187,9 +187,9 @@ class DecoderLayer(nn.Module):
         """The states [examples, rows, hidden size] of `rows` after the layer; see Attention.
 
         Args:
-            state: of all text rows in step 0, else of `rows`.
-            embedded: of the same shape; only a "joined" layer reads it.
-            rows, step, cache: as Attention takes them.
+            state: states of all text rows in step 0, later of `rows`.
+            embedded: embeddings of the same shape; only a "joined" layer reads them.
+            rows, step, cache: see Attention.
         """
         if self.kind == "joined":
             x = torch.cat([self.input_layernorm(embedded), self.hidden_norm(state)], -1)

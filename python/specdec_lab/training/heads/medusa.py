@@ -16,9 +16,9 @@ from specdec_lab.training.target import TargetWeights
 
 
 class Medusa(TrainableHead):
-    """Heads of residual blocks, x + SiLU(W x + b), and rows that score what leaves the last block.
+    """Heads of residual blocks, x + SiLU(W x + b), with scoring rows after the last block.
 
-    The rows are the target's, unless `train_lm_head` gives each head rows of its own.
+    The scoring rows are the target's, unless `train_lm_head` gives each head its own.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Medusa(TrainableHead):
 
     @classmethod
     def tap_layers(cls, num_layers: int) -> list[int]:
-        """None: the final hidden state is all that is read."""
+        """None: it reads only the final hidden state."""
         return []
 
     def initialise(self, generator: torch.Generator, examples: Sequence[Example] = ()) -> None:
-        """Blocks that change nothing, and the target's rows."""
+        """Blocks that compute the identity, and the target's scoring rows."""
         with torch.no_grad():
             for parameter in self.blocks.parameters():
                 parameter.zero_()
@@ -58,7 +58,7 @@ class Medusa(TrainableHead):
                 rows.copy_(self.target_rows)
 
     def state(self, final_hidden: Tensor, depth: int) -> Tensor:
-        """What the rows of a depth multiply, of final hidden states [..., hidden size]."""
+        """The input of a depth's scoring rows, from final hidden states [..., hidden size]."""
         x = final_hidden
         for layer in self._layers(depth):
             x = x + F.silu(layer(x))
@@ -71,11 +71,11 @@ class Medusa(TrainableHead):
         return self.lm_heads[depth] if len(self.lm_heads) else self.target_rows
 
     def outputs(self, batch: Batch, generator: torch.Generator) -> Sequence[DepthOutput]:
-        """A head a depth."""
+        """One head per depth."""
         num_tokens = batch.token_ids.shape[1]
         outputs = []
         for depth in range(self.max_depth):
-            # The state at i is about the token at i + 2 + depth, whose place is i + 1 + depth.
+            # The state at i predicts the token at i + 2 + depth, whose place is i + 1 + depth.
             scored = batch.is_scored[:, 1 + depth :]
             example, i = scored.nonzero(as_tuple=True)
             hidden = self.state(batch.final_hidden[example, i], depth)
@@ -85,7 +85,7 @@ class Medusa(TrainableHead):
 
     @torch.no_grad()
     def draft(self, batch: Batch, depth: int) -> Tensor:
-        """The best token of each head; deeper than there are heads, zeros."""
+        """The best token of each head; zeros at depths without a head."""
         drafts = torch.zeros(*batch.token_ids.shape, depth, dtype=torch.int64)
         drafts = drafts.to(batch.token_ids.device)
         hidden = batch.final_hidden[:, :-1]
@@ -95,9 +95,9 @@ class Medusa(TrainableHead):
         return drafts
 
     def files(self, layout: str) -> HeadFiles:
-        """Blocks alone as Medusa's "version 2" where the rows are the target's, else vLLM's names.
+        """The blocks, as Medusa's "version 2", where the rows are the target's; else vLLM's names.
 
-        A draft vocabulary stands in `token_map`. Raises TrainingError for the layout of
+        A draft vocabulary goes into `token_map`. Raises TrainingError for the layout of
         speculators, which has no Medusa.
         """
         if layout != "common":

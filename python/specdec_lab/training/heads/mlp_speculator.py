@@ -19,11 +19,11 @@ _EPS = 1e-6  # of all norms
 
 
 class MlpSpeculator(TrainableHead):
-    """A state that starts as the target's final hidden one and takes in a token a step.
+    """A state that starts as the target's final hidden state and adds a token in each step.
 
-    state = GELU(norm(proj state + c emb token)), and head state are the logits of the next token.
-    c holds the share of each in balance, however many steps there are. The names of its weights
-    are those of its checkpoints.
+    state = GELU(norm(proj state + c emb token)); the logits of the next token are head state. The
+    factor c balances state and embedding for any number of steps. Weights are named as in its
+    checkpoints.
 
     Attributes:
         tie_weights: whether all steps share their weights, apart from the first projection.
@@ -42,7 +42,7 @@ class MlpSpeculator(TrainableHead):
     ) -> None:
         """`inner_dim` is the size of a state; 0: the target's hidden size.
 
-        Raises TrainingError where `draft_ids` are not all tokens: files cannot say so.
+        Raises TrainingError where `draft_ids` are not all tokens: files cannot express that.
         """
         super().__init__(target, draft_ids, max_depth)
         vocab_size = target.head.shape[0]
@@ -68,11 +68,11 @@ class MlpSpeculator(TrainableHead):
 
     @classmethod
     def tap_layers(cls, num_layers: int) -> list[int]:
-        """None: the final hidden state is all that is read."""
+        """None: it reads only the final hidden state."""
         return []
 
     def initialise(self, generator: torch.Generator, examples: Sequence[Example] = ()) -> None:
-        """Random, so that states and embeddings have the sizes that c expects.
+        """Random weights, scaled so that states and embeddings have the sizes that c expects.
 
         Where the sizes agree, embeddings and scoring rows start as the target's.
         """
@@ -104,7 +104,7 @@ class MlpSpeculator(TrainableHead):
         return _normed(final_hidden) / math.sqrt(2.0)
 
     def step(self, state: Tensor, token_ids: Tensor, depth: int) -> Tensor:
-        """The state [..., inner size] after a token: what the scoring rows of the depth read."""
+        """The state [..., inner size] after a token: the input of the depth's scoring rows."""
         own = 0 if self.tie_weights else depth
         projection = min(depth, len(self.proj) - 1)
         x = self.proj[projection](state) + self._embedding_scale * self.emb[own](token_ids)
@@ -114,11 +114,11 @@ class MlpSpeculator(TrainableHead):
         return cast("Tensor", self.head[0 if self.tie_weights else depth].weight)
 
     def outputs(self, batch: Batch, generator: torch.Generator) -> Sequence[DepthOutput]:
-        """A step a depth, over the text's own tokens."""
+        """One step per depth, over the text's own tokens."""
         num_tokens = batch.token_ids.shape[1]
         depths = self.max_depth
         is_scored = F.pad(batch.is_scored, (0, depths))
-        # scored[example, j - 1, depth]: whether row j is scored at depth, its place j + depth.
+        # scored[example, j - 1, depth]: whether row j is scored at depth; its place is j + depth.
         scored = is_scored[:, 1:].unfold(1, depths, 1)[:, : num_tokens - 1]
         example, i = scored.any(-1).nonzero(as_tuple=True)
         scored = scored[example, i]
@@ -134,7 +134,7 @@ class MlpSpeculator(TrainableHead):
 
     @torch.no_grad()
     def draft(self, batch: Batch, depth: int) -> Tensor:
-        """Chains that embed their own tokens; deeper than there are steps, zeros."""
+        """Chains that embed their own tokens; zeros beyond the last step."""
         token_ids = batch.token_ids[:, 1:]
         drafts = torch.zeros(*batch.token_ids.shape, depth, dtype=torch.int64)
         drafts = drafts.to(token_ids.device)
@@ -146,7 +146,8 @@ class MlpSpeculator(TrainableHead):
         return drafts
 
     def files(self, layout: str) -> HeadFiles:
-        """As vLLM reads it. Raises TrainingError for the layout of speculators, which has none."""
+        """The checkpoint as vLLM reads it. Raises TrainingError for the layout of speculators,
+        which has no MLP speculator."""
         if layout != "common":
             raise TrainingError(
                 f"layout: {layout!r} has no MLP speculators; write them as 'common'"

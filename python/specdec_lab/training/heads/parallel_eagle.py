@@ -15,15 +15,15 @@ from specdec_lab.training.heads.eagle3 import Eagle3
 from specdec_lab.training.heads.layers import StepCache
 from specdec_lab.training.target import TargetWeights
 
-# Rows that are trained at depth d: this share to the power of d, and never fewer than the least.
+# Share of rows that are trained at depth d: this to the power of d, with a minimum.
 _KEPT_SHARE = 0.7
 _LEAST_SHARE = 0.2
 
 
 class ParallelEagle(Eagle3):
-    """Row r of depth d > 0 reads the mask token and features of its own in place of the text's.
+    """The P-EAGLE head. Row r of depth d > 0 reads the mask token and learned features.
 
-    It sees the text's rows up to r, and itself at smaller depths.
+    It attends to the text's rows up to r, and to itself at smaller depths.
     """
 
     algorithm = "peagle"
@@ -44,16 +44,16 @@ class ParallelEagle(Eagle3):
         )
         # In units of tap_sizes, as fc reads it.
         self.mask_features = nn.Parameter(torch.zeros(self.fc.in_features))
-        # The last token is a rare one in most vocabularies, if it is any text's at all.
+        # The last token is rare or unused in most vocabularies.
         self.mask_token_id = target.embedding.shape[0] - 1
 
     def initialise(self, generator: torch.Generator, examples: Sequence[Example] = ()) -> None:
-        """As an EAGLE-3 head; and random features for the masks."""
+        """As an EAGLE-3 head, with random features for the masks."""
         super().initialise(generator, examples)
         nn.init.normal_(self.mask_features, generator=generator)
 
     def outputs(self, batch: Batch, generator: torch.Generator) -> Sequence[DepthOutput]:
-        """All rows of depth 0, and of each depth below fewer of those of the depth above."""
+        """All rows of depth 0; each further depth trains a random part of the rows before."""
         num_tokens = batch.token_ids.shape[1]
         is_scored = batch.is_scored
         rows, is_row = wanted_rows(is_scored, self.max_depth)
@@ -78,7 +78,7 @@ class ParallelEagle(Eagle3):
 
     @torch.no_grad()
     def draft(self, batch: Batch, depth: int) -> Tensor:
-        """Each token of a chain without the ones before it."""
+        """Drafts each token of a chain without the tokens before it."""
         rows = all_rows(batch.token_ids[:, 1:])
         cache = [StepCache() for _ in self.layers]
         drafts = []
@@ -106,6 +106,6 @@ class ParallelEagle(Eagle3):
 
 
 def _random_ranks(is_row: Tensor, generator: torch.Generator) -> Tensor:
-    """A random order of the rows of each example that are meant: int64 [examples, rows]."""
+    """A random order of each example's valid rows: int64 [examples, rows]."""
     numbers = torch.rand(is_row.shape, generator=generator, device=is_row.device)
     return numbers.masked_fill(~is_row, 2.0).argsort(1).argsort(1)
