@@ -1,4 +1,4 @@
-"""`specdec-native bench latency` and `throughput`: an engine of this process, without streams."""
+"""`specdec-native bench latency` and `throughput`: an engine in this process, without streams."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def latency_command(
 ) -> None:
     """Measure how long a batch takes in this process, from random prompts to full answers.
 
-    The same batch is answered again and again; the prefix cache is off.
+    The same batch is answered repeatedly; the prefix cache is off.
     """
     settings.check_temperature(temperature)
     check_result("--output-json", output_json)
@@ -105,7 +105,7 @@ def throughput_command(
     speculation: Group,
     as_json: Json = False,
 ) -> None:
-    """Measure tokens a second in this process, with all prompts given at once.
+    """Measure tokens per second in this process, with all prompts given at once.
 
     The prefix cache is off.
     """
@@ -135,7 +135,7 @@ def throughput_command(
 
 
 def _load(model: str, speculation: Group, engine: Group, batch: int | None) -> Engine:
-    """An engine without a prefix cache, with room for `batch` requests where it is given."""
+    """An engine without a prefix cache; with room for `batch` requests, if that is given."""
     target = target_of(model, **speculation)
     directory = resolve(target, engine)
     show_stage("loading an engine")
@@ -146,7 +146,7 @@ def _load(model: str, speculation: Group, engine: Group, batch: int | None) -> E
 
 
 def _write(fields: dict[str, Any], file: Path | None, as_json: bool) -> bool:
-    """Writes figures where they are wanted; returns whether they were printed."""
+    """Writes figures to the file and as JSON, if requested; returns whether they were printed."""
     if file is not None:
         write_json(file, fields)
     if as_json:

@@ -1,4 +1,4 @@
-"""The files that `specdec-native bench` writes, refused before anything is measured."""
+"""The output files of `specdec-native bench`, checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def check_result(option: str, file: Path | None) -> None:
-    """Refuses a file whose directory is not there. Raises ValueError that names the option."""
+    """Raises ValueError naming the option if the file's directory does not exist."""
     if file is not None and not file.absolute().parent.is_dir():
         folder = file.absolute().parent
         raise ValueError(f"{option}: there is no directory {folder}; make it first")

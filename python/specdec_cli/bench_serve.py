@@ -1,4 +1,4 @@
-"""`specdec-native bench serve`: load on servers of OpenAI's API, or on an engine in process."""
+"""`specdec-native bench serve`: load on OpenAI-compatible servers, or on an engine in process."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def serve_command(
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """How the questions are asked, and the limits of goodput."""
+    """The load, the questions and the limits of goodput."""
 
     load: Load
     num_rounds: int
@@ -307,7 +307,7 @@ async def _measure(
 
 
 def _check_warm_up(client: Client, answer: Answer) -> None:
-    """Refuses a run in which no request can be answered."""
+    """Refuses a run where the warm-up request fails."""
     if answer.error is not None:
         status = "" if answer.status is None else f"HTTP {answer.status}: "
         raise RuntimeError(f"{client.name}: the first request failed: {status}{answer.error}")

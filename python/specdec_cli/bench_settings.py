@@ -1,4 +1,4 @@
-"""What the options of `specdec-native bench serve` say, checked before anything runs."""
+"""The options of `specdec-native bench serve`, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def endpoint_of(backend: str, endpoint: str | None) -> str:
 
 
 def dataset_of(name: str | None, files: Sequence[Path]) -> str:
-    """Which kind of prompts it is: "custom" for files where no name is given."""
+    """The kind of prompts; "custom" for files without a name."""
     if name is None:
         return "custom" if files else "random"
     if name not in DATASETS:
@@ -72,18 +72,18 @@ def dataset_of(name: str | None, files: Sequence[Path]) -> str:
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuses what is not above 0; infinity is."""
+    """Refuses values that are not above 0; infinity is allowed."""
     if not value > 0:
         raise ValueError(f"{name} must be greater than 0, got {value:g}")
 
 
 def check_temperature(value: float) -> None:
-    """Refuses what no sampler takes."""
+    """Refuses temperatures that no sampler accepts."""
     check_number("--temperature", value, minimum=0.0, maximum=_MAX_TEMPERATURE)
 
 
 def check_engine_options(options: Mapping[str, Any]) -> None:
-    """Refuses options of an engine where a server is asked, which has its own."""
+    """Refuses engine options if a server is measured: the server has its own."""
     for name in options:
         raise ValueError(
             f"--{name.replace('_', '-')} is for the engine that --in-process makes; a server "
@@ -92,7 +92,7 @@ def check_engine_options(options: Mapping[str, Any]) -> None:
 
 
 def server_names(urls: Sequence[str], bodies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What to call each server, no two alike."""
+    """A distinct name for each server."""
     differ = any(body != bodies[0] for body in bodies)
     names: list[str] = []
     for url, body in zip(urls, bodies, strict=True):
@@ -103,9 +103,9 @@ def server_names(urls: Sequence[str], bodies: Sequence[Mapping[str, Any]]) -> li
 
 
 def with_salts(urls: Sequence[str], bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The bodies; a server that is given several times gets a cache_salt for each.
+    """The bodies; a server that is listed several times gets a cache_salt for each entry.
 
-    So the prompts of one turn are not in the prefix cache for the next one.
+    So the next entry does not find the prompts in the prefix cache.
     """
     return [
         {"cache_salt": f"bench-{i}", **body} if urls.count(url) > 1 else dict(body)

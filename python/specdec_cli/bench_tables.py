@@ -28,7 +28,7 @@ _FIGURES = {
 
 
 def print_serve_report(out: rich.console.Console, report: ServeReport) -> None:
-    """Everything that `bench serve` found."""
+    """Prints the results of `bench serve`."""
     out.print(load_table(report))
     out.print(times_table(report))
     for server in report.servers:
@@ -134,7 +134,7 @@ def latency_table(report: LatencyReport) -> rich.table.Table:
 
 
 def throughput_table(report: ThroughputReport) -> rich.table.Table:
-    """What was done in a second."""
+    """Requests and tokens per second."""
     table = _table("requests", "seconds", "requests/s", "tokens/s", "output tokens/s")
     fields = report.to_json()
     rates = ("requests_per_second", "tokens_per_second", "output_tokens_per_second")

@@ -1,4 +1,4 @@
-"""The options of `specdec-native`. Those of engine and sampling are made from the core's tables."""
+"""The options of `specdec-native`; engine and sampling options come from the core's tables."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Flag:
     """An option of a command.
 
     Attributes:
-        kind: what turns its text into a value, or raises ValueError; bool for --x and --no-x.
-        choices: the values that it may have; empty for any.
+        kind: converts its text into a value, or raises ValueError; bool for --x and --no-x.
+        choices: the possible values; empty for any.
         many: the flag may be repeated; several values may follow it where a FlagCommand reads it.
         short: other spellings.
     """
@@ -74,7 +74,7 @@ class Flag:
 
     @property
     def spellings(self) -> list[str]:
-        """What a user may write; the first is its name."""
+        """The flag's spellings; the first is its name."""
         name = "-n" if self.name == "n" else f"--{self.name.replace('_', '-')}"
         return [name, *_SHORT.get(self.name, ()), *self.short]
 
@@ -116,7 +116,7 @@ def command(
     epilog: str | None = None,
     **groups: Sequence[inspect.Parameter],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds a command whose parameters named in `groups` are given a Group of those options."""
+    """Adds a command. Each parameter named in `groups` receives the Group of these options."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -143,7 +143,7 @@ def command(
 
 
 def engine_options(*, without: Sequence[str] = ()) -> list[inspect.Parameter]:
-    """Engine's options; a command's --seed is a request's."""
+    """Engine's options, except seed: a command's --seed is the request's."""
     return [
         _parameter(option, "Engine", None if option.zero else option.default)
         for option in _core.EngineConfig.options
@@ -152,7 +152,7 @@ def engine_options(*, without: Sequence[str] = ()) -> list[inspect.Parameter]:
 
 
 def sampling_options(*, without: Sequence[str] = ()) -> list[inspect.Parameter]:
-    """SamplingParams' options that are numbers and switches; left out, the checkpoint decides."""
+    """SamplingParams' numbers and switches; the checkpoint decides those that are left out."""
     return [
         _parameter(option, "Sampling", None)
         for option in _core.SamplingParams.options
@@ -162,7 +162,7 @@ def sampling_options(*, without: Sequence[str] = ()) -> list[inspect.Parameter]:
 
 
 def flag_of(option: _core.Option, kind: Callable[[str], Any] | None = None) -> Flag:
-    """The flag of an option of the core, whose type turns text into values if `kind` does not."""
+    """The flag of a core option. `kind` converts its text; by default the option's type does."""
     text = help_line(option, MAXIMA.get(option.name), absent="if left out,")
     kind = kind or _TYPES[option.type.removesuffix(" | None")]
     return Flag(option.name, f"{text[0].upper()}{text[1:]}.", kind)

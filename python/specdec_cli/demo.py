@@ -1,5 +1,5 @@
-"""What `specdec-native demo` runs: a few prompts, one at a time and together, decoded plainly and
-with every method of speculation, measured."""
+"""Runs `specdec-native demo`: measures plain decoding and every method of speculation on a few
+prompts, one at a time and together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specdec_native.speculation.speculative_config import parse_speculative_conf
 
 _BATCH = 8
 _DRAFT_TOKENS = 5
-# Known models and a smaller one with the same vocabulary.
+# Known models, each with a smaller model of the same vocabulary.
 _DRAFT_MODELS = {"Qwen2.5-Coder-1.5B-Instruct": "Qwen2.5-Coder-0.5B-Instruct"}
 
 
@@ -44,7 +44,7 @@ def heads_for(model: str) -> list[RegistryHead]:
 
 
 def methods_for(model: str) -> list[Method]:
-    """Plain decoding, which the others are compared with, and what there is for a model."""
+    """Plain decoding as the baseline, and the methods available for a model."""
     methods = [
         PLAIN,
         speculative("ngram", FREE_DRAFT_TOKENS, **NGRAM),
@@ -72,7 +72,7 @@ def compare_with(speculative_config: Mapping[str, Any]) -> list[Method]:
 
 @dataclasses.dataclass
 class Answer:
-    """What the first method answered to a prompt."""
+    """The first method's answer to a prompt."""
 
     kind: str
     prompt: str
@@ -81,7 +81,7 @@ class Answer:
 
 @dataclasses.dataclass
 class DemoReport(Report):
-    """Everything a demo run found."""
+    """The results of a demo run."""
 
     answers: list[Answer] = dataclasses.field(default_factory=list)
 
@@ -96,7 +96,7 @@ def run_demo(
 ) -> DemoReport:
     """Runs every method over the same workloads, greedily.
 
-    `on_event` sees the report whenever something was added to it.
+    `on_event` is called with the report whenever it has grown.
     """
     firsts = [next(p for p in PROMPTS if p.category == kind) for kind in ("chat", "code", "edit")]
     tasks = [Task(Workload(prompt.category), [[prompt]]) for prompt in firsts]

@@ -1,4 +1,4 @@
-"""`specdec-native eval-head`: what a draft head brings, by kind of prompt."""
+"""`specdec-native eval-head`: the speed-up of a draft head, by category of prompts."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _checked(temperatures: list[float]) -> list[float]:
 
 @dataclasses.dataclass
 class _Progress:
-    """Says what is loaded and how far the run is."""
+    """Shows what is being loaded and the progress of the run."""
 
     out: rich.console.Console
     model: str
@@ -191,7 +191,7 @@ class _Progress:
 
 
 def _run(runner: Runner, together: bool) -> bool:
-    """Runs it; False if the user ended it early. What was measured by then is kept."""
+    """Runs the measurement; False if the user ended it early. Results up to then are kept."""
     try:
         if together:
             runner.run_together()

@@ -1,7 +1,6 @@
 """Help texts of commands: `--help` shows the options people use, `--help-all` all of them.
 
-Names of options are whole at every width: one that does not fit beside its text has a line of its
-own.
+Names of options are never broken: a name that does not fit beside its text gets its own line.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import typer.core
 
-# Of the options in panels such as Engine, those that --help shows, too.
+# Options in panels such as Engine that --help shows as well as --help-all.
 COMMON = frozenset(
     [
         *("temperature", "seed", "top_p"),
@@ -22,7 +21,7 @@ COMMON = frozenset(
         *("method", "max_depth", "epochs", "data", "answer_tokens"),
     ]
 )
-_INDENT = 26  # of texts beside names
+_INDENT = 26  # columns before an option's text
 _WIDEST = 100
 
 
@@ -32,16 +31,16 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 class HelpfulCommand(typer.core.TyperCommand):
-    """A command whose `--help` leaves out what is in a panel and not `common`."""
+    """A command whose `--help` omits options that are in a panel and not in `common`."""
 
     common = COMMON
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes what `--help` shows."""
+        """Writes the text of `--help`."""
         formatter.write(self.help_text(ctx, everything=False))
 
     def help_text(self, ctx: Any, *, everything: bool) -> str:
-        """What `--help` or `--help-all` shows."""
+        """The text of `--help` or `--help-all`."""
         width = min(shutil.get_terminal_size().columns, _WIDEST)
         lines = [self.get_usage(ctx)]
         for paragraph in (self.help or "").split("\n\n"):
@@ -69,7 +68,7 @@ class HelpfulCommand(typer.core.TyperCommand):
 
 
 def print_all(context: typer.Context, wanted: bool) -> None:
-    """What `--help-all` calls: shows all options and ends the program."""
+    """Callback of `--help-all`: shows all options and ends the program."""
     if wanted:
         assert isinstance(context.command, HelpfulCommand)
         print(context.command.help_text(context, everything=True), end="")

@@ -1,4 +1,4 @@
-"""What `specdec-native info` says: of build, machine and known models, or of one checkpoint."""
+"""The facts of `specdec-native info`: build, machine and known models, or one checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specdec_native.checkpoints.head_registry import find_head, known_heads
 from specdec_native.checkpoints.model_registry import known_names
 from specdec_native.speculation.methods import checkpoint_method
 
-# Of a checkpoint's config.json, and what they are called here.
+# Keys of a checkpoint's config.json, and their names here.
 _LAYER_KEYS = {
     "hidden_size": "hidden_size",
     "emb_dim": "hidden_size",
@@ -33,7 +33,7 @@ _DEVICE_FIELDS = ("name", "model", "memory_bytes", "num_threads", "isa", "unusab
 
 
 def collect_facts() -> dict[str, Any]:
-    """All of it, for JSON."""
+    """All facts, for JSON."""
     build = _core.build_info()
     facts: dict[str, Any] = {
         "version": build.version,
@@ -60,7 +60,7 @@ def collect_facts() -> dict[str, Any]:
 
 
 def checkpoint_facts(name: str) -> dict[str, Any]:
-    """What config.json says of a model or a draft head. Raises ValueError where there is none."""
+    """Facts from config.json of a model or draft head. Raises ValueError where there is none."""
     directory = hub.find_config(name)
     if directory is None:
         raise ModelNotFoundError(
@@ -101,7 +101,7 @@ def _text_of_taps(method: str, config: DraftConfig) -> str:
 
 
 def facts_table(facts: Mapping[str, Any]) -> rich.table.Table:
-    """The facts for a reader."""
+    """The facts as a table."""
     table = rich.table.Table(box=None, show_header=False, pad_edge=False)
     for key, value in facts.items():
         if key == "packages":

@@ -1,4 +1,4 @@
-"""What the user of the command line asks: prompts from arguments, files and the keyboard."""
+"""The command line's input: prompts from arguments, files and the keyboard."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def _json_prompt(line: str, index: int, file: Path) -> str:
 
 
 def conversation(text: str, system: str | None) -> list[Message]:
-    """A user's first turn, behind the system message."""
+    """The system message, if any, and the user's first turn."""
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     return [*messages, {"role": "user", "content": text}]
 
 
 def user_lines() -> Iterator[str]:
-    """What the user types, or the lines of a pipe."""
+    """The lines that the user types, or the lines of a pipe."""
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "").strip()

@@ -53,7 +53,7 @@ app = typer.Typer(
 
 
 def run() -> None:
-    """Runs the program; an error is one line on standard error and exit code 1, of flags 2."""
+    """Runs the program. An error is one line on standard error and exit code 1, or 2 for flags."""
     log_progress()
     try:
         app()
@@ -224,7 +224,7 @@ def chat_command(
         messages.append({"role": "user", "content": line})
         try:
             answer = _print_pieces(loaded.stream_chat(messages, params))
-        except ValueError as error:  # such as a conversation longer than max_model_len
+        except ValueError as error:  # for example a conversation longer than max_model_len
             print(f"error: {error}; /reset starts anew", file=sys.stderr)
             messages.pop()
             continue
@@ -303,7 +303,7 @@ def _list_models(as_json: bool) -> None:
 
 
 def _sampling_params(engine: Engine, options: Group) -> SamplingParams:
-    """The checkpoint's defaults, greedy if it has none, changed by the options that were given."""
+    """The given options over the checkpoint's defaults; greedy if the checkpoint has none."""
     params = engine.get_default_sampling_params()
     if params == SamplingParams():
         params.temperature = 0.0
@@ -330,7 +330,7 @@ def _print_pieces(stream: Iterator[RequestOutput]) -> str:
 
 
 def _hint_at_chat(engine: Engine) -> None:
-    """A chat model that is given a bare prompt may end at once."""
+    """Recommends `chat`: a chat model may end at once after a bare prompt."""
     if engine.has_tokenizer and engine.tokenizer.chat_template is not None:
         print(
             "the answer is empty; this is a chat model: --chat puts the prompt into its template",

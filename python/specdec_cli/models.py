@@ -45,7 +45,7 @@ def target_of(
         config, short, {**names, "spec_tokens": "--spec-tokens"}
     )
     target = find_target(model, None, merged, hub.find_config)
-    if target.speculative_config is not None:  # refused before a model is loaded
+    if target.speculative_config is not None:  # refuses bad options before a model is loaded
         parse_speculative_config(target.speculative_config, hub.find_config)
     return target
 

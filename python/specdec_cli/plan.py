@@ -1,4 +1,4 @@
-"""`specdec-native plan`: whether speculation pays on this machine, or on another."""
+"""`specdec-native plan`: predicts whether speculation pays on this machine or another."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _measured(
 
 
 class _Bar:
-    """Progress over measured points, whose number comes with the first."""
+    """Progress over measured points; the first point brings their number."""
 
     def __init__(self) -> None:
         self._bar: Any = None

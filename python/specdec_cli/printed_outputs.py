@@ -1,4 +1,4 @@
-"""What the command line prints: outputs as JSON, the tables of `demo`."""
+"""The command line's output: outputs as JSON, the tables of `demo`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import rich.text
 from specdec_lab.evaluation.method_report import ALL, HeadReport, Report, Row
 from specdec_native.requests.outputs import RequestOutput
 
-_MOST_POSITIONS = 4  # of a draft, in a line of a table
+_MOST_POSITIONS = 4  # positions of a draft in a table's line
 
 
 def output_json(output: RequestOutput) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def speed_table(report: Report) -> rich.table.Table:
 
 
 def _comparison(row: Row) -> list[str]:
-    """A row's cells on how it did beside the first method."""
+    """A row's cells that compare it with the first method."""
     drafts = ["", ""]
     if row.acceptance_length is not None and row.acceptance_rate is not None:
         drafts = [f"{row.acceptance_length:.2f}", f"{row.acceptance_rate:.0%}"]
@@ -74,7 +74,7 @@ def _comparison(row: Row) -> list[str]:
 
 
 def head_table(report: HeadReport) -> rich.table.Table:
-    """What a head brings: a line for each method, under the prompts it was measured on."""
+    """A head's results: a line for each method, grouped by category of prompts."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("decoding")
     for column in ("tokens/s", "speedup", "lowest", "per step", "kept, %", "identical"):

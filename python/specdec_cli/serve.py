@@ -1,4 +1,4 @@
-"""`specdec-native serve`: the model of the command line behind an HTTP API."""
+"""`specdec-native serve`: serves a model over HTTP."""
 
 from __future__ import annotations
 

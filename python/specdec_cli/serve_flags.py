@@ -1,4 +1,4 @@
-"""The flags of `specdec-native serve`: vLLM's names for them, and what each is set to."""
+"""The flags of `specdec-native serve`, under vLLM's names, with their defaults."""
 
 from __future__ import annotations
 

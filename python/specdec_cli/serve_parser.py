@@ -21,14 +21,14 @@ _FLAG = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^\s=]*)?(?:=(.*))?", re.DOTALL)
 
 
 class UsageError(ValueError):
-    """A flag is unknown, or its value is of another kind."""
+    """A flag is unknown, or its value has the wrong type."""
 
 
 class FlagCommand(HelpfulCommand):
-    """A command with a flag `config`: its line goes over the flags in that file.
+    """A command with a flag `config`: flags on the line take precedence over that file's.
 
-    Names have - or _. Several values may follow a flag that can be repeated, and a key of a JSON
-    object is a flag, too: `--speculative-config.method ngram`.
+    Names may use - or _. Several values may follow a flag that can be repeated. A key of a JSON
+    object may be given as a flag: `--speculative-config.method ngram`.
     """
 
     common = COMMON | {
@@ -38,9 +38,9 @@ class FlagCommand(HelpfulCommand):
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Sets the context's parameters to what the line gives, and under it the file.
+        """Sets the context's parameters from the line, and from the file where the line is silent.
 
-        Raises UsageError for the line, ValueError for the file.
+        Raises UsageError for a bad line, ValueError for a bad file.
         """
         before_end = itertools.takewhile(lambda arg: arg != "--", args)
         asks_for_help = [arg for arg in before_end if arg in ("-h", "--help", "--help-all")]
@@ -74,7 +74,7 @@ class FlagCommand(HelpfulCommand):
 
 
 def _plain(arguments: Iterable[str], parameters: Iterable[Any]) -> list[str]:
-    """The arguments as click takes them: each value in a `--flag=value`, and the model last."""
+    """The arguments in click's form: each value as `--flag=value`, and the model last."""
     options = {
         name: parameter
         for parameter in parameters
@@ -106,7 +106,7 @@ def _plain(arguments: Iterable[str], parameters: Iterable[Any]) -> list[str]:
 def _flags(
     arguments: Iterable[str], options: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, list[str]]]:
-    """Each flag with the path of its key and its values; an argument without one has flag ""."""
+    """Each flag with its key path and values; arguments without a flag have flag ""."""
     tokens = deque(arguments)
     while tokens:
         token = tokens.popleft()
@@ -157,7 +157,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _tokens(key: str, value: Any) -> list[str]:
-    """An entry of the file as it would stand on the line."""
+    """An entry of the file as arguments of the command line."""
     flag = f"--{key.replace('_', '-')}"
     if not _FLAG.fullmatch(flag):
         raise UsageError(f"{key!r} is not the name of a flag")

@@ -1,4 +1,4 @@
-"""What the flags of `specdec-native serve` set: the model, the engine, the API and the listener."""
+"""Turns the flags of `specdec-native serve` into options of model, engine, API and listener."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specdec_vllm.speculative_arguments import ARGUMENTS as SPECULATIVE_ARGUMENT
 if TYPE_CHECKING:
     from specdec_serve.http.server_options import ListenOptions, ServerOptions
 
-# Options that flags of other names set.
+# Options whose flags have other names.
 _RENAMED = {
     "max_num_queued_reqs": "max_queued_requests",
     "max_num_queued_tokens": "max_queued_tokens",
@@ -39,7 +39,7 @@ _RENAMED = {
     "h11_max_incomplete_event_size": "max_header_bytes",
     "h11_max_header_count": "max_headers",
 }
-# Flags that are no arguments of an engine.
+# Flags that are not engine arguments.
 _SERVER_FLAGS = {"first_argument", *(flag.name for flags in GROUPS.values() for flag in flags)}
 _SERVER_FLAGS -= {*ENGINE_ARGUMENTS, *SPECULATIVE_ARGUMENTS}
 _KEY_VARIABLES = ("SPECDEC_API_KEY", "VLLM_API_KEY")
@@ -47,7 +47,7 @@ _KEY_VARIABLES = ("SPECDEC_API_KEY", "VLLM_API_KEY")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """All that a server is made of; `without_effect` are the flags that change nothing."""
+    """The options of a server. `without_effect` are given flags that change nothing."""
 
     model: str
     engine: dict[str, Any]
@@ -57,7 +57,7 @@ class Settings:
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Settings from the flags that were given. Raises UsageError for one that is refused."""
+    """Settings from the given flags. Raises UsageError for a refused flag."""
     from specdec_serve.http.server_options import ListenOptions, ServerOptions  # noqa: PLC0415
 
     _check(given)
@@ -115,7 +115,7 @@ def _model(given: Mapping[str, Any]) -> str:
 
 
 def _options(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The fields of `kind` whose flags have the same names, with the values that were given."""
+    """Given values of flags that have the names of fields of `kind`."""
     names = {field.name for field in dataclasses.fields(kind)} - {"root_path", "tool_call_parser"}
     options = {_RENAMED.get(flag, flag): value for flag, value in given.items()}
     return {n: tuple(v) if isinstance(v, list) else v for n, v in options.items() if n in names}
@@ -131,7 +131,7 @@ def _api_keys(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tool_call_parser(given: Mapping[str, Any]) -> str | None:
-    """The parser, where the model may decide by itself to call tools."""
+    """The tool-call parser, where automatic tool choice is enabled."""
     if not given.get("enable_auto_tool_choice", False):
         return None
     if given.get("tool_call_parser") is None:

@@ -1,4 +1,4 @@
-"""Flags of `vllm serve` that mean nothing here, or of which one value only is what happens here."""
+"""Flags of `vllm serve` that change nothing here, or whose other values are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# vLLM's of which values other than these are refused, with what to do instead.
+# vLLM's flags with the only accepted values, and the advice for any other value.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tool_parser_plugin": (
         ("",),
@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_scale_out": ((False,), "only one process serves"),
 }
 
-# vLLM's that change nothing here, beside those of an engine.
+# vLLM's flags that change nothing here, beside engine arguments.
 WITHOUT_EFFECT = (
     *("chat_template_content_format", "trust_request_mm_kwargs", "enable_log_outputs"),
     *("tool_strict_level", "enable_log_deltas"),
@@ -44,7 +44,7 @@ WITHOUT_EFFECT = (
     "disable_frontend_multiprocessing",
 )
 
-# How vLLM's flags without a meaning here are written: alone, or with several values; else with one.
+# Syntax of vLLM's flags without a meaning here: no value, or several; one value otherwise.
 _SWITCH_PREFIXES = ("enable_", "disable_", "use_", "trust_")
 _SWITCHES = _names("""
     aggregate_engine_logging allow_deprecated_quantization async_scheduling calculate_kv_scales
@@ -66,7 +66,7 @@ _LISTS = _names("""
 
 
 def text_or_json(text: str) -> Any:
-    """JSON where it is, else text."""
+    """JSON if the text is valid JSON, else the text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -74,7 +74,7 @@ def text_or_json(text: str) -> Any:
 
 
 def other_flags() -> list[Flag]:
-    """Flags of vLLM's that are refused but for some values, or change nothing."""
+    """vLLM's flags that change nothing or accept only some values."""
     names = {*REFUSED, *WITHOUT_EFFECT, *REASONS, *FIXED_ARGUMENTS, *SPECULATIVE_ARGUMENTS}
     names -= {flag.name for flags in GROUPS.values() for flag in flags}
     switches = {name for name in names if name.startswith(_SWITCH_PREFIXES) or name in _SWITCHES}

@@ -23,13 +23,13 @@ from specdec_lab.training.training_options import DataOptions, TrainingOptions
 from specdec_native.checkpoints.optional import import_optional
 from specdec_native.common.progress import StderrHandler
 
-# Options of the engine that answers; its device and threads are those of the training.
+# Options of the engine that answers; device and threads are the training's.
 _ENGINE = (
     *("dtype", "quantization", "cpu_isa", "gpu_memory_utilization", "kv_cache_memory_bytes"),
     *("max_num_seqs", "max_num_batched_tokens"),
 )
 
-_ENDED = 128 + signal.SIGTERM  # the exit code of shells
+_ENDED = 128 + signal.SIGTERM  # the exit code as in shells
 
 
 def add_to(app: typer.Typer) -> None:
@@ -80,7 +80,7 @@ def train_head_command(
         import_optional(package, purpose="training a head", extra="train")
     from specdec_lab.training.training_run import train_head  # noqa: PLC0415 - needs torch
 
-    # So that what has been made of the data is written when a job's time is up.
+    # Lets finished data be written when a job's time is up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ENDED))
     logger = logging.getLogger("specdec_native")
     logger.addHandler(StderrHandler())

@@ -1,4 +1,4 @@
-"""How many requests may wait."""
+"""Limits the number of waiting requests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from specdec_serve.http.errors import ApiError
 from specdec_serve.http.served_engine import EngineStatistics
 from specdec_serve.http.server_options import ServerOptions
 
-RETRY_SECONDS = "1"  # after which a client may ask again
+RETRY_SECONDS = "1"  # the Retry-After header
 
 
 class QueueFull(ApiError):
-    """A limit to the queue keeps a request out.
+    """A request exceeds a limit of the queue.
 
     Attributes:
-        limit: the option that is the limit, such as "max_num_queued_reqs".
+        limit: the name of the option, such as "max_num_queued_reqs".
     """
 
     def __init__(self, limit: str, most: int) -> None:
@@ -31,7 +31,7 @@ class QueueFull(ApiError):
 def check_queue(
     engine: EngineStatistics, options: ServerOptions, requests: Sequence[Request] = ()
 ) -> None:
-    """Raises QueueFull if `requests`, or any further one, do not fit beside those that wait."""
+    """Raises QueueFull if the queue has no room for `requests`, or for any further request."""
     most_requests, most_tokens = options.max_queued_requests, options.max_queued_tokens
     if most_requests is None and most_tokens is None:
         return
@@ -42,6 +42,6 @@ def check_queue(
 
 
 def _check(limit: str, num_waiting: int, num_new: int, most: int | None) -> None:
-    # What is more than the limit by itself may run when nothing waits.
+    # A call that exceeds the limit by itself may run when nothing waits.
     if most is not None and num_waiting + max(1, num_new) > most and (num_waiting or not most):
         raise QueueFull(limit, most)

@@ -1,4 +1,4 @@
-"""What answers say about their drafts and their times: the member `metrics`."""
+"""The member `metrics` of answers: their drafts and times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_serve.http.server_options import ServerOptions
 from specdec_serve.http.service import Generation
 from specdec_serve.http.usage import UsageCounter
 
-# The members of vLLM's answers; ours has more.
+# The members that vLLM has, too; ours has more.
 _SUMMARY = (
     *("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"),
     *("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens"),
@@ -32,12 +32,12 @@ class AnswerMetrics:
         self._by_prompt: dict[int, RequestMetrics] = {}
 
     def take(self, prompt_index: int, output: RequestOutput) -> None:
-        """Looks at an output, in any order of the prompts."""
+        """Adds an output; prompts may come in any order."""
         if self._is_wanted and output.finished and output.metrics is not None:
             self._by_prompt[prompt_index] = output.metrics
 
     def member(self, usage: UsageCounter) -> str:
-        """JSON such as ',"metrics":{}'; nothing where nothing is to be said."""
+        """JSON such as ',"metrics":{}'; empty if there is nothing to report."""
         if not self._by_prompt:
             return ""
         requests = [self._by_prompt[index] for index in sorted(self._by_prompt)]
@@ -58,7 +58,7 @@ class AnswerMetrics:
 
 
 def as_json(metrics: SpeculativeDecodingMetrics, *, is_detailed: bool) -> dict[str, Any]:
-    """What answers have of them; the steps of several completions follow one another."""
+    """The members of an answer; the steps of several completions follow one another."""
     names = (*_SUMMARY, *_STEPS) if is_detailed else _SUMMARY
     return {name: getattr(metrics, name) for name in names}
 
@@ -66,8 +66,8 @@ def as_json(metrics: SpeculativeDecodingMetrics, *, is_detailed: bool) -> dict[s
 def times(requests: list[RequestMetrics], num_tokens: list[int]) -> dict[str, float | None]:
     """The times of an answer in milliseconds, from the first of its requests to the last.
 
-    `num_tokens` are those of each completion. A time is None where what it needs did not happen:
-    the mean between two tokens, which is that of the longest completion, needs two.
+    `num_tokens`: the tokens of each completion. A time is None where an event that it needs did not
+    happen. The mean between two tokens is that of the longest completion and needs two tokens.
     """
     arrival = min(request.arrival_time for request in requests)
     scheduled = min(request.first_scheduled_time for request in requests)

@@ -21,12 +21,12 @@ from specdec_serve.http.service import Service
 from specdec_serve.http.sse import Disconnected
 
 _TYPES = ("str", "int", "float", "bool")
-_KIND = "Input should be "  # so pydantic's errors of types begin
+_KIND = "Input should be "  # pydantic's errors about types begin so
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; for logs
 
 
 def make_app(service: Service) -> fastapi.FastAPI:
-    """All routes over one engine; without metrics where its statistics are elsewhere."""
+    """All routes over one engine; without metrics where the engine runs elsewhere."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
@@ -47,7 +47,7 @@ def make_app(service: Service) -> fastapi.FastAPI:
     _add_error_handlers(app)
     add_middleware(app, service.options)
     if service.statistics is not None:
-        # Last, since it counts answers of what stands around.
+        # Last, because it also counts answers of the middleware.
         metrics.add_routes(app, service, service.statistics)
     app.add_middleware(Heads)
     return app
@@ -60,7 +60,7 @@ def _add_error_handlers(app: fastapi.FastAPI) -> None:
 
     @app.exception_handler(fastapi.exceptions.RequestValidationError)
     async def bad_body(_: Request, error: fastapi.exceptions.RequestValidationError) -> Response:
-        if isinstance(error.body, bytes):  # FastAPI has not read it
+        if isinstance(error.body, bytes):  # FastAPI has not parsed it
             return bad_request("Content-Type must be application/json", "body").response()
         return as_bad_request(error.errors()).response()
 
@@ -81,9 +81,9 @@ def _add_error_handlers(app: fastapi.FastAPI) -> None:
 
 
 def as_bad_request(errors: Any) -> ApiError:
-    """The first of pydantic's errors, by the field that the client sent.
+    """The first of pydantic's errors, under the name of the field that the client sent.
 
-    A field that may be several things has an error for each, which become one.
+    A field of several types has an error per type; these become one.
     """
     first = errors[0]
     place = _place(first)
@@ -98,7 +98,7 @@ def as_bad_request(errors: Any) -> ApiError:
 
 
 def _rest(error: Any) -> str:
-    """Where in the field, such as ".name"; pydantic goes on with the types that it tried."""
+    """The location within the field, such as ".name"; pydantic appends the types that it tried."""
     parts = []
     for part in error["loc"][2:]:
         if isinstance(part, int):
@@ -111,6 +111,6 @@ def _rest(error: Any) -> str:
 
 
 def _place(error: Any) -> str:
-    """The field; "body" for the whole of it. What comes after the field are types."""
+    """The field, or "body" for the whole body. The parts after the field are types."""
     field = error["loc"][1] if len(error["loc"]) > 1 else ""
     return field if isinstance(field, str) and field else "body"

@@ -75,7 +75,7 @@ def call_of(
     service: Service,
     http: HTTPConnection,
 ) -> Call:
-    """What a request asks for. Raises the ApiError for what this server does not allow."""
+    """The Call for a request. Raises ApiError for what this server does not allow."""
     for name in ("max_tokens", "max_completion_tokens"):
         check_max_tokens(name, getattr(body, name), service.max_model_len)
     truncate_to = body.truncated_to(service.max_model_len)

@@ -20,7 +20,7 @@ from specdec_serve.http.tools.request import ToolUse
 
 
 class _Choices:
-    """What the choices of whole and of streamed answers have in common."""
+    """The common part of the choices of whole and of streamed answers."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class _Choices:
         self._names = TokenNames(tokenizer, as_token_ids=body.return_tokens_as_token_ids)
 
     def _make_reader(self) -> AnswerReader | None:
-        """What reads a choice; None where no calls are read."""
+        """The reader of a choice; None where no calls are read."""
         if self._tools is None:
             return None
         return AnswerReader.of(self._tools, self._tool_call_parser)
@@ -53,13 +53,13 @@ class _Choices:
         return chat_logprobs(self._names, part.logprobs, num_top, part.text_lengths)
 
     def _draft_trees(self, part: CompletionOutput) -> str:
-        """The member, where trees were asked for and the engine speculates."""
+        """The member draft_trees, if requested and the engine speculates."""
         if part.draft_trees is None or part.acceptance is None:
             return ""
         return f',"draft_trees":{draft_trees_json(self._names, part.draft_trees)}'
 
     def _finish_reason(self, part: CompletionOutput, *, has_calls: bool) -> str | None:
-        """The reason; calls are one where the model chose to make them, and to end."""
+        """The reason; "tool_calls" where the model chose to make calls and ended by itself."""
         if has_calls and part.finish_reason == "stop" and self._tools is not None:
             return "stop" if self._tools.choice == "named" else "tool_calls"
         return part.finish_reason
@@ -107,7 +107,7 @@ class Deltas(_Choices):
         self._readers = [reader for reader in readers if reader is not None]
 
     def opening(self, num_choices: int) -> list[str]:
-        """The role, once a choice."""
+        """The role, once per choice."""
         return [
             f'{{"index":{i},"delta":{{"role":{dumps(self._role)},"content":""}},"logprobs":null,'
             '"finish_reason":null}'
@@ -115,7 +115,7 @@ class Deltas(_Choices):
         ]
 
     def news(self, index: int, part: CompletionOutput, output: RequestOutput) -> Sequence[str]:
-        """What is new in a choice; a token without text shows as an empty content."""
+        """The new part of a choice; a token without text has an empty content."""
         text = part.text
         if self._readers:
             return self._news_of_tools(index, part)
@@ -125,7 +125,7 @@ class Deltas(_Choices):
         return (self._choice(index, part, f'{{"content":{dumps(text)}}}'),)
 
     def _news_of_tools(self, index: int, part: CompletionOutput) -> Sequence[str]:
-        """Content and calls, which may wait; tokens that are told of do not."""
+        """New content and calls, which may be held back; token ids and logprobs are not."""
         reader = self._readers[index]
         events = reader.read_shown(part.text, is_last=part.finish_reason is not None)
         deltas = deltas_of(events)

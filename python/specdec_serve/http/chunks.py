@@ -1,4 +1,4 @@
-"""The events of a stream, put together from bytes that are prepared once."""
+"""Writes the events of a stream; the part that all chunks share is prepared once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ChunkWriter:
     """
 
     def __init__(self, head: Mapping[str, Any]) -> None:
-        """`head` is what stands before the choices: id, object, created, model."""
+        """`head` are the members before the choices: id, object, created, model."""
         self._before = f'data: {dumps(dict(head))[:-1]},"choices":['
 
     def chunk(self, choices: str, rest: str = "") -> bytes:
@@ -35,5 +35,5 @@ class ChunkWriter:
 
 
 def error_event(error: ApiError) -> bytes:
-    """An error where a stream has begun already."""
+    """An error as an event of a stream that has begun."""
     return f"data: {dumps(error.body())}\n\n".encode()

@@ -26,7 +26,7 @@ from specdec_serve.http.sse import unless_disconnected
 from specdec_serve.http.streaming import answer_of, events_of
 
 _RUNNING = 'null,"stop_reason":null'  # the finish_reason of a choice that has not ended
-# Members of the choices of whole answers that nobody asked for.
+# Members of whole answers' choices that were not requested.
 _NULLS = ',"token_ids":null,"prompt_token_ids":null,"prompt_logprobs":null'
 
 
@@ -63,7 +63,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
 
 
 def call_of(body: CompletionRequest, service: Service, http: HTTPConnection) -> Call:
-    """What a request asks for. Raises the ApiError for what this engine cannot do."""
+    """The Call for a request. Raises ApiError for what this engine cannot do."""
     check_max_tokens("max_tokens", body.max_tokens, service.max_model_len)
     check_n(body.n, body.num_prompts, service.options.max_n_sequences)
     truncate_to = body.truncated_to(service.max_model_len)
@@ -121,11 +121,11 @@ class _Choices:
         return []
 
     def news(self, index: int, part: CompletionOutput, output: RequestOutput) -> Sequence[str]:
-        """What is new in a choice."""
+        """The new part of a choice."""
         return (self.choice(index, part, output),)
 
     def choice(self, index: int, part: CompletionOutput, output: RequestOutput) -> str:
-        """The choice, or what is new in it; the first piece has what is said of the prompt."""
+        """The choice, or its new part; the first piece includes the prompt's members."""
         if self._is_plain:
             end = _RUNNING
             if part.finish_reason is not None:
@@ -163,7 +163,7 @@ class _Choices:
     def _prompt_logprobs_of(
         self, prompt_index: int, output: RequestOutput
     ) -> PromptLogprobs | None:
-        """Those of the prompt's first output: later ones of a stream do not repeat them."""
+        """The prompt's logprobs, from its first output only: a stream does not repeat them."""
         if self._prompt_logprobs[prompt_index] is None:
             self._prompt_logprobs[prompt_index] = output.prompt_logprobs
         return self._prompt_logprobs[prompt_index]

@@ -1,4 +1,4 @@
-"""The file of --config."""
+"""Reads the file of --config."""
 
 from __future__ import annotations
 

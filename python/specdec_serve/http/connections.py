@@ -1,4 +1,4 @@
-"""Connections that do not wait for ever for a request to be complete."""
+"""HTTP connections with limits on the time and size of requests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ class HttpProtocol(HttpToolsProtocol):
     """uvicorn's connection, closed where headers take too long or are too large.
 
     Attributes:
-        header_seconds: from a connection, or the first byte of a request, to its headers' end.
-        max_header_bytes: of headers, chunk extensions and trailers; more are answered with 431.
-        max_headers: of a request; more are answered with 400.
-        half_closed_seconds: after which a client that sends nothing more is looked for, and again.
-        max_pipelined: requests that may wait on a connection for the answer before theirs; one
-            more closes the connection.
+        header_seconds: time from the connection, or from a request's first byte, to the end of its
+            headers.
+        max_header_bytes: limit of headers, chunk extensions and trailers; more gets a 431.
+        max_headers: limit of a request's headers; more gets a 400.
+        half_closed_seconds: how often to check that a client which has closed its sending side is
+            still there.
+        max_pipelined: requests that may wait on a connection for earlier answers; one more closes
+            the connection.
     """
 
     header_seconds = 30.0
@@ -34,19 +36,19 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
-        self._num_header_bytes = 0  # since headers, a piece of a body or a request was complete
-        self._num_head_bytes = 0  # of the URL and headers of a request
+        self._num_header_bytes = 0  # since the last complete headers, body piece or request
+        self._num_head_bytes = 0  # URL and headers of the request
         self._running: RequestResponseCycle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._has_asked = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Waits for a request."""
+        """Starts waiting for a request."""
         super().connection_made(transport)
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left, also the requests that wait for an answer before theirs."""
+        """The client has left: ends all its requests, pipelined ones included."""
         self._stop_waiting()
         if self._look is not None:
             self._look.cancel()
@@ -55,10 +57,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._end_running()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more; it may yet read the answers to what it has sent.
+        """The client has closed its sending side. It may still read the answers.
 
-        Whether it does, or has left, TCP tells only who sends something. So after a while it is
-        sent "100 Continue", which clients of HTTP/1.1 skip, or in a stream of events an empty line.
+        Only sending something shows whether it still reads. So after a while the server sends
+        "100 Continue", which HTTP/1.1 clients skip, or an empty line in an event stream.
         """
         last = self.cycle
         if self.scheme == "https" or last is None or last.more_body or last.response_complete:
@@ -70,7 +72,7 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of headers or of a body."""
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
-            self._expect_headers()  # of another request
+            self._expect_headers()  # the next request's
         self._num_header_bytes += len(data)
         super().data_received(data)
         if self._num_header_bytes > self.max_header_bytes:
@@ -94,14 +96,14 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """A request is here; its body is awaited by the application."""
+        """The headers are complete; the application awaits the body."""
         self._stop_waiting()
         self._num_header_bytes = 0
         super().on_headers_complete()
         if len(self.pipeline) > self.max_pipelined:
             self.transport.close()
         elif self.pipeline:
-            self.flow.resume_reading()  # else nobody would notice that the client leaves
+            self.flow.resume_reading()  # else a client that leaves would go unnoticed
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body, which the application counts."""
@@ -114,7 +116,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP, and closes: a request before it can no longer be answered."""
+        """Answers invalid HTTP and closes: earlier requests can no longer be answered."""
         if self._num_head_bytes > self.max_header_bytes:
             self._refuse(431)
             return
@@ -126,7 +128,7 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _end_running(self) -> None:
-        """Tells the request under way that its client has left."""
+        """Tells the running request that its client has left."""
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -137,7 +139,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise ValueError(f"more than {self.max_header_bytes} bytes of headers")
 
     def _look_for_client(self) -> None:
-        """Closes the connection where the client has closed it: it answers nothing but a reset."""
+        """Closes the connection if the client has: a closed client answers with a reset."""
         if self.transport.is_closing():
             return
         connection = self.transport.get_extra_info("socket")

@@ -1,4 +1,4 @@
-"""Draft trees as a choice of a chat has them."""
+"""Writes draft trees for the choices of a chat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec_serve.http.logprobs import TokenNames
 def draft_trees_json(names: TokenNames, trees: Sequence[DraftTree]) -> str:
     """A list of steps with drafts: `at`, the completion's tokens before the step, and `nodes`.
 
-    A node says which one it follows (`parent`, -1 for the last token before the step).
+    A node's `parent` is the node it follows; -1 is the last token before the step.
     """
     return f"[{','.join(_tree(names, tree) for tree in trees)}]"
 

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them."""
+"""Errors in the format of OpenAI's clients."""
 
 from __future__ import annotations
 

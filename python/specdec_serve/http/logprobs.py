@@ -1,4 +1,4 @@
-"""Logprobs as OpenAI's answers have them, in the format of completions and in that of chat."""
+"""Logprobs in OpenAI's formats for completions and for chat."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from specdec_native.text.token_texts import TokenTexts
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_serve.http.chunks import dumps
 
-# Requests for logprobs are made with SamplingParams.flat_logprobs, which is what is read here.
+# Requests for logprobs set SamplingParams.flat_logprobs, so all functions here read FlatLogprobs.
 
-_MAX_SHIFT = 8  # characters of a text that a tokenizer may write otherwise one after the other
+_MAX_SHIFT = 8  # consecutive characters that a tokenizer may write differently
 _LOWEST = -9999.0  # in place of minus infinity, which JSON does not have
 
 
 class TokenNames:
-    """How tokens are written: by their text, or as "token_id:7"."""
+    """Names tokens by their text, or as "token_id:7"."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, as_token_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_token_ids or tokenizer is None
 
     def name(self, token_id: int, text: str | None) -> str:
-        """The token; `text` is what it adds where it stands."""
+        """The token's name; `text` is the text that it adds in its context."""
         return f"token_id:{token_id}" if self._as_ids or text is None else text
 
     def text(self, token_id: int) -> str:
@@ -31,14 +31,14 @@ class TokenNames:
         return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
 
     def first_text(self, token_id: int) -> str:
-        """What the first token of a text adds to it: nothing where it is a part of a character."""
+        """The text that a token adds as the first of a text; empty for a part of a character."""
         return "" if self._tokenizer is None else TokenTexts(self._tokenizer).texts([token_id])[0]
 
     def bytes_of(self, token_id: int, text: str | None, length: int | None = None) -> bytes:
-        """The token's bytes, parts of characters too; `text` is what it adds where it stands.
+        """The token's bytes, parts of characters too; `text` is what it adds in its context.
 
-        One that the answer leaves out, such as the end of the sequence, has none: `length` is how
-        many characters it has added, None where it was not chosen.
+        A token that the answer leaves out, such as the end of the sequence, has no bytes. `length`
+        is the number of characters that a chosen token has added, None for other tokens.
         """
         if self._tokenizer is None or text is None:
             return b""
@@ -62,7 +62,7 @@ class CompletionLogprobs:
         logprobs: SampleLogprobs | None,
         text_lengths: Sequence[int] | None,
     ) -> str:
-        """Of generated tokens, which added so many characters to the text."""
+        """The logprobs of generated tokens, which added `text_lengths` characters to the text."""
         lists = _Lists()
         self._add(lists, token_ids, as_flat(logprobs), text_lengths)
         return lists.json()
@@ -77,9 +77,9 @@ class CompletionLogprobs:
         logprobs: SampleLogprobs | None,
         text_lengths: Sequence[int] | None,
     ) -> str:
-        """Of the prompt, whose first token has none, and of the first generated tokens.
+        """The logprobs of the prompt, whose first token has none, and of the first new tokens.
 
-        Of a request that was aborted there are logprobs of a part of the prompt, or of nothing.
+        For an aborted request, the prompt's logprobs may be incomplete or missing.
         """
         lists = _Lists()
         flat = as_flat(prompt_logprobs)
@@ -87,8 +87,8 @@ class CompletionLogprobs:
         for i, token_id in enumerate(prompt_token_ids[: len(flat.start_indices)]):
             begin, end = flat.start_indices[i], flat.end_indices[i]
             text = flat.decoded_tokens[begin] if begin < end else self._names.first_text(token_id)
-            # A text need not have the tokens that a tokenizer puts around it, nor the space that
-            # a tokenizer puts before it.
+            # The text may lack the tokens that a tokenizer puts around it, and the space that a
+            # tokenizer puts before it.
             position, length = _place_at(prompt_text, position, text or "")
             lists.add(self._names, position, token_id, text, flat, i)
             position += length
@@ -128,7 +128,7 @@ class _Lists:
         flat: FlatLogprobs,
         place: int,
     ) -> None:
-        """Adds a position; one without entries has no logprobs."""
+        """Adds a position; a position without entries has no logprobs."""
         self._offsets.append(str(offset))
         self._tokens.append(dumps(names.name(token_id, text)))
         begin, end = flat.start_indices[place], flat.end_indices[place]
@@ -146,7 +146,7 @@ class _Lists:
         self._tops.append(f"{{{entries}}}")
 
     def json(self) -> str:
-        """The object."""
+        """The JSON object."""
         return (
             f'{{"text_offset":[{",".join(self._offsets)}],'
             f'"token_logprobs":[{",".join(self._logprobs)}],'
@@ -162,7 +162,7 @@ def chat_logprobs(
 ) -> str:
     """The `logprobs` of a chat's choice: its tokens, each with the `num_top` likeliest; -1: all.
 
-    The tokens have added so many characters to its text.
+    text_lengths: how many characters each token has added to the text.
     """
     flat = as_flat(logprobs)
     content = []
@@ -176,7 +176,7 @@ def chat_logprobs(
 
 
 def _chat_token(names: TokenNames, flat: FlatLogprobs, i: int, length: int | None = None) -> str:
-    """A token, without the brace that closes it; `length` is what a chosen one has added."""
+    """A token without its closing brace; `length` as in TokenNames.bytes_of()."""
     token_id, text = flat.token_ids[i], flat.decoded_tokens[i]
     name = names.name(token_id, text)
     in_bytes = ",".join(map(str, names.bytes_of(token_id, text, length)))
@@ -184,7 +184,7 @@ def _chat_token(names: TokenNames, flat: FlatLogprobs, i: int, length: int | Non
 
 
 def prompt_logprobs_json(prompt_logprobs: PromptLogprobs | None) -> str:
-    """The `prompt_logprobs` of a choice or of a chat: null, then an object a token, by its id."""
+    """The `prompt_logprobs` of a choice or chat: null, then one object per token, by token id."""
     if prompt_logprobs is None:
         return "null"
     flat = as_flat(prompt_logprobs)
@@ -203,7 +203,7 @@ def prompt_logprobs_json(prompt_logprobs: PromptLogprobs | None) -> str:
 
 
 def as_flat(logprobs: SampleLogprobs | PromptLogprobs | None) -> FlatLogprobs:
-    """Logprobs that were asked for with flat_logprobs; none are empty."""
+    """Logprobs that were requested with flat_logprobs; None becomes empty."""
     if logprobs is None:
         return FlatLogprobs()
     assert isinstance(logprobs, FlatLogprobs)
@@ -215,10 +215,10 @@ def _number(logprob: float) -> str:
 
 
 def _place_at(text: str, position: int, piece: str) -> tuple[int, int]:
-    """Where in `text`, from `position` on, a token with the text `piece` stands, and its length.
+    """The position of a token's text `piece` in `text`, at or after `position`, and its length.
 
-    A tokenizer may have put a space before the text, or written characters in another way; then
-    the next token that is found stands a little further on.
+    A tokenizer may put a space before the text or write characters differently. Then the token is
+    searched a little further on.
     """
     forms = [form for form in (piece, piece.lstrip(" ")) if form]
     for form in forms:

@@ -1,4 +1,4 @@
-"""The messages of a conversation as clients send them, made ready for the chat template."""
+"""Prepares the messages of clients for the chat template."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _TEXT_KEYS = {
     "output_text": "text",
     "refusal": "refusal",
 }
-_OF_ANSWERS = ("annotations", "logprobs")  # what parts of answers have, which clients send back
-# Members of messages that would be lost, with what to send instead.
+_OF_ANSWERS = ("annotations", "logprobs")  # members of answers' parts that clients send back
+# Members of messages that would be ignored, with the advice what to send instead.
 _NOT_READ = {
     "function_call": 'send "tool_calls", and answers to them in messages of the role "tool"',
     "audio": "this model reads text alone; send what was said as content",
@@ -25,7 +25,7 @@ _NOT_READ = {
 
 
 def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """The messages with content parts joined to one text; what else they hold stays.
+    """The messages with content parts joined to one text; other members are kept.
 
     Raises ApiError for what no chat template can show, such as images.
     """
@@ -35,7 +35,7 @@ def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def plain_message(message: Any, place: str, field: str) -> dict[str, Any]:
-    """One message, which stands at `place` of a field."""
+    """One message; `place` is its location in the field."""
     if not isinstance(message, Mapping):
         raise bad_request(f'{place} must be an object with "role" and "content"', field)
     if not isinstance(message.get("role"), str) or not message["role"]:
@@ -46,7 +46,7 @@ def plain_message(message: Any, place: str, field: str) -> dict[str, Any]:
             raise bad_request(f"{place}.{name} is not read: {advice}", field)
     if "content" not in message and "refusal" not in plain and "tool_calls" not in plain:
         raise bad_request(f'{place} needs "content", text or null', field)
-    content = plain.get("content", plain.get("refusal"))  # what the assistant said in its place
+    content = plain.get("content", plain.get("refusal"))  # an assistant may refuse
     plain["content"] = None if content is None else text_of(content, f"{place}.content", field)
     for name in ("name", "tool_call_id"):
         if not isinstance(plain.get(name), str | None):

@@ -1,4 +1,4 @@
-"""What stands around the API: ids of requests, keys, and the reading of bodies."""
+"""Middleware of the API: request ids, keys, and the reading of bodies."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specdec_serve.http.errors import ApiError, bad_request
 from specdec_serve.http.server_options import ServerOptions
 
-_GUARDED = ("/v1", "/v2", "/inference")  # paths of which requests need a key
+_GUARDED = ("/v1", "/v2", "/inference")  # requests to these paths need a key
 _SAFE_ID = re.compile(rb"[\x21-\x7e]{1,256}")
-_SLOWEST_BODY = 64 << 10  # bytes a second, beside the time that every body has
+_SLOWEST_BODY = 64 << 10  # bytes per second, beside a fixed time for every body
 _MAX_DIGITS = 18
-_LINGER_SECONDS = 2.0  # in which a client that still sends may read that its body is too long
+_LINGER_SECONDS = 2.0  # time for a client that still sends to read that its body is too long
 
 
 def add_middleware(app: fastapi.FastAPI, options: ServerOptions) -> None:
-    """Puts around `app` what the options ask for; the last is the outermost."""
+    """Adds the middleware that the options ask for; the last added is the outermost."""
     app.add_middleware(
         Bodies, max_bytes=options.max_body_bytes, max_seconds=options.max_body_seconds
     )
@@ -54,9 +54,9 @@ def add_middleware(app: fastapi.FastAPI, options: ServerOptions) -> None:
 
 
 def import_middleware(path: str) -> Any:
-    """The class or coroutine function of a path such as `package.module.Name`.
+    """The class or coroutine function at an import path such as `package.module.Name`.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     module, _, name = path.rpartition(".")
     try:
@@ -69,25 +69,25 @@ def import_middleware(path: str) -> Any:
 
 
 class RootPath:
-    """Paths are those of the API, whether or not a proxy leaves its own path before them."""
+    """Accepts paths with and without the prefix that a proxy has put before the API's."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tells the routes what to leave off."""
+        """Tells the routes which prefix to remove."""
         await self._app({**scope, "root_path": self._root_path}, receive, send)
 
 
 class Heads:
-    """HEAD is answered as GET is, without the body."""
+    """Answers HEAD like GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Asks for what GET has."""
+        """Runs HEAD as GET and drops the body."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -101,7 +101,7 @@ class Heads:
 
 
 class RequestIds:
-    """Answers carry the X-Request-Id of the request, that of its body, or a new one."""
+    """Sets X-Request-Id of answers: the request header's, the body's request_id, or a new id."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -119,7 +119,7 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                chosen = scope["state"]["request_id"].encode()  # perhaps that of the body
+                chosen = scope["state"]["request_id"].encode()  # may have come from the body
                 shown = chosen if _SAFE_ID.fullmatch(chosen) else given
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", shown)]
             await send(message)
@@ -128,7 +128,7 @@ class RequestIds:
 
 
 class Keys:
-    """Requests to the API need one of the keys."""
+    """Requires one of the keys in requests to the API."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -149,7 +149,7 @@ class Keys:
         await self._app(scope, receive, send)
 
     def _is_known(self, key: bytes) -> bool:
-        """Takes as long for every key, right or wrong."""
+        """Compares in constant time, whether or not the key is right."""
         digest = hashlib.sha256(key).digest()
         known = False
         for each in self._digests:
@@ -158,7 +158,7 @@ class Keys:
 
 
 class Bodies:
-    """Reads a body before the API sees its request: whole, in time and not too long."""
+    """Reads the whole body before the API sees the request, within limits of time and length."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_seconds: float) -> None:
         self._app = app
@@ -166,7 +166,7 @@ class Bodies:
         self._max_seconds = max_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a body that is too long with 413, one that does not come with 408."""
+        """Answers a body that is too long with 413, a body that is too slow with 408."""
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
@@ -226,7 +226,7 @@ class Bodies:
 
 
 class _Deadline:
-    """Raises the ApiError of a body that does not come in time out of what is awaited within."""
+    """Interrupts the awaits in its block with an ApiError when the body is too slow."""
 
     def __init__(self, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -251,7 +251,7 @@ class _Deadline:
             ) from None
 
     def extend(self, seconds: float) -> None:
-        """Moves the end."""
+        """Moves the deadline."""
         self._end += seconds
 
     def _look(self) -> None:
@@ -263,7 +263,7 @@ class _Deadline:
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Sends the error and reads on for a while: a closed connection would lose the answer."""
+    """Sends the error, then reads on for a while: closing at once would lose the answer."""
     response = error.response()
     await send(
         {
@@ -291,14 +291,14 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def _set_length(scope: Scope, length: int) -> None:
-    """Says how long the body is, as not every client does."""
+    """Sets Content-Length, which not every client sends."""
     framing = (b"content-length", b"transfer-encoding")
     others = [pair for pair in scope["headers"] if pair[0] not in framing]
     scope["headers"] = [*others, (b"content-length", b"%d" % length)]
 
 
 def _is_guarded(scope: Scope) -> bool:
-    """Whether the path, with or without what a proxy put before it, is one that asks for a key."""
+    """Whether the path, with or without a proxy's prefix, needs a key."""
     path: str = scope["path"]
     inner = path.removeprefix(scope.get("root_path", ""))
     return any(f"/{each.lstrip('/')}".startswith(_GUARDED) for each in (path, inner))

@@ -1,4 +1,4 @@
-"""What is served, and whether it is: /v1/models, /health, /ping, /version, /load."""
+"""The served models and the server's state: /v1/models, /health, /ping, /version, /load."""
 
 from __future__ import annotations
 

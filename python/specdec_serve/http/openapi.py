@@ -37,7 +37,7 @@ _STATUSES = {
 
 
 def describe(app: fastapi.FastAPI, service: Service) -> None:
-    """Makes the description say which models there are, and which errors are answered."""
+    """Adds the served models and the possible errors to the description."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -1,4 +1,4 @@
-"""GET / and /page/...: a chat page for the browser, made of the plain files in page/."""
+"""GET / and /page/...: a chat page for the browser, from the plain files in page/."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Whatever a model writes, the page loads nothing from elsewhere and runs no script but its own.
+# Whatever a model writes, the page loads nothing from other hosts and runs only its own scripts.
 _HEADERS = {
     "content-security-policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -33,7 +33,7 @@ _HEADERS = {
 
 
 def add_routes(app: fastapi.FastAPI, service: Service) -> None:
-    """Adds the routes, unless options.page is False. They ask for no key."""
+    """Adds the routes, unless options.page is False. They need no key."""
     if not service.options.page:
         return
     files = {path.name: _File(path) for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES}
@@ -58,7 +58,7 @@ class _File:
         self._headers = {**_HEADERS, "etag": tag, "content-type": _MEDIA_TYPES[path.suffix]}
 
     def response(self, http: Request) -> Response:
-        """The file; 304 where the browser has it."""
+        """The file, or 304 if the browser has it."""
         if http.headers.get("if-none-match") == self._headers["etag"]:
             return Response(status_code=304, headers=self._headers)
         return Response(self._content, headers=self._headers)

@@ -1,6 +1,6 @@
 """The items of a response's output: messages and calls of functions, as they grow.
 
-They do not depend on the steps in which an answer comes: a whole answer is one step.
+The result does not depend on how an answer is split into steps: a whole answer is one step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from specdec_serve.http.tools.answer import AnswerReader
 from specdec_serve.http.tools.events import Arguments, CallBegins, CallFails, Content, Event
 
-Written: TypeAlias = tuple[str, dict[str, Any]]  # the type of an event of the stream, its members
+Written: TypeAlias = tuple[str, dict[str, Any]]  # an event of the stream: type and members
 Logprobs: TypeAlias = list[dict[str, Any]]
 
 
@@ -31,11 +31,11 @@ class Item(abc.ABC):
 
     @abc.abstractmethod
     def opening(self, place: dict[str, Any]) -> list[Written]:
-        """What follows the item's announcement, before anything is in it."""
+        """Events after the item's announcement, before its first content."""
 
     @abc.abstractmethod
     def closing(self, place: dict[str, Any]) -> list[Written]:
-        """What comes before the item's end."""
+        """Events before the item's end."""
 
 
 class MessageItem(Item):
@@ -57,7 +57,7 @@ class MessageItem(Item):
         }
 
     def json(self) -> dict[str, Any]:
-        """The message; without its part before anything is in it."""
+        """The message; without a part while it is empty."""
         return {
             "id": self.id,
             "type": "message",
@@ -128,19 +128,19 @@ class CallItem(Item):
 class OutputItems:
     """All items of a response; the last one may still grow.
 
-    A message has the logprobs of the tokens that its text is made of, and of those without text
-    that come while it is open. Space around calls is no message.
+    A message has the logprobs of its text's tokens, and of tokens without text that come while it
+    is open. White space around calls makes no message.
     """
 
     def __init__(self, reader: AnswerReader | None) -> None:
-        """`reader` finds the calls, where there may be some."""
+        """`reader` finds calls; None if there can be none."""
         self._reader = reader
         self._tokens = _TextOfTokens()
         self._items: list[Item] = []
         self._is_open = False
-        self._space = ""  # what a message would begin with
-        self._num_ahead = 0  # characters that wait of a token whose logprobs are in a message
-        # Characters and logprobs of tokens of which it is not known where they belong.
+        self._space = ""  # white space before the next message, if one follows
+        self._num_ahead = 0  # held-back characters of a token whose logprobs were sent already
+        # Number of characters and logprobs of tokens whose item is not known yet.
         self._waiting: list[tuple[int, dict[str, Any]]] = []
 
     def json(self) -> list[dict[str, Any]]:
@@ -150,9 +150,9 @@ class OutputItems:
     def add(
         self, text: str, logprobs: Logprobs, text_lengths: Sequence[int] | None, *, is_last: bool
     ) -> list[Written]:
-        """Takes what a step has brought: text, and tokens that added so many characters.
+        """Adds a step's text and tokens; `text_lengths` are the characters that each token added.
 
-        Without logprobs there is nothing to know of tokens.
+        Without logprobs, tokens do not matter.
         """
         written: list[Written] = []
         if logprobs or self._tokens.has_any:
@@ -166,12 +166,12 @@ class OutputItems:
             written += self._take(self._reader.read("", is_last=True))
             if not self._space:
                 self._waiting = [token for token in self._waiting if token[0] == 0]
-            if self._message is None:  # else it ends as the answer does
+            if self._message is None:  # an open message ends with the answer's status
                 written += self._close("completed")
         return written
 
     def end(self, status: str) -> list[Written]:
-        """Ends the last item with that status. An answer without any has an empty message."""
+        """Ends the last item with `status`. An answer without items gets an empty message."""
         written: list[Written] = []
         if not self._items or (self._message is not None and self._waiting):
             written += self._say("")
@@ -190,7 +190,7 @@ class OutputItems:
         for event in events:
             written += self._add(event)
         if self._reader is not None and self._reader.holds:
-            return written  # it will tell
+            return written  # the reader decides later
         self._num_ahead = 0
         is_passed_over = not isinstance(events[-1], Content) if events else bool(text)
         if is_passed_over:
@@ -207,7 +207,7 @@ class OutputItems:
             return self._say(event.text)
         self._space = ""
         self._num_ahead = 0
-        del self._waiting[:-1]  # all but the last one, whose token may go on with other text
+        del self._waiting[:-1]  # keeps the last: its token may also have text after the call
         match event:
             case CallBegins():
                 return self._close("completed") + self._open(CallItem(event.id, event.name))
@@ -221,7 +221,7 @@ class OutputItems:
     def _say(self, text: str) -> list[Written]:
         """Adds to the open message, or to a new one, with the logprobs of the text's tokens.
 
-        An empty text comes with the logprobs of all tokens that wait.
+        An empty text takes the logprobs of all waiting tokens.
         """
         written: list[Written] = []
         if self._message is None:
@@ -242,7 +242,7 @@ class OutputItems:
 
     @property
     def _message(self) -> MessageItem | None:
-        """The message that is open."""
+        """The open message, if any."""
         item = self._items[-1] if self._is_open else None
         return item if isinstance(item, MessageItem) else None
 
@@ -272,19 +272,19 @@ class OutputItems:
 
 
 class _TextOfTokens:
-    """Cuts an answer's text where its tokens end, however many come at once."""
+    """Splits an answer's text at its tokens' ends, however many tokens come at once."""
 
     def __init__(self) -> None:
-        self.has_any = False  # tokens
+        self.has_any = False  # whether there were tokens
         self._text = ""  # not taken yet
         self._tokens: collections.deque[tuple[int, dict[str, Any]]] = collections.deque()
 
     def add(
         self, text: str, logprobs: Logprobs, text_lengths: Sequence[int], *, is_last: bool
     ) -> Iterator[tuple[str, dict[str, Any] | None]]:
-        """The text and the logprobs of each token whose text is there.
+        """Yields text and logprobs of each token whose text has arrived.
 
-        Text may wait longer than its token, for stop strings, and not come at all.
+        Because of stop strings, text may arrive later than its token, or never.
         """
         self.has_any |= bool(logprobs)
         self._text += text

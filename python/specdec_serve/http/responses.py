@@ -57,7 +57,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
 def call_of(
     body: ResponsesRequest, tools: ToolUse | None, service: Service, http: HTTPConnection
 ) -> Call:
-    """What a request asks for. Raises the ApiError for what this engine cannot do."""
+    """The Call for a request. Raises ApiError for what this engine cannot do."""
     check_max_tokens("max_output_tokens", body.max_output_tokens, service.max_model_len)
     truncate_to = body.truncated_to(service.max_model_len)
     if truncate_to is None and body.truncation == "auto":
@@ -97,7 +97,7 @@ def call_of(
 
 
 def _of_input(error: ValueError, places: list[str]) -> ApiError:
-    """An error about the messages of the chat, which are not what the client sent."""
+    """Translates an error about chat messages to the locations in the client's input."""
     message = str(error)
     if found := re.match(r"messages(?:\[(\d+)\])?", message):
         place = "input" if found[1] is None else places[int(found[1])]
@@ -137,13 +137,13 @@ class _Answer:
         return "failed" if self.error is not None else self._status
 
     def add(self, part: CompletionOutput, num_cached: int | None) -> list[Written]:
-        """Takes in what is new; returns the events of it."""
+        """Adds new output; returns its events."""
         logprobs = self._count(part, num_cached)
         is_last = part.finish_reason is not None
         return self._items.add(part.text, logprobs, part.text_lengths, is_last=is_last)
 
     def end(self) -> list[Written]:
-        """Ends the last item; returns the events of that."""
+        """Ends the last item; returns the events for that."""
         return self._items.end("incomplete" if self.error is not None else self.status)
 
     def _count(self, part: CompletionOutput, num_cached: int | None) -> list[dict[str, Any]]:
@@ -237,7 +237,7 @@ class _EventWriter:
 
 
 async def _events(answer: _Answer, generation: Generation) -> AsyncGenerator[bytes, None]:
-    """All events, those of a step together. Closes the generation."""
+    """Yields all events, a step's events together. Closes the generation."""
     writer = _EventWriter()
     write = writer.event
     try:

@@ -24,13 +24,13 @@ from specdec_serve.http.service import Service
 
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 5  # how long a connection without a request stays
-_LAST_WORDS_SECONDS = 5  # in which aborted streams are written to their end
+_LAST_WORDS_SECONDS = 5  # time for aborted streams to be written to their end
 
 
 class Listener:
-    """Where a server will listen: taken before a model is loaded, so that errors show at once.
+    """The address of a server, bound before the model is loaded, so that errors show at once.
 
-    Raises OSError where the address is taken, ValueError for files of TLS that cannot be used.
+    Raises OSError where the address is in use, ValueError for unusable TLS files.
     """
 
     def __init__(self, listen: ListenOptions) -> None:
@@ -49,7 +49,7 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """Where clients find the server."""
+        """The server's URL."""
         if self.socket is None:
             return f"unix:{self.options.uds}"
         host, port = self.socket.getsockname()[:2]
@@ -58,10 +58,10 @@ class Listener:
 
 
 def run(service: Service, listener: Listener) -> int:
-    """Serves until it is told to end. Returns the exit code: 0, or 1 where the engine failed.
+    """Serves until a signal. Returns the exit code: 0, or 1 where the engine failed.
 
-    SIGTERM and SIGINT end it: what runs may go on for shutdown_timeout seconds, new requests are
-    answered with 503 meanwhile, and what is left is aborted. A second signal ends it at once.
+    On SIGTERM or SIGINT, running requests get shutdown_timeout seconds to finish, new requests are
+    answered with 503 meanwhile, and the rest is aborted. A second signal ends the server at once.
     """
     raise_file_limit()
     _show_logs(listener.options)
@@ -70,7 +70,7 @@ def run(service: Service, listener: Listener) -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with this package's way to end."""
+    """uvicorn's server with this package's shutdown."""
 
     def __init__(self, service: Service, listener: Listener) -> None:
         super().__init__(_uvicorn_config(service, listener.options))
@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
             Path(self._listener.options.uds).unlink(missing_ok=True)
 
     async def startup(self, *args: Any, **kwargs: Any) -> None:
-        """Listens, and says where."""
+        """Listens, and logs the address."""
         self._loop = asyncio.get_running_loop()
         self._service.on_failure = self.end
         await super().startup(*args, **kwargs)
@@ -96,12 +96,12 @@ class Server(uvicorn.Server):
             sys.stdout.flush()
 
     def end(self) -> None:
-        """Lets requests end, as long as they may; called again, ends at once. From any thread."""
+        """Starts the shutdown; a second call ends the server at once. Any thread may call it."""
         self._loop.call_soon_threadsafe(self._begin_to_end)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals end the server."""
+        """Handles signals by end()."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
     def _begin_to_end(self) -> None:
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end())
-        elif self._service.failure is None:  # which ends by itself soon
+        elif self._service.failure is None:  # a failed engine ends the server anyway
             self.should_exit = True
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
@@ -160,7 +160,7 @@ def _protocol(listen: ListenOptions) -> type[HttpProtocol]:
 
 
 def _show_logs(listen: ListenOptions) -> None:
-    """Puts this package's log on standard error, as uvicorn does its own."""
+    """Writes this package's log to standard error in uvicorn's format."""
     logger = logging.getLogger("specdec_native")
     if not logger.handlers:
         handler = logging.StreamHandler()

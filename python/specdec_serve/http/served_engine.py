@@ -1,4 +1,4 @@
-"""What the service asks of an engine: specdec_native.Engine is one, and so are its replicas."""
+"""The engine interface that the service uses: specdec_native.Engine or RemoteEngine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specdec_native.text.tokenizer import Tokenizer
 
 
 class OutputGroup(Protocol):
-    """What requests that were started together have to show, with the index of each."""
+    """The outputs of requests that were started together, with the index of each request."""
 
     def __aiter__(self) -> AsyncIterator[list[tuple[int, RequestOutput]]]: ...
     async def __anext__(self) -> list[tuple[int, RequestOutput]]: ...
@@ -27,7 +27,7 @@ class OutputGroup(Protocol):
 
 
 class ServedEngine(Protocol):
-    """Makes text into requests and runs them; see Engine for what each member does."""
+    """Turns prompts into requests and runs them; see Engine for each member."""
 
     @property
     def model_directory(self) -> Path: ...  # noqa: D102
@@ -52,7 +52,7 @@ class ServedEngine(Protocol):
 
 @runtime_checkable
 class EngineStatistics(Protocol):
-    """What an engine of this process counts, for /metrics, the log and limits to the queue."""
+    """Statistics of an engine in this process, for /metrics, the log and the queue's limits."""
 
     vllm_config: VllmConfig
 

@@ -1,4 +1,4 @@
-"""What a server is set to; `specdec-native serve` fills it in."""
+"""A server's options; `specdec-native serve` fills them in."""
 
 from __future__ import annotations
 
@@ -11,43 +11,42 @@ AcceptanceDetail = Literal["none", "summary", "detailed"]
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptions:
-    """Settings of the API. How it listens is `ListenOptions`.
+    """Options of the API. `ListenOptions` has the address and the shutdown.
 
     Attributes:
         model_names: names that requests may give as `model`; the first is reported.
-        api_keys: keys of which a request must give one; empty for no check.
-        allowed_origins, allowed_methods, allowed_headers, allow_credentials: of CORS.
-        root_path: where a proxy has put the server, such as /llm, without a slash at its end.
+        api_keys: a request must give one of these keys; empty for no check.
+        allowed_origins, allowed_methods, allowed_headers, allow_credentials: CORS.
+        root_path: the prefix that a proxy puts before paths, such as /llm, without a final slash.
         openapi: whether /openapi.json describes the API.
         page: whether / is the chat page.
         middleware: import paths of ASGI classes or functions put around the API.
         max_body_bytes: longer bodies are answered with 413.
-        max_body_seconds: a body that takes longer, and a second for each 64 KiB, is answered with
-            408.
-        max_n_sequences: completions that a request may ask for, n of each of its prompts.
-        max_queued_requests: beyond so many that wait for their first step, requests are answered
-            with 503; None for no limit.
-        max_queued_tokens: the same for the tokens of their prompts.
-        response_role: role of the messages that are answered.
+        max_body_seconds: slower bodies are answered with 408; a body gets a second more per 64 KiB.
+        max_n_sequences: limit of a request's completions, n for each of its prompts.
+        max_queued_requests: if more requests wait for their first step, new ones are answered with
+            503; None for no limit.
+        max_queued_tokens: the same limit for the tokens of waiting prompts.
+        response_role: role of the answer's messages.
         request_chat_template: whether a request may bring a chat template (it runs in the sandbox).
-        default_chat_template_kwargs: variables of the chat template; a request's go over them.
-        tool_call_parser: what reads answers for calls where tool_choice is "auto"; None for none.
-        exclude_unused_tools: whether tools are not shown to the model where tool_choice is "none".
-        acceptance_metrics: what answers say about drafts.
-        request_metrics: whether answers have their times.
-        prompt_tokens_details: whether usage says how many prompt tokens were cached.
+        default_chat_template_kwargs: variables of the chat template; a request's take precedence.
+        tool_call_parser: parser of answers for calls where tool_choice is "auto"; None for none.
+        exclude_unused_tools: whether to hide tools from the model where tool_choice is "none".
+        acceptance_metrics: what answers report about drafts.
+        request_metrics: whether answers report their times.
+        prompt_tokens_details: whether usage reports cached prompt tokens.
         force_include_usage: whether streams end with usage, asked for or not.
-        fingerprint: what `system_fingerprint` says; None for null.
-        sse_keep_alive_seconds: a comment goes to a stream that is silent for so long; 0 for none.
-        stream_interval: tokens that a chunk of a stream has at least, but the first and the last.
+        fingerprint: the value of `system_fingerprint`; None for null.
+        sse_keep_alive_seconds: a stream gets a comment after this time without events; 0 for none.
+        stream_interval: least number of tokens in a chunk of a stream, except the first and last.
         track_load: whether /load counts.
         tokenizer_info: whether /tokenizer_info answers.
         request_id_headers: whether answers carry X-Request-Id.
         log_requests: whether prompts and parameters are logged.
         max_log_len: characters of a prompt that are logged at most; None for all.
         log_stats: whether a summary is logged every ten seconds while there is work.
-        slo_ttft, slo_tpot: seconds to the first token, and for each further one, within which a
-            request counts as good; None for no limit.
+        slo_ttft, slo_tpot: a request counts as good within these seconds to the first token and per
+            further token; None for no limit.
     """
 
     model_names: tuple[str, ...]
@@ -89,20 +88,20 @@ class ServerOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ListenOptions:
-    """How a server listens, speaks and ends.
+    """How a server listens, logs and ends.
 
     Attributes:
         host: address to listen at; None for all.
         port: 0 for any that is free.
         uds: path of a unix socket, instead of host and port.
-        ssl_keyfile, ssl_certfile, ssl_ca_certs, ssl_ciphers: files of TLS, and its ciphers.
-        ssl_cert_reqs: whether clients need a certificate, as ssl.VerifyMode has it.
-        shutdown_timeout: seconds that requests may go on for once the server is told to end.
-        log_level: of uvicorn.
+        ssl_keyfile, ssl_certfile, ssl_ca_certs, ssl_ciphers: TLS files and ciphers.
+        ssl_cert_reqs: whether clients need a certificate, a value of ssl.VerifyMode.
+        shutdown_timeout: seconds that running requests get at the server's end.
+        log_level: uvicorn's log level.
         access_log: whether a line is logged for every answer.
-        unlogged_paths: paths of which no answer is.
-        max_header_bytes, max_headers: of a request; more are answered with 431 and 400.
-        about: what the first line says of the model.
+        unlogged_paths: paths whose answers are not logged.
+        max_header_bytes, max_headers: limits of a request; more are answered with 431 and 400.
+        about: the model's description in the first log line.
     """
 
     host: str | None = None

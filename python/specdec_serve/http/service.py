@@ -1,4 +1,4 @@
-"""One engine behind the API: starts the requests of clients and keeps count of them."""
+"""One engine behind the API: starts and counts the requests of clients."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ _LONG_BYTES = 64 << 10
 
 
 class Asked(Protocol):
-    """Fields of bodies that ask for something to be generated."""
+    """The body of a request that generates text."""
 
     stream: bool
     priority: int
     request_id: str | None
 
     def grammar(self) -> Grammar | None:
-        """What the answer has to be like; None for anything."""
+        """The answer's grammar; None for any text."""
 
     def field_names(self) -> Mapping[str, str]:
-        """What the body calls fields of the engine that have another name there."""
+        """Engine fields with a different name in the body, with that name."""
 
 
 @dataclasses.dataclass
 class Call:
-    """What a client asks to be generated.
+    """A client's request to generate text.
 
     Attributes:
-        kind: what it asked, such as "chat.completion"; for logs and metrics.
-        request_id: the answer's id, which clients may repeat.
-        make_prompts: reads or renders them, in a thread for text; raises ValueError.
+        kind: the kind of request, such as "chat.completion"; for logs and metrics.
+        request_id: the answer's id; clients may use one twice.
+        make_prompts: reads or renders the prompts, for text in a thread; raises ValueError.
         stream: whether outputs are read as they grow.
-        is_plain: whether there is no grammar, and make_prompts makes one prompt, by no template or
-            variables of the request.
-        field_names: what the request calls fields of the engine, for errors.
+        is_plain: whether there is no grammar, and make_prompts makes one prompt without a template
+            or variables from the request.
+        field_names: engine fields with a different name in the request, for errors.
         num_bytes: length of the request's body.
-        arrival: time.monotonic() when it came.
+        arrival: time.monotonic() of the arrival.
     """
 
     kind: str
@@ -92,10 +92,10 @@ class Call:
         params: SamplingParams,
         is_plain: bool,
     ) -> Call:
-        """What an HTTP request asks for; its X-Request-Id goes over the body's request_id.
+        """The call of an HTTP request; X-Request-Id takes precedence over the body's request_id.
 
-        Without both its id is the one in the state of `http`, which RequestIds makes, or a new one.
-        The state has it from then on.
+        Without both, the id is the one that RequestIds has put into the state of `http`, or a new
+        one. The id is stored in the state.
         """
         grammar = body.grammar()
         made_id = getattr(http.state, "request_id", None) or uuid.uuid4().hex
@@ -115,35 +115,35 @@ class Call:
 
     @property
     def is_quick(self) -> bool:
-        """Whether its text takes less time than waking a thread on a machine that computes."""
+        """Whether preparing its text is faster than waking a thread on a busy machine."""
         return (
             self.is_plain and self.params.n <= _QUICK_COMPLETIONS and self.num_bytes <= _QUICK_BYTES
         )
 
 
 class Observer:
-    """Is told what happens to generations. This one takes no notice."""
+    """Is notified of what happens to generations. This base class ignores it."""
 
     def started(self, generation: Generation) -> None:
-        """Its requests are in the engine."""
+        """The generation's requests are in the engine."""
 
     def progressed(self, generation: Generation, outputs: list[tuple[int, RequestOutput]]) -> None:
         """A step's outputs were read."""
 
     def ended(self, generation: Generation) -> None:
-        """It was read to its end, failed, or its client left."""
+        """The generation was read to its end, failed, or its client left."""
 
     def refused(self, reason: str) -> None:
-        """A request was not let in, because of an option's limit or "draining"."""
+        """A request was refused; `reason` is the option that limits, or "draining"."""
 
 
 class Generation(AsyncIterator[list[tuple[int, RequestOutput]]]):
-    """The requests of one call: their outputs step by step, with the index of the prompt.
+    """The requests of one call. Iterates over their outputs by step, with the index of the prompt.
 
-    close() must follow, whether or not it was read to its end.
+    close() must be called, whether or not all outputs were read.
 
     Attributes:
-        error: what ended it before its end, or None.
+        error: the error that ended it early, or None.
     """
 
     def __init__(self, call: Call, requests: list[Request], group: OutputGroup, service: Service):
@@ -156,7 +156,7 @@ class Generation(AsyncIterator[list[tuple[int, RequestOutput]]]):
         self._is_open = True
 
     async def __anext__(self) -> list[tuple[int, RequestOutput]]:
-        """Raises ApiError where the engine gave a request up."""
+        """Raises ApiError where a request failed in the engine."""
         try:
             outputs = await anext(self._group)
         except StopAsyncIteration:
@@ -171,7 +171,7 @@ class Generation(AsyncIterator[list[tuple[int, RequestOutput]]]):
         return outputs
 
     async def results(self) -> list[RequestOutput]:
-        """The final output of every prompt. Closes it."""
+        """The final output of every prompt. Closes the generation."""
         final: list[RequestOutput | None] = [None] * len(self.requests)
         try:
             async for outputs in self:
@@ -182,11 +182,11 @@ class Generation(AsyncIterator[list[tuple[int, RequestOutput]]]):
         return [output for output in final if output is not None]
 
     def abort(self) -> None:
-        """Ends its requests soon; its outputs end with finish_reason "abort"."""
+        """Aborts its requests; its outputs end soon with finish_reason "abort"."""
         self._group.abort()
 
     def close(self) -> None:
-        """Aborts what is unfinished."""
+        """Aborts unfinished requests."""
         if self._is_open:
             self._is_open = False
             self._group.abort()
@@ -194,13 +194,13 @@ class Generation(AsyncIterator[list[tuple[int, RequestOutput]]]):
 
 
 class Service:
-    """What the routes share. Used by one event loop.
+    """The state that the routes share. Used by one event loop.
 
     Attributes:
-        statistics: what the engine counts; None where it runs elsewhere, as on replicas.
-        defaults: what the checkpoint's authors or the operator set for requests that bring nothing.
-        created: when the model was loaded, for /v1/models.
-        is_draining: whether no more calls are let in, as the server ends.
+        statistics: the engine's statistics; None where it runs elsewhere, as on replicas.
+        defaults: sampling defaults from the checkpoint or the operator.
+        created: time at which the model was loaded, for /v1/models.
+        is_draining: whether new calls are refused because the server is ending.
         on_failure: called once when the engine has failed.
     """
 
@@ -227,7 +227,7 @@ class Service:
 
     @property
     def num_open(self) -> int:
-        """Calls under way, for /load and for draining."""
+        """The number of running calls, for /load and for draining."""
         return len(self._open)
 
     @property
@@ -243,15 +243,15 @@ class Service:
     async def in_thread(
         self, num_bytes: int, function: Callable[..., Result], *args: Any
     ) -> Result:
-        """Runs a function of text, so many bytes of it, beside the event loop.
+        """Runs a function of a text of `num_bytes` bytes in a thread.
 
-        One of a long text, which may take a minute, holds up those of other long texts only.
+        A long text, which may take a minute, delays only other long texts.
         """
         threads = self._long_thread if is_long(num_bytes) else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
 
     async def start(self, call: Call) -> Generation:
-        """Starts a call. Raises ApiError where it is bad, or no more are let in."""
+        """Starts a call. Raises ApiError where the call is bad or refused."""
         self._check_open()
         try:
             requests = await self._prepare(call)
@@ -267,24 +267,24 @@ class Service:
         return generation
 
     def ended(self, generation: Generation) -> None:
-        """Is called by Generation.close()."""
+        """Called by Generation.close()."""
         self._open.discard(generation)
         self.observer.ended(generation)
 
     def event_stream(
         self, generation: Generation, events: AsyncGenerator[bytes, None]
     ) -> EventStream:
-        """The response that sends these events of a generation, and closes it."""
+        """The response that sends a generation's `events` and closes the generation."""
         keep_alive_seconds = self.options.sse_keep_alive_seconds
         return EventStream(events, close=generation.close, keep_alive_seconds=keep_alive_seconds)
 
     def abort_all(self) -> None:
-        """Ends all calls; their answers say "abort"."""
+        """Aborts all calls; their answers have finish_reason "abort"."""
         for generation in list(self._open):
             generation.abort()
 
     async def wait_until_idle(self, seconds: float) -> bool:
-        """Waits until no call is under way, at most so long; returns whether none is."""
+        """Waits for all calls to end, at most `seconds`; returns whether they have."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while self._open and loop.time() < end:
@@ -292,17 +292,17 @@ class Service:
         return not self._open
 
     def is_well(self) -> bool:
-        """Whether requests are let in, and an engine that works runs them."""
+        """Whether requests are accepted and the engine works."""
         try:
             self.engine.check_health()
         except EngineFailed as error:
             self.as_api_error(error)
-        except ApiError:  # at present
+        except ApiError:  # temporarily without an engine
             return False
         return self.failure is None and not self.is_draining
 
     def _check_open(self, requests: Sequence[Request] = ()) -> None:
-        """Raises the ApiError for requests that are not let in; without any, for all."""
+        """Raises ApiError if `requests` are refused; without `requests`, if all are."""
         if self.is_draining:
             self.observer.refused("draining")
             raise ApiError(
@@ -330,7 +330,7 @@ class Service:
             )
 
     def as_api_error(self, error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
-        """What a client is told of an error; `names` are Call.field_names."""
+        """The error as a client sees it; `names` are Call.field_names."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, EngineFailed):
@@ -344,12 +344,12 @@ class Service:
         return ApiError(500, "An error in the server has ended the request; its log says more.")
 
     def close(self) -> None:
-        """Ends the threads; the engine is the caller's."""
+        """Ends the threads. The caller closes the engine."""
         for threads in (self._threads, self._long_thread):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _prepare(self, call: Call) -> list[Request]:
-        """Its requests. A template may make a long text of a short body."""
+        """The call's requests. A template may turn a short body into a long text."""
         if call.is_quick:
             return self._build(call, call.make_prompts())
         prompts = await self.in_thread(call.num_bytes, call.make_prompts)
@@ -357,7 +357,7 @@ class Service:
         return await self.in_thread(num_bytes, self._build, call, prompts)
 
     def _build(self, call: Call, prompts: list[Prompt]) -> list[Request]:
-        """Tokenizes and checks."""
+        """Tokenizes prompts and checks requests."""
         kind = RequestOutputKind.DELTA if call.stream else RequestOutputKind.FINAL_ONLY
         call.params.record_draft_steps = self.options.acceptance_metrics == "detailed"
         try:
@@ -375,34 +375,34 @@ _FIELDS = {
 
 
 def is_long(num_bytes: int) -> bool:
-    """Whether a text of so many bytes takes long enough to have a thread of its own."""
+    """Whether a text of this length takes long enough for the separate thread."""
     return num_bytes > _LONG_BYTES
 
 
 def body_bytes(headers: Headers) -> int:
-    """The length of a request's body, as middleware.Bodies has read it."""
+    """The length of a request's body, which middleware.Bodies has set."""
     return int(headers["content-length"])
 
 
 def as_sent(message: str, names: Mapping[str, str] | None = None) -> ApiError:
-    """The engine's error, by the name that the client gave the field it begins with."""
+    """The engine's error, with the client's name for the field that the message begins with."""
     names = names or {}
     field = _field_named_in(message)
     if (limit := names.get("max_tokens")) is not None and field != "max_tokens":
-        message = message.replace("max_tokens=", f"{limit}=")  # what others are held against
+        message = message.replace("max_tokens=", f"{limit}=")  # a limit named in the text
     if field is None or field not in names:
         return bad_request(re.sub(r"^prompts\b", "prompt", message), field)
     name = names[field]
     if field == "prompt":
         return bad_request(re.sub(r"^prompt:?", f"{name}: the prompt", message), name)
-    # What comes after a dot is a part of the engine's field.
+    # The part after a dot belongs to the engine's field.
     return bad_request(name + re.sub(r"^\.\w+", "", message[len(field) :]), name)
 
 
 def _field_named_in(message: str) -> str | None:
-    """The field that a message of the engine begins with."""
-    if message.startswith("the chat template"):  # which does not take this conversation
+    """The field at the beginning of an engine's message."""
+    if message.startswith("the chat template"):  # it refuses the conversation
         return "messages"
     word = _NO_NAME.split(message, maxsplit=1)[0]
-    name = "prompt" if word == "prompts" else word  # prompts[1] is one of them
+    name = "prompt" if word == "prompts" else word  # prompts[1] is one of the prompts
     return name if name in _FIELDS else None

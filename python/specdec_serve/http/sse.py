@@ -1,4 +1,4 @@
-"""Answers whose client may leave, whole or as server-sent events."""
+"""Answers, whole or as server-sent events, that stop when the client leaves."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Result = TypeVar("Result")
 
 
 class Disconnected(Exception):
-    """The client has left; nobody reads an answer."""
+    """The client has left: nobody reads the answer."""
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work` returns; it is cancelled when the client leaves, which raises Disconnected.
+    """Returns the result of `work`. If the client leaves, cancels it and raises Disconnected.
 
-    `receive` is the one of a request whose body was read.
+    `receive` belongs to a request whose body was read.
     """
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnect(receive))
@@ -31,7 +31,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result
     finally:
         for each in (task, leaving):
             each.cancel()
-        await asyncio.wait([task])  # until it has closed what it holds
+        await asyncio.wait([task])  # lets it clean up
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -40,9 +40,9 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events. `events` is closed when the client leaves, or stops in its middle.
+    """Server-sent events. `events` is closed when the client leaves.
 
-    A client that reads slowly holds `events` up, which then finds more to say at once.
+    A slow client delays `events`, which then has more to send at once.
     """
 
     media_type = "text/event-stream"
@@ -54,7 +54,7 @@ class EventStream(Response):
         close: Callable[[], None],
         keep_alive_seconds: float = 0.0,
     ) -> None:
-        """`close` is called when nothing more is sent, even if `events` never began."""
+        """`close` is called at the end, even if `events` never began."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events

@@ -1,4 +1,4 @@
-"""A generation as one answer, or as the events of a stream. Completions and chat share both."""
+"""Turns a generation into one answer or a stream of events, for completions and for chat."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ChoiceWriter(Protocol):
     def choice(self, index: int, part: CompletionOutput, output: RequestOutput) -> str:
         """The choice of this index.
 
-        `part` is one of the `output.outputs` of its prompt.
+        `part` is one of `output.outputs`.
         """
 
 
@@ -32,9 +32,9 @@ class StreamWriter(Protocol):
         """Choices that come before any token, one chunk each."""
 
     def news(self, index: int, part: CompletionOutput, output: RequestOutput) -> Sequence[str]:
-        """What is new in the choice of this index, one chunk each; the last one ends it.
+        """The new parts of a choice, one chunk each; the last part ends the choice.
 
-        None where all of it waits. `part` is one of the `output.outputs` of its prompt.
+        Empty where all new text is held back. `part` is one of `output.outputs`.
         """
 
 
@@ -48,7 +48,7 @@ async def events_of(
     first_members: str = "",
     counts_output: bool = True,
 ) -> AsyncGenerator[bytes, None]:
-    """All events of the stream, those of a step together. Closes the generation.
+    """Yields all events of the stream, a step's events together. Closes the generation.
 
     `first_members` go into the first chunk, such as ',"prompt_token_ids":[1]'. `counts_output` is
     False where generated tokens are not shown.

@@ -1,4 +1,4 @@
-"""What an answer has to be like, from the fields of a request to the engine's parameters."""
+"""From a request's fields about the answer's form to the engine's parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Grammar:
 def grammar_of(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> Grammar | None:
-    """What the fields ask for; None for any text. Raises ApiError for both, or a bad one."""
+    """The grammar that the fields ask for; None for any text. Raises ApiError for both fields at
+    once, or a bad one."""
     by_format = None if response_format is None else response_format.structured_outputs()
     if structured_outputs is None:
         return None if by_format is None else Grammar(by_format, "response_format")

@@ -1,4 +1,4 @@
-"""Prompts of conversations, as far as a request may change how they are made."""
+"""The parts of prompt rendering that a request may change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specdec_serve.http.errors import bad_request
 from specdec_serve.http.service import Service
 from specdec_serve.http.tools.request import ToolUse
 
-# What templates see of fields, so that variables of these names would not arrive.
+# Names that templates get from fields; template variables of these names would be lost.
 _FIELDS = ("chat_template", "messages", "tools", "add_generation_prompt", "continue_final_message")
 
 
@@ -21,7 +21,7 @@ def template_options(
     chat_template: str | None,
     chat_template_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Arguments of Engine.chat_prompt. Raises the ApiError for what this server does not allow."""
+    """Arguments of Engine.chat_prompt. Raises ApiError for what this server does not allow."""
     if service.options.exclude_unused_tools and tool_use is not None and tool_use.choice == "none":
         tools = None
     if chat_template is not None and not service.options.request_chat_template:
@@ -47,7 +47,7 @@ def template_options(
 
 
 def _variables(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's over the server's, but for those of null and "auto" that the server has."""
+    """The server's variables, replaced by the request's unless these are null or "auto"."""
     return {
         **given,
         **{

@@ -39,10 +39,10 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         text = await in_thread(num_bytes, lambda _: make_text())
         adds_specials = body.add_special_tokens
         if adds_specials is None:
-            adds_specials = body.messages is None  # a template writes them itself
+            adds_specials = body.messages is None  # a template writes special tokens itself
 
         def work(tokenizer: Tokenizer) -> str:
-            if is_long(len(text)):  # shorter ones may be counted, whether or not they fit
+            if is_long(len(text)):  # shorter texts may be counted even if they do not fit
                 field = "prompt" if body.messages is None else "messages"
                 check_length(field, text, tokenizer, service.max_model_len)
             [token_ids] = tokenizer.encode_batch([text], adds_specials)

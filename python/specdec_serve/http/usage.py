@@ -1,4 +1,4 @@
-"""What answers say about tokens."""
+"""The token counts in answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from specdec_serve.http.service import Generation
 
 
 class UsageCounter:
-    """Tokens of one call, counted as its outputs are read.
+    """Counts the tokens of one call as its outputs are read.
 
     Attributes:
         num_tokens: generated tokens of each choice.
@@ -25,7 +25,7 @@ class UsageCounter:
         self.num_tokens = [0] * (self._n * len(self._num_prompt))
 
     def count(self, index: int, num_tokens: int, num_cached: int | None) -> None:
-        """Adds tokens of a choice; `num_cached` are its prompt's, once known."""
+        """Adds tokens of a choice; `num_cached`: cached tokens of its prompt, once known."""
         if self._counts_output:
             self.num_tokens[index] += num_tokens
         if num_cached:
@@ -40,7 +40,7 @@ class UsageCounter:
         )
 
     def usage_of(self, index: int) -> str:
-        """The usage of one choice so far, as chunks of a stream have it."""
+        """The usage of one choice so far, for a stream's chunks."""
         prompt_index = index // self._n
         return _usage(
             self._num_prompt[prompt_index],

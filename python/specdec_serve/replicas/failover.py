@@ -1,12 +1,12 @@
-"""Requests that outlive the replica that runs them.
+"""Requests that survive the loss of their replica.
 
-The tokens of an answer depend on prompt, parameters and seed alone, and on no bit of how those
-before them were computed. So where a replica is lost, another one computes what the client has seen
-as it does a prompt, and generates the rest: no more than that, however much was seen. It repeats
-the last output, and what it repeats must be equal. The cut is made in the engine's outputs, below
-everything that is written of them: an output counts tokens and characters, while the events of two
-replicas have different borders, since steps differ in how many tokens they bring. Ids, roles, calls
-of tools and the numbers of events belong to the ingress, which stays.
+The tokens of an answer depend only on prompt, parameters and seed, and not on how the tokens before
+them were computed. So if a replica is lost, another one processes the tokens that the client has
+seen as part of the prompt, and generates only the rest. It repeats the last output as a check: the
+tokens must be equal. Outputs are joined at the level of the engine's RequestOutput, which counts
+tokens and characters: the HTTP events of two replicas would split the answer at different places,
+because steps differ in their number of tokens. Ids, roles, tool calls and event numbers are made by
+the ingress, which keeps running.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ReplicasDiffer(ApiError):
 
 
 class RequestLost(ApiError):
-    """All replicas that a request was given to were lost."""
+    """Every replica that ran the request was lost."""
 
     def __init__(self, num_replicas: int) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ class RequestLost(ApiError):
 
 
 class NoReplica(ApiError):
-    """No replica can answer at present."""
+    """No replica can answer at the moment."""
 
     def __init__(self) -> None:
         super().__init__(503, "No replica can answer at present.")
@@ -65,7 +65,7 @@ class NoReplica(ApiError):
 
 @dataclasses.dataclass(frozen=True)
 class WorkItem:
-    """One prompt with its own parameters, which hold a seed.
+    """One prompt with its own parameters, which include a seed.
 
     Attributes:
         resumed_token_ids: see Prompt.
@@ -78,23 +78,23 @@ class WorkItem:
     resumed_token_ids: Sequence[int] = ()
 
     def rest_of(self, index: int, token_ids: Sequence[int]) -> WorkItem:
-        """The part that generates what follows these tokens of a completion."""
+        """The work item that continues completion `index` after these tokens."""
         params = self.params.clone()
         assert params.seed is not None
         params.n, params.seed = 1, (params.seed + index) & _SEED_MASK
-        params.prompt_logprobs = None  # they have come
+        params.prompt_logprobs = None  # they were shown already
         return dataclasses.replace(self, params=params, resumed_token_ids=token_ids)
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a replica is asked to run: the prompts of one call.
+    """The work of a replica: the prompts of one call.
 
     Attributes:
-        interval: tokens that an output comes for, at least.
-        repeats: whether the tokens of an answer are the same wherever a replica begins, as they are
-            with exact verification of drafts.
-        avoided: ids of replicas that were lost with it.
+        interval: least number of tokens per output.
+        repeats: whether the tokens of an answer do not depend on where a replica begins, as with
+            exact verification of drafts.
+        avoided: ids of lost replicas that have run this work.
     """
 
     items: Sequence[WorkItem]
@@ -103,15 +103,15 @@ class Work:
     avoided: frozenset[str] = frozenset()
 
 
-# Runs work on a replica: its id comes first, then its outputs. Raises ReplicaLost.
+# Runs work on a replica: yields the replica's id, then outputs. Raises ReplicaLost.
 Runner: TypeAlias = Callable[[Work], AsyncGenerator["str | Outputs", None]]
 
 
 class _Place(NamedTuple):
-    """Somewhere in a completion.
+    """A position in a completion.
 
     Attributes:
-        logprob: the sum of the logprobs of the tokens before it.
+        logprob: sum of the logprobs of the tokens before it.
     """
 
     num_tokens: int = 0
@@ -124,12 +124,12 @@ _START = _Place()
 
 @dataclasses.dataclass
 class _Seen:
-    """What was shown of a completion, and how much of that the current replica has repeated.
+    """The shown part of a completion, and how much of it the current replica has repeated.
 
     Attributes:
-        end: where that ends.
-        last: where the last output begins that has tokens.
-        resumed: where the current replica has begun.
+        end: end of the shown part.
+        last: beginning of the last output with tokens.
+        resumed: where the current replica began.
     """
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
@@ -141,17 +141,17 @@ class _Seen:
     num_repeated_chars: int = 0
 
     def resume(self, place: _Place) -> list[int]:
-        """Another replica begins here. Returns the tokens before."""
+        """Notes that another replica begins at `place`. Returns the tokens before."""
         self.resumed = place
         self.num_repeated_tokens, self.num_repeated_chars, _ = place
         return self.token_ids[: place.num_tokens]
 
 
 class Splice:
-    """Makes one sequence of outputs of those of several replicas."""
+    """Joins the outputs of several replicas into one sequence."""
 
     def __init__(self, work: Work, prompts: Sequence[ShownPrompt]) -> None:
-        """`prompts` go into the outputs: replicas do not send them back."""
+        """`prompts` are added to the outputs: replicas do not send prompts back."""
         num_prompts = len(prompts)
         self._work = work
         self._prompts = prompts
@@ -159,7 +159,7 @@ class Splice:
         self._num_cached: list[int | None] = [None] * num_prompts
         self._is_begun = [False] * num_prompts
         self._num_open = [item.params.n for item in work.items]  # completions that have not ended
-        # The prompt and the first completion of each item that the current replica runs.
+        # Index of the prompt and of the first completion, for each item of the current replica.
         self._places = [(index, 0) for index in range(num_prompts)]
 
     @property
@@ -168,7 +168,7 @@ class Splice:
         return not any(self._num_open)
 
     def work_left(self, avoided: frozenset[str]) -> Work:
-        """What is left for another replica, whose outputs come next."""
+        """The work that is left for another replica, whose outputs come next."""
         self._places = []
         items = []
         for index, item in enumerate(self._work.items):
@@ -185,9 +185,9 @@ class Splice:
         return dataclasses.replace(self._work, items=items, avoided=avoided)
 
     def new_parts(self, outputs: Outputs) -> Outputs:
-        """What of a replica's outputs was not shown before.
+        """The part of a replica's outputs that was not shown before.
 
-        Raises ReplicasDiffer where what was shown is not repeated.
+        Raises ReplicasDiffer where the replica's tokens differ from the shown ones.
         """
         shown = []
         for item, output in outputs:
@@ -232,7 +232,7 @@ class Splice:
         seen.num_repeated_chars += len(part.text)
         is_end = part.finish_reason is not None
         if is_end and seen.num_repeated_tokens < len(seen.token_ids):
-            raise ReplicasDiffer  # it ends before what was shown
+            raise ReplicasDiffer  # it ends earlier than the shown part
         token_ids, text = part.token_ids[skipped:], part.text[skipped_chars:]
         if not token_ids and not text and not is_end:
             return None
@@ -275,7 +275,7 @@ class FailoverGroup(AsyncIterator[Outputs]):
         num_replays: int,
         on_replay: Callable[[], None],
     ) -> None:
-        """At most `num_replays` times what is left is given to another replica.
+        """The remaining work is given to another replica at most `num_replays` times.
 
         `on_replay` is called each time.
         """
@@ -289,17 +289,17 @@ class FailoverGroup(AsyncIterator[Outputs]):
         self._task = asyncio.ensure_future(self._pump())
 
     async def __anext__(self) -> Outputs:
-        """Raises RequestLost, ReplicasDiffer, and what a replica raises for the request's fault."""
+        """Raises RequestLost, ReplicasDiffer, or a replica's error about the request itself."""
         news = await self._news.get()
         if news is None:
-            self._news.put_nowait(None)  # for whoever asks again
+            self._news.put_nowait(None)  # for further calls
             raise StopAsyncIteration
         if isinstance(news, Exception):
             raise news
         return news
 
     def abort(self) -> None:
-        """Ends the work on its replica soon; nothing more is shown."""
+        """Aborts the work on its replica; no more outputs are shown."""
         self._task.cancel()
 
     async def _pump(self) -> None:

@@ -3,9 +3,9 @@
     serve run specdec_serve.replicas.ray:app_builder model=Qwen/Qwen3-0.6B num_replicas=2
 
 The ingress runs the HTTP API (specdec_serve.http): it tokenizes, renders templates, checks and
-writes events. A replica runs an Engine and streams its outputs (RequestOutput), not events. So a
-request whose replica is lost goes on where it was, on another one: see failover.py. Clients talk to
-the ingress, which holds no model; where an ingress itself is lost, its streams break.
+writes events. A replica runs an Engine and streams its outputs (RequestOutput), not events. So if a
+replica is lost, its requests continue on another one: see failover.py. Clients talk to the ingress,
+which holds no model; if an ingress itself is lost, its streams break.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ _logger = logging.getLogger("specdec_native.serve")
 
 _ROUTER = "specdec_serve.replicas.router.PrefixRouter"
 _REPLICA = "EngineReplica"
-_COUNT_SECONDS = 1.0  # between two looks at how many replicas run
+_COUNT_SECONDS = 1.0  # between two queries of the number of replicas
 _MOST_INGRESS_REQUESTS = 100_000
 _ENGINE_COUNTS = ("tensor_parallel_size", "pipeline_parallel_size")
 _LOST = (ActorDiedError, ActorUnavailableError, ReplicaUnavailableError, EngineFailed)
 
 
 class EngineReplica:
-    """An engine as a deployment."""
+    """The Ray Serve deployment of an engine."""
 
     def __init__(self, model: str, engine_options: Mapping[str, Any]) -> None:
         self._replica = Replica(model, _with_threads(engine_options))
         self._id = serve.get_replica_context().replica_id.unique_id
 
     def model_info(self) -> _core.ModelInfo:
-        """What the engine resolved."""
+        """The engine's resolved options."""
         return self._replica.model_info()
 
     async def run(self, work: Work) -> AsyncGenerator[str | Outputs, None]:
-        """The id of this replica, then the outputs of the work."""
+        """Yields the id of this replica, then the outputs of the work."""
         yield self._id
         outputs = self._replica.run(work)
         try:
@@ -80,12 +80,12 @@ class EngineReplica:
             await outputs.aclose()
 
     def check_health(self) -> None:
-        """Ray Serve calls it, and replaces the replica where it raises EngineFailed."""
+        """Called by Ray Serve, which replaces the replica if this raises EngineFailed."""
         self._replica.check()
 
 
 class Ingress:
-    """The HTTP API as a deployment."""
+    """The Ray Serve deployment of the HTTP API."""
 
     async def __init__(  # type: ignore[misc]
         self,
@@ -110,12 +110,12 @@ class Ingress:
             on_replay=self._count_replay,
             count_replicas=lambda: self._num_running,
         )
-        self._num_running = 1  # that it had the facts of
+        self._num_running = 1  # the replica that model_info() came from
         self._counting = asyncio.ensure_future(self._count_replicas())
         self._service = Service(engine, server_options)
 
     def num_replayed(self) -> int:
-        """How often a request was given to another replica, for who has a handle."""
+        """How often a request was given to another replica; for callers with a handle."""
         return self._num_replayed
 
     def _count_replay(self) -> None:
@@ -123,15 +123,15 @@ class Ingress:
         self._replays.inc()
 
     async def _count_replicas(self) -> None:
-        """Keeps the number of replicas that run, for /health."""
+        """Keeps track of the number of running replicas, for /health."""
         app = serve.get_replica_context().app_name
         while True:
             await asyncio.sleep(_COUNT_SECONDS)
-            with contextlib.suppress(Exception):  # no news: the controller is started again
+            with contextlib.suppress(Exception):  # the controller is restarting
                 self._num_running = await asyncio.to_thread(_num_running, app)
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
-        """Ray Serve asks for the application once."""
+        """Called once by Ray Serve to get the application."""
         return make_app(self._service)
 
 
@@ -154,7 +154,7 @@ def runner_of(engines: DeploymentHandle) -> Runner:
                 "All replicas are busy and the queue is full; ask again later.",
                 headers={"retry-after": RETRY_SECONDS},
             ) from error
-        except RayTaskError as error:  # of no class that can be pickled
+        except RayTaskError as error:  # the original error cannot be pickled
             if isinstance(error.cause, EngineFailed):
                 raise ReplicaLost(str(error.cause)) from error
             raise error.cause from error
@@ -186,29 +186,30 @@ def build_app(
     Args:
         model: a directory or name. Its configuration and tokenizer must be where the ingress runs,
             too.
-        engine_options: of specdec_native.Engine, but for objects that cannot be pickled.
-        server_options: of the API, ServerOptions or a dict of its fields.
-        num_replicas: engines; None for one, or as many as autoscaling_config says.
-        autoscaling_config: of Ray Serve, such as {"min_replicas": 1, "max_replicas": 4,
+        engine_options: options of specdec_native.Engine, except objects that cannot be pickled.
+        server_options: options of the API, a ServerOptions or a dict of its fields.
+        num_replicas: number of engines; None for one, or for autoscaling_config to decide.
+        autoscaling_config: Ray Serve's, such as {"min_replicas": 1, "max_replicas": 4,
             "target_ongoing_requests": 32}; exclusive with num_replicas.
         num_ingresses: processes that run the API.
-        max_ongoing_requests: calls that a replica is given at a time; its engine queues them.
-        max_queued_requests: calls that wait in an ingress for a replica; more are answered with
+        max_ongoing_requests: calls in a replica at a time; its engine queues them.
+        max_queued_requests: calls that may wait in an ingress for a replica; more are answered with
             503. -1 for no limit.
         num_replays: how often a call is given to another replica because its replica was lost.
-        ray_actor_options: of a replica. Without it: the CPUs of num_threads, and on CUDA one GPU
-            for each rank. An actor's resources are of one node, so the ranks are, too. Where
-            num_threads is left out, replicas get equal shares of the cluster's CPUs, and each has
-            the threads for its CPUs. With it nobody checks whether the cluster has as much.
+        ray_actor_options: resources of a replica. The default is the CPUs of num_threads, and on
+            CUDA one GPU per rank. An actor's resources are on one node, so its ranks are, too. If
+            num_threads is left out, replicas share the cluster's CPUs equally and set num_threads
+            accordingly. If ray_actor_options is given, nothing checks whether the cluster has these
+            resources.
         placement_group_strategy: with the engine option distributed_executor_backend="ray", where
             each rank is an actor with such resources: "PACK" them onto few nodes, "STRICT_PACK"
             onto one, or "SPREAD" them.
         health_check_period_s: how often replicas are asked whether their engine works.
-        graceful_shutdown_timeout_s: how long a replica that is scaled away may finish its calls;
-            those it does not finish go on elsewhere.
+        graceful_shutdown_timeout_s: time for a replica that is scaled down to finish its calls;
+            unfinished calls continue elsewhere.
 
-    Raises ValueError for options that contradict one another, and where the cluster, which Ray
-    starts if there is none, has not enough CPUs or GPUs and cannot grow.
+    Raises ValueError for options that contradict one another, and where the cluster (Ray starts one
+    if there is none) has too few CPUs or GPUs and cannot grow.
     """
     engine_options = dict(engine_options or {})
     if num_replicas is not None and autoscaling_config is not None:
@@ -301,7 +302,7 @@ def _num_ranks(engine_options: Mapping[str, Any]) -> int:
 
 
 def _num_replicas(scale: Mapping[str, Any]) -> tuple[int, int]:
-    """How many replicas there are at least and at most."""
+    """The least and the largest number of replicas."""
     if "num_replicas" in scale:
         return int(scale["num_replicas"]), int(scale["num_replicas"])
     bounds = scale["autoscaling_config"]
@@ -329,9 +330,9 @@ def _bundles(rank: Resources, num_ranks: int, strategy: str) -> dict[str, Any]:
 def _placement(
     engine_options: Mapping[str, Any], strategy: str, least: int, most: int
 ) -> dict[str, Any]:
-    """Where a replica runs: as one actor with all its ranks, or each rank in a bundle.
+    """A replica's placement: one actor with all its ranks, or a bundle per rank.
 
-    Raises ValueError where the cluster has no room for the least number of replicas.
+    Raises ValueError where the least number of replicas does not fit the cluster.
     """
     num_ranks = _num_ranks(engine_options)
     nodes = _nodes()
@@ -346,7 +347,7 @@ def _placement(
 
 
 def _nodes() -> list[Resources]:
-    """The resources of each node of the cluster, which is started if there is none."""
+    """The resources of each node of the cluster. Starts a cluster if there is none."""
     if not ray.is_initialized():
         ray.init(namespace="serve")
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -362,13 +363,13 @@ def _check_room(need: Resources, count: int, nodes: list[Resources]) -> None:
 
 
 def _may_grow() -> bool:
-    """Whether somebody may add nodes by themselves: Kubernetes, or what `ray up` has started."""
+    """Whether an autoscaler may add nodes: on Kubernetes, or in a cluster of `ray up`."""
     is_in_kubernetes = "KUBERNETES_SERVICE_HOST" in os.environ
     return is_in_kubernetes or (Path.home() / "ray_bootstrap_config.yaml").is_file()
 
 
 def _with_threads(engine_options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a replica, with the threads for the CPUs that it has of Ray."""
+    """A replica's engine options, with num_threads set for the CPUs that Ray gave it."""
     options = dict(engine_options)
     num_cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0)
     if not options.get("num_threads") and num_cpus >= 1 and not _is_on_gpu(options):
@@ -385,7 +386,7 @@ def _is_on_gpu(engine_options: Mapping[str, Any]) -> bool:
 
 
 def _num_running(app: str) -> int:
-    """Replicas that run, as Ray Serve's controller knows."""
+    """The number of running replicas, from Ray Serve's controller."""
     deployment = serve.status().applications[app].deployments[_REPLICA]
     return sum(n for state, n in deployment.replica_states.items() if state == "RUNNING")
 

@@ -1,4 +1,4 @@
-"""The engine of an ingress: text is made and checked here, tokens on replicas."""
+"""The engine of an ingress: handles text and checks here, and generates on replicas."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _SEED_BITS = 63
 class RemoteEngine(BuilderMethods):
     """A ServedEngine without a model.
 
-    It reads the checkpoint's tokenizer, chat template and generation_config.json, so those must be
-    where the ingress runs, too.
+    It reads the checkpoint's tokenizer, chat template and generation_config.json, so these files
+    must also be where the ingress runs.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class RemoteEngine(BuilderMethods):
         on_replay: Callable[[], None] = lambda: None,
         count_replicas: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`options` and `info` are those of the replicas' engines.
+        """`options` and `info` describe the replicas' engines.
 
-        `count_replicas` says how many replicas can answer. For the rest see FailoverGroup.
+        `count_replicas` returns how many replicas can answer. For the rest see FailoverGroup.
         """
         self._info = info
         self._run = run
@@ -83,11 +83,11 @@ class RemoteEngine(BuilderMethods):
         )
 
     def model_info(self) -> _core.ModelInfo:
-        """What the replicas' engines resolved."""
+        """The resolved options of the replicas' engines."""
         return self._info
 
     def check_health(self) -> None:
-        """Raises NoReplica where none can answer. Lost ones are replaced, so it may pass."""
+        """Raises NoReplica if no replica can answer; this may pass, as lost ones are replaced."""
         if self._count_replicas() == 0:
             raise NoReplica
 
@@ -111,7 +111,7 @@ class RemoteEngine(BuilderMethods):
 
 
 def items_of(requests: Sequence[Request]) -> list[WorkItem]:
-    """What a replica needs of requests; those without a seed get one, so they can be repeated."""
+    """The requests as work items. Requests without a seed get one, so that they are repeatable."""
     items = []
     for request in requests:
         params = request.params

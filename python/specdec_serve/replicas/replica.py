@@ -16,24 +16,24 @@ from specdec_serve.replicas.failover import Outputs, Work
 
 
 class Replica:
-    """One engine and whether it works. Used by one event loop."""
+    """One engine and its health. Used by one event loop."""
 
     def __init__(self, model: str, engine_options: Mapping[str, Any]) -> None:
         self._engine = Engine(model, **engine_options)
         self._failure: EngineFailed | None = None
 
     def model_info(self) -> _core.ModelInfo:
-        """What the engine resolved."""
+        """The engine's resolved options."""
         return self._engine.model_info()
 
     def check(self) -> None:
-        """Raises EngineFailed once the engine has failed, also where nothing runs."""
+        """Raises EngineFailed once the engine has failed, even while it is idle."""
         if self._failure is not None:
             raise self._failure
         self._engine.check_health()
 
     async def run(self, work: Work) -> AsyncGenerator[Outputs, None]:
-        """The outputs of the work, without the prompts. Closing it aborts the work."""
+        """Yields the outputs of the work, without prompts. Closing it aborts the work."""
         try:
             requests = await asyncio.to_thread(
                 self._engine.prepare,

@@ -1,4 +1,4 @@
-"""What replicas take of a cluster, and whether that is there."""
+"""Computes the resources of replicas, and whether a cluster has room for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Resources = Mapping[str, float]  # such as {"CPU": 8, "GPU": 1}
 
 
 def num_fitting(need: Resources, nodes: Sequence[Resources]) -> int:
-    """How many that need so much the nodes have room for; each is on one node."""
+    """How many replicas with this need fit on the nodes; each is on one node."""
     wanted = {name: amount for name, amount in need.items() if amount > 0}
     return sum(
         int(min(node.get(name, 0.0) // amount for name, amount in wanted.items()))
@@ -18,7 +18,7 @@ def num_fitting(need: Resources, nodes: Sequence[Resources]) -> int:
 
 
 def equal_share(num_ranks: int, num_replicas: int, nodes: Sequence[Resources]) -> int:
-    """CPUs that each rank of each replica may have; the ranks of a replica are on one node."""
+    """CPUs for each rank of each replica; the ranks of a replica share a node."""
     most = int(max((node.get("CPU", 0.0) for node in nodes), default=0.0)) // num_ranks
     for cpus in range(most, 1, -1):
         if num_fitting({"CPU": cpus * num_ranks}, nodes) >= num_replicas:
@@ -27,7 +27,7 @@ def equal_share(num_ranks: int, num_replicas: int, nodes: Sequence[Resources]) -
 
 
 def shortage(need: Resources, count: int, nodes: Sequence[Resources]) -> str | None:
-    """What is wrong where the nodes have no room for so many; None where they have."""
+    """An error text if `count` replicas do not fit on the nodes; else None."""
     if num_fitting(need, nodes) >= count:
         return None
     wanted = [name for name, amount in need.items() if amount > 0]
@@ -43,5 +43,5 @@ def shortage(need: Resources, count: int, nodes: Sequence[Resources]) -> str | N
 
 
 def threads_of(num_cpus: float, num_cores: int, num_logical: int) -> int:
-    """Threads for so many reserved CPUs, of a machine that counts several for each core."""
+    """Threads for `num_cpus` reserved CPUs on a machine with several logical CPUs per core."""
     return max(1, int(num_cpus) * num_cores // max(num_logical, 1))

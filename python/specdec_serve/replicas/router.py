@@ -1,8 +1,8 @@
 """routing.PrefixMap as a request router of Ray Serve.
 
-Ray Serve has no stable way to choose the replica of a call: RequestRouter, the base class for it,
-is public and "alpha" in Ray 2.60. Its own routers do not fit: ConsistentHashRouter looks at no
-queue, and PrefixCacheAffinityRouter reads prompts out of requests of ray.serve.llm.
+Ray Serve has no stable interface to choose a call's replica: its base class RequestRouter is public
+but "alpha" in Ray 2.60. Ray's own routers do not fit: ConsistentHashRouter ignores queues, and
+PrefixCacheAffinityRouter reads prompts from requests of ray.serve.llm.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from specdec_serve.replicas.routing import PrefixMap, prefix_keys
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc, unused-ignore]
-    """Sends work to the replica that had its beginning, unless that one has a long queue."""
+    """Sends work to the replica that has its prefix in the cache, unless its queue is long."""
 
     def initialize_state(self, **_: Any) -> None:
-        """Is called once, before anything is routed."""
+        """Called once, before anything is routed."""
         self._prefixes = PrefixMap()
 
     async def choose_replicas(
@@ -27,7 +27,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc, unused-ignore]
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replicas in the order in which they are tried."""
+        """The replicas in the order in which to try them."""
         work = _work_of(pending_request)
         if work is None:
             return [candidate_replicas]

@@ -1,4 +1,4 @@
-"""Which replica gets a request: the one that knows its beginning, where its queue allows."""
+"""Chooses the replica of a request: the one that knows its prefix, if its queue allows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TypeVar
 
 KeyT = TypeVar("KeyT")
 
-MAX_LEAD = 4  # requests by which the preferred replica's queue may be longer than the shortest
+MAX_LEAD = 4  # how many requests longer than the shortest queue the preferred replica's may be
 
 
 def prefix_keys(token_ids: Sequence[int], salt: str | None, block: int = 64) -> list[bytes]:
-    """A hash for each beginning of whole blocks, longest first; at least one."""
+    """A hash for each prefix of whole blocks, longest first; at least one."""
     hasher = hashlib.blake2b((salt or "").encode(), digest_size=16)
     keys: list[bytes] = []
     for begin in range(0, max(len(token_ids), 1), block):
@@ -25,19 +25,19 @@ def prefix_keys(token_ids: Sequence[int], salt: str | None, block: int = 64) -> 
 
 
 class PrefixMap:
-    """Remembers which replica was last given a beginning."""
+    """Remembers which replica was last given a prefix."""
 
     def __init__(self, capacity: int = 1 << 16) -> None:
-        self._replicas: dict[bytes, str] = {}  # in the order of use
+        self._replicas: dict[bytes, str] = {}  # the least recently used first
         self._capacity = capacity
 
     def ranked(
         self, keys: Sequence[bytes], queues: Mapping[str, int], avoided: frozenset[str]
     ) -> list[str]:
-        """All replicas, the best one first. `queues` are the requests that each one has.
+        """All replicas, the best first. `queues` are the numbers of requests in each.
 
-        The one that had the longest of the beginnings comes first unless its queue is more than
-        MAX_LEAD longer than the shortest. Those to be avoided come last.
+        The replica with the longest known prefix comes first, unless its queue is more than
+        MAX_LEAD longer than the shortest. Avoided replicas come last.
         """
         by_queue = sorted(queues, key=lambda replica: (replica in avoided, queues[replica]))
         shortest = min(queues.values(), default=0)
@@ -51,7 +51,7 @@ class PrefixMap:
         return by_queue
 
     def put(self, keys: Sequence[bytes], replica: str) -> None:
-        """Remembers that a replica was given these beginnings."""
+        """Remembers that a replica was given these prefixes."""
         for key in keys:
             self._replicas.pop(key, None)
             self._replicas[key] = replica

@@ -1,1 +1,1 @@
-"""GET /metrics by vLLM's names, and the summary line of the log."""
+"""GET /metrics with vLLM's names, and the summary line of the log."""

@@ -1,4 +1,4 @@
-"""Bounds of the histograms' buckets, as vLLM has them, and what is counted in them."""
+"""Histograms with vLLM's bucket bounds."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def token_counts(max_model_len: int) -> tuple[float, ...]:
 class Buckets:
     """How many observations fall between bounds, and their sum.
 
-    One thread observes; another may read meanwhile. observe() costs a fifth of the time that
-    prometheus_client's takes, which locks twice, and counts several equal observations at once.
+    One thread observes; another may read meanwhile. observe() takes a fifth of the time of
+    prometheus_client's, which locks twice, and can count several equal observations at once.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -46,6 +46,6 @@ class Buckets:
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Counts `value`, which belongs to the first bucket whose bound is not less."""
+        """Counts `value` in the first bucket whose bound is not below it."""
         self.counts[bisect.bisect_left(self.bounds, value)] += times
         self.total += value * times

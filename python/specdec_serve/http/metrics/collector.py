@@ -34,7 +34,7 @@ from specdec_vllm.metrics import (
 class EngineCollector(Collector):
     """Metrics of an engine and of the requests that an observer has seen.
 
-    collect() waits until the engine's step under way is done: it belongs into a thread.
+    collect() waits for the engine's current step: call it in a thread.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class EngineCollector(Collector):
         self._cache_config = Gauge("vllm:cache_config_info", {**facts, "engine": "0"}, 1.0)
 
     def describe(self) -> Iterator[Family]:
-        """Nothing: registering must not wait for the engine."""
+        """Returns nothing: registering must not wait for the engine."""
         return iter(())
 
     def collect(self) -> Iterator[Family]:
-        """The metrics of now."""
+        """The current metrics."""
         stats = self._engine.stats()
         for row in (*ENGINE_METRICS, *NATIVE_METRICS):
             if metrics := row.of(stats, self._labels):
@@ -70,7 +70,7 @@ class EngineCollector(Collector):
 
 
 def make_registry(collector: EngineCollector) -> CollectorRegistry:
-    """A registry of its own, so that several servers can live in one process."""
+    """A separate registry, so that several servers can run in one process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     ProcessCollector(registry=registry)
@@ -78,7 +78,7 @@ def make_registry(collector: EngineCollector) -> CollectorRegistry:
 
 
 def family_of(help_text: str, metrics: Sequence[Metric]) -> Family:
-    """Metrics of one name and kind, which have the same labels."""
+    """A family of metrics with the same name, kind and labels."""
     first = metrics[0]
     names = list(first.labels)
     if isinstance(first, Histogram):

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec_vllm.metrics import Counter, Metric
 
-# What machines ask all the time says nothing about clients.
+# Machines poll these paths all the time; they say nothing about clients.
 _UNCOUNTED = {"/metrics", "/health", "/load", "/ping", "/version"}
 _NO_ROUTE = "none"
 
@@ -21,7 +21,7 @@ class HttpCounter:
         self._counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """`app`, whose answers are counted."""
+        """`app` with its answers counted."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
@@ -46,7 +46,7 @@ class HttpCounter:
         return counted
 
     def metrics(self) -> Iterator[tuple[str, list[Metric]]]:
-        """The counts, as RequestObserver.metrics() gives its own."""
+        """The counts, in the form of RequestObserver.metrics()."""
         counters: list[Metric] = [
             Counter(
                 "http_requests",
@@ -59,7 +59,7 @@ class HttpCounter:
             yield "Answers by route, method and class of status.", counters
 
     def _count(self, scope: Scope, status: int) -> None:
-        # The router leaves the route here. Paths that clients make up are not told apart.
+        # The router stores the route here. Unknown paths share one label.
         handler = getattr(scope.get("route"), "path", _NO_ROUTE)
         if handler not in _UNCOUNTED:
             self._counts[handler, scope["method"], f"{status // 100}xx"] += 1

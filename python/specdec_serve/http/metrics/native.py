@@ -1,4 +1,4 @@
-"""Metrics of speculation and of steps that vLLM does not have."""
+"""Metrics that vLLM does not have, of speculation and of steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFIX = "specdec_native:"
 
 
 def _by_drafter(field: str) -> Callable[[EngineStats], dict[str, float] | None]:
-    """Drafters of the same name count together."""
+    """A field of the drafters, summed over drafters of the same name."""
 
     def read(stats: EngineStats) -> dict[str, float] | None:
         if not stats.drafters:
@@ -29,7 +29,7 @@ def _by_drafter(field: str) -> Callable[[EngineStats], dict[str, float] | None]:
 
 
 def _of_policy(field: str) -> Callable[[EngineStats], Any]:
-    """0 before the first decision; None where nothing is drafted."""
+    """A field of the draft policy: 0 before the first decision; None where nothing is drafted."""
 
     def read(stats: EngineStats) -> Any:
         if stats.speculative_decoding is None:
@@ -128,7 +128,7 @@ DRAFT_LENGTH = (PREFIX + "draft_length", "How deep the drafts were that were ver
 
 
 def draft_lengths(stats: EngineStats, labels: Mapping[str, str]) -> list[Metric]:
-    """Drafts by depth; what was proposed at each position says how many went so deep."""
+    """A histogram of draft lengths, from the number of proposals at each position."""
     drafts = stats.speculative_decoding
     if drafts is None:
         return []

@@ -1,4 +1,4 @@
-"""What requests came to, counted as they run and end."""
+"""Counts requests as they run and end."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from specdec_vllm.metrics import (
 
 _logger = logging.getLogger("specdec_native.server")
 
-# Reasons that there are in vLLM; they are shown before anything has happened.
+# vLLM's reasons; they are shown even while their count is 0.
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 ADMISSION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
-_SLO_REASONS = ("stop", "length", "error")  # others do not say how good the server is
+_SLO_REASONS = ("stop", "length", "error")  # other ends say nothing about the server's quality
 
 
 class _Watch:
-    """What is known of a generation's choices: those of prompt i are i * n and following.
+    """The state of a generation's choices; prompt i has choices i * n and following.
 
     Times are those of time.monotonic().
     """
@@ -43,7 +43,7 @@ class _Watch:
         num_choices = len(generation.requests) * generation.call.params.n
         self.arrival = generation.call.arrival
         self.start = time.monotonic()
-        self.epoch = time.time() - self.start  # of RequestMetrics
+        self.epoch = time.time() - self.start  # zero of time.monotonic(), in RequestMetrics' time
         self.ttft = [0.0] * num_choices  # seconds from arrival
         self.last = [0.0] * num_choices  # when the last output came, 0 before the first
         self.num_outputs = [0] * num_choices  # steps that were seen
@@ -54,8 +54,8 @@ class _Watch:
 class RequestObserver(Observer):
     """Counts requests by vLLM's rules. Each of a request's n completions counts as one.
 
-    Where several steps are read at once, at a slow reader's or of an answer that is sent whole,
-    the times between them are taken to be equal. Their number and their sum are right.
+    Where several steps are read at once, because of a slow reader or an answer that is sent whole,
+    the times between them are assumed equal. Their number and sum are exact.
     """
 
     def __init__(self, model_name: str, max_model_len: int, options: ServerOptions) -> None:
@@ -66,7 +66,7 @@ class RequestObserver(Observer):
         self._histograms: dict[str, tuple[str, Buckets]] = {}
         self._finished = collections.Counter(dict.fromkeys(FINISH_REASONS, 0))
         self._refused = collections.Counter(dict.fromkeys(ADMISSION_REASONS, 0))
-        self._num_in_slo = [0, 0]  # those that were good; all
+        self._num_in_slo = [0, 0]  # good requests, all requests
 
         seconds, tokens = buckets.REQUEST_SECONDS, buckets.token_counts(max_model_len)
         add = self._add_histogram
@@ -124,10 +124,10 @@ class RequestObserver(Observer):
             "Times requests were taken out of the batch to free KV blocks.",
         )
 
-    # -- what happens
+    # -- events
 
     def started(self, generation: Generation) -> None:
-        """Its requests are in the engine."""
+        """The generation's requests are in the engine."""
         self._open[generation] = _Watch(generation)
 
     def progressed(self, generation: Generation, outputs: list[tuple[int, RequestOutput]]) -> None:
@@ -148,7 +148,7 @@ class RequestObserver(Observer):
                     self._end(generation, choice, metrics, part.finish_reason)
 
     def ended(self, generation: Generation) -> None:
-        """It was read to its end, failed, or its client left."""
+        """The generation was read to its end, failed, or its client left."""
         watch = self._open.get(generation)
         if watch is None:
             return
@@ -166,13 +166,13 @@ class RequestObserver(Observer):
         del self._open[generation]
 
     def refused(self, reason: str) -> None:
-        """A request was not let in."""
+        """A request was refused."""
         self._refused[reason] += 1
 
-    # -- what is shown
+    # -- output
 
     def metrics(self) -> Iterator[tuple[str, list[Metric]]]:
-        """All metrics with what they say, those of the same name together."""
+        """All metrics with their help texts, grouped by name."""
         for name, (help_text, counted) in self._histograms.items():
             counts = list(counted.counts)
             yield (
@@ -232,7 +232,7 @@ class RequestObserver(Observer):
         now: float,
         metrics: RequestMetrics | None,
     ) -> None:
-        """Counts the times before the outputs that are new."""
+        """Counts the times before the new outputs."""
         if metrics is not None and metrics.finished_time:
             now = metrics.finished_time - watch.epoch
         if not watch.last[choice]:
@@ -273,7 +273,7 @@ class RequestObserver(Observer):
         self._prompt.observe(num_prompt)
         self._generated.observe(num_tokens)
         self._max_tokens.observe(request.params.max_tokens or self._max_model_len - num_prompt)
-        # A request's completions share these: they count with the first.
+        # A request's completions share the prompt's tokens: these are counted with the first.
         self._computed.observe(num_prompt - metrics.num_cached_tokens if is_first else 0)
         self._preempted.observe(metrics.num_preemptions if is_first else 0)
         tpot = 0.0

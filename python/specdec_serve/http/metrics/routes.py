@@ -1,4 +1,4 @@
-"""GET /metrics, and what has to stand around the API for it."""
+"""GET /metrics, and the counting of requests and answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specdec_serve.http.service import Service
 
 
 def add_routes(app: fastapi.FastAPI, service: Service, statistics: EngineStatistics) -> None:
-    """Adds the route; the service's requests and the app's answers are counted from now on."""
+    """Adds the route, and starts counting the service's requests and the app's answers."""
     observer = RequestObserver(service.model_name, service.max_model_len, service.options)
     http = HttpCounter()
     service.observer = observer

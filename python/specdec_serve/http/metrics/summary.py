@@ -1,4 +1,4 @@
-"""A line of the log every ten seconds, while there is work."""
+"""Logs a summary every ten seconds while there is work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERVAL_SECONDS = 10.0
 
 
 class Summary:
-    """What happened between two looks at an engine's statistics."""
+    """Summarises the change of an engine's statistics between two calls."""
 
     def __init__(self, stats: EngineStats, now: float) -> None:
         """`now` is in seconds of any clock."""
@@ -23,7 +23,7 @@ class Summary:
         self._then = now
 
     def lines(self, stats: EngineStats, now: float) -> list[str]:
-        """What happened since the last call; nothing where the engine was and is idle."""
+        """The summary since the last call; empty if the engine was and is idle."""
         before, seconds = self._before, max(now - self._then, 1e-9)
         self._before, self._then = stats, now
         num_prompt = stats.num_prompt_tokens - before.num_prompt_tokens

@@ -1,1 +1,1 @@
-"""The bodies of requests, as pydantic models: what is read, and what is refused."""
+"""The bodies of requests as pydantic models."""

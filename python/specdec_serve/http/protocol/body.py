@@ -1,4 +1,4 @@
-"""What all bodies have in common, and the objects in them."""
+"""Base classes of bodies and of the objects in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _warned: set[str] = set()
 
 
 def warn_of_unknown(given: Iterable[Any], known: Iterable[Any]) -> None:
-    """Warns of fields that are not among those known and so are ignored, of each name once."""
+    """Warns once about each unknown field, which is ignored."""
     for name in sorted(map(str, {*given}.difference(known))):
         if name not in _warned and len(_warned) < _MOST_WARNINGS:
             _warned.add(name)
@@ -25,7 +25,7 @@ def warn_of_unknown(given: Iterable[Any], known: Iterable[Any]) -> None:
 
 
 class Fields(pydantic.BaseModel):
-    """An object. Null is a field left out. Unknown fields are ignored, with a warning."""
+    """An object. Null means that a field is left out. Unknown fields are ignored with a warning."""
 
     model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=True)
 
@@ -42,7 +42,7 @@ class Fields(pydantic.BaseModel):
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _plain_numbers(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """Numbers as text may be digits alone: pydantic reads "1_0" as 10, and true as 1."""
+        """Lets text be a number only if it is digits: pydantic reads "1_0" as 10, and true as 1."""
         is_odd = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
         if is_odd and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
             raise pydantic_core.PydanticCustomError("number", "Input should be a valid number")

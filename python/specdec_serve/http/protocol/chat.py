@@ -34,24 +34,24 @@ class ChatCompletionRequest(GenerationFields):
     draft_trees: bool = False
 
     def check(self) -> None:
-        """Raises the ApiError for values that are refused whatever the engine is."""
+        """Raises ApiError for values that are refused for any engine."""
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs=true", "top_logprobs")
         check_continued(self.continue_final_message, self.add_generation_prompt)
 
     def tool_use(self) -> ToolUse | None:
-        """What it says of tools; None without any. Raises ApiError for bad fields."""
+        """The request's tools; None without any. Raises ApiError for bad fields."""
         return read_tools(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     def grammar(self) -> Grammar | None:
-        """What the answer has to be like: a call where one is required, else what fields say."""
+        """The answer's grammar: calls where they are required, else the requested format."""
         tools = self.tool_use()
         asked = super().grammar()
         return asked if tools is None else tools.grammar(asked)
 
     def field_names(self) -> dict[str, str]:
-        """What the body calls fields of the engine that have another name there."""
+        """Engine fields with a different name in the body, with that name."""
         names = {"prompt": "messages", "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"

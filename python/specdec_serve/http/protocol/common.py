@@ -16,7 +16,7 @@ from specdec_serve.http.structured import Grammar, grammar_of
 
 Integer = pydantic.StrictInt
 
-# Fields of features that are not there: refused unless they are empty, with what is missing.
+# Fields of features that are not implemented: refused unless empty, naming the feature.
 _MISSING = {
     "logits_processors": "logits processors of requests are not run by this server",
     "use_beam_search": "beam search is not served; use LLM.beam_search",
@@ -26,14 +26,14 @@ _MISSING = {
 
 
 class StreamOptions(Fields):
-    """What a stream says beside its choices."""
+    """OpenAI's stream_options: what a stream reports beside its choices."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class GenerationFields(Body):
-    """The fields of both."""
+    """The fields of completions and chat completions."""
 
     n: int = 1
     seed: int | None = pydantic.Field(None, ge=-(2**63), le=2**63 - 1)
@@ -76,7 +76,7 @@ class GenerationFields(Body):
     num_speculative_tokens: int | None = None
 
     def check(self) -> None:
-        """Raises the ApiError for values that are refused whatever the engine is."""
+        """Raises ApiError for values that are refused for any engine."""
         for name, why in _MISSING.items():
             if getattr(self, name):
                 raise bad_request(f"{name}: {why}", name)
@@ -93,24 +93,24 @@ class GenerationFields(Body):
             )
 
     def grammar(self) -> Grammar | None:
-        """What the answer has to be like; None for anything. Raises ApiError for a bad field."""
+        """The answer's grammar; None for any text. Raises ApiError for a bad field."""
         return grammar_of(self.response_format, self.structured_outputs)
 
     def field_names(self) -> dict[str, str]:
-        """What the body calls fields of the engine that have another name there."""
+        """Engine fields with a different name in the body, with that name."""
         grammar = self.grammar()
         if grammar is None or grammar.field == "structured_outputs":
             return {}
         return {"structured_outputs": grammar.field}
 
     def truncated_to(self, max_model_len: int) -> int | None:
-        """Tokens that are kept of a prompt; None for all. Raises the ApiError for too many.
+        """How many tokens of a prompt to keep; None for all. Raises ApiError for too many.
 
-        They are its last ones, or with truncation_side="right" its first ones.
+        The last tokens are kept, or the first with truncation_side="right".
         """
         kept = self.truncate_prompt_tokens
         if kept == -1:
-            return max_model_len - 1  # one is generated
+            return max_model_len - 1  # leaves room for one generated token
         if kept is not None and kept > max_model_len:
             raise bad_request(
                 f"truncate_prompt_tokens={kept} cannot be greater than max_model_len="
@@ -122,10 +122,9 @@ class GenerationFields(Body):
     def sampling_params(
         self, defaults: GenerationDefaults, max_tokens: int | None, **further: Any
     ) -> SamplingParams:
-        """The parameters: `further` over this request's over the checkpoint's.
+        """The parameters: `further` takes precedence over this request's, then the checkpoint's.
 
-        Without a limit by anyone, completions end where the context does. Logprobs will be
-        FlatLogprobs.
+        Without any limit, completions end at the end of the context. Logprobs are FlatLogprobs.
         """
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         grammar = self.grammar()
@@ -153,7 +152,7 @@ class GenerationFields(Body):
 
 
 def check_continued(continue_final_message: bool, add_generation_prompt: bool) -> None:
-    """Raises the ApiError where a conversation is to go on in two ways."""
+    """Raises ApiError where both ways to continue a conversation are requested."""
     if continue_final_message and add_generation_prompt:
         raise bad_request(
             "continue_final_message and add_generation_prompt exclude each other: set "
@@ -163,7 +162,7 @@ def check_continued(continue_final_message: bool, add_generation_prompt: bool) -
 
 
 def check_max_tokens(name: str, max_tokens: int | None, max_model_len: int) -> None:
-    """Raises the ApiError where more is asked for than the model could ever generate."""
+    """Raises ApiError for more tokens than the model could ever generate."""
     if max_tokens is not None and max_tokens > max_model_len:
         raise bad_request(
             f"{name}={max_tokens} cannot be greater than max_model_len={max_model_len}: this "
@@ -173,7 +172,7 @@ def check_max_tokens(name: str, max_tokens: int | None, max_model_len: int) -> N
 
 
 def check_n(n: int, num_prompts: int, most: int) -> None:
-    """Raises the ApiError for more completions than the server lets a request ask for."""
+    """Raises ApiError for more completions than the server allows in a request."""
     if n * num_prompts > most:
         of_prompts = f" of each of {num_prompts} prompts" if num_prompts > 1 else ""
         raise bad_request(

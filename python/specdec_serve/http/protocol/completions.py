@@ -24,7 +24,7 @@ def _read_prompt(value: Any, read: pydantic.ValidatorFunctionWrapHandler) -> Any
 
 
 class CompletionRequest(GenerationFields):
-    """A text, or several, to go on with."""
+    """One or several texts to continue."""
 
     prompt: Annotated[
         str | list[Integer] | list[str] | list[list[Integer]],
@@ -37,7 +37,7 @@ class CompletionRequest(GenerationFields):
     add_special_tokens: bool = True
 
     def check(self) -> None:
-        """Raises the ApiError for values that are refused whatever the engine is."""
+        """Raises ApiError for values that are refused for any engine."""
         super().check()
         if not self.prompt:
             raise bad_request("prompt is empty; give text or token ids", "prompt")
@@ -57,7 +57,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_prompts(self) -> int:
-        """Texts, or lists of token ids."""
+        """The number of texts or lists of token ids."""
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return 1 if is_one else len(self.prompt)
 

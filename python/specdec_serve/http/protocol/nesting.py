@@ -1,4 +1,4 @@
-"""How deep what clients send may be nested."""
+"""Limits the nesting of clients' JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from specdec_serve.http.errors import bad_request
 
-_DEEPEST = 128  # of schemas and tools; deeper ones would exhaust what reads them recursively
+_DEEPEST = 128  # levels of schemas and tools; deeper ones would overflow recursive readers
 
 
 def check_nesting(value: Any, field: str) -> None:

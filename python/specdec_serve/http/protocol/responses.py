@@ -18,7 +18,7 @@ from specdec_serve.http.structured import Grammar
 from specdec_serve.http.tools.request import FUNCTION_MEMBERS, ToolUse, read_tools
 
 _LOGPROBS = "message.output_text.logprobs"
-# What OpenAI's clients may ask to have included; all but the logprobs are of tools.
+# The values of OpenAI's `include`; all but the logprobs concern tools.
 _Include = Literal[
     "message.output_text.logprobs",
     "code_interpreter_call.outputs",
@@ -29,13 +29,13 @@ _Include = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-# What is read of the items of an input, by their type.
+# The members that are read from input items, by the items' type.
 _ITEM_MEMBERS = {
     "message": ("role", "content", "name", "phase"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
 }
-# Fields that must be empty, with what to do instead.
+# Fields that must be empty, with the advice what to do instead.
 _REFUSED = {
     "previous_response_id": "responses are not stored: send the whole conversation as input",
     "conversation": "conversations are not stored: send the whole conversation as input",
@@ -58,7 +58,7 @@ class TextFormat(Fields):
     strict: bool | None = None
 
     def structured_outputs(self) -> StructuredOutputsParams | None:
-        """What the engine is told; None for text. Raises ApiError for a schema left out."""
+        """The engine's parameters; None for text. Raises ApiError for a missing schema."""
         if self.schema_ is not None and self.type != "json_schema":
             raise bad_request(
                 f'text.format of the type "{self.type}" has no "schema"; set its type to '
@@ -107,7 +107,7 @@ class ResponsesRequest(GenerationFields):
         return _LOGPROBS in (self.include or [])
 
     def check(self) -> None:
-        """Raises the ApiError for values that are refused whatever the engine is."""
+        """Raises ApiError for values that are refused for any engine."""
         super().check()
         for name, advice in _REFUSED.items():
             if getattr(self, name):
@@ -118,11 +118,11 @@ class ResponsesRequest(GenerationFields):
             raise bad_request(f"top_logprobs needs include=[{_LOGPROBS!r}]", "top_logprobs")
 
     def chat_tools(self) -> list[dict[str, Any]] | None:
-        """The tools as a chat has them, which is what templates expect; None without any."""
+        """The tools in the form of chat completions, which templates expect; None without any."""
         return [_chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())] or None
 
     def tool_use(self) -> ToolUse | None:
-        """What it says of tools; None without any. Raises ApiError for bad fields."""
+        """The request's tools; None without any. Raises ApiError for bad fields."""
         choice = self.tool_choice
         if isinstance(choice, dict) and choice.get("type") == "function":
             choice = {"type": "function", "function": {"name": choice.get("name")}}
@@ -131,7 +131,7 @@ class ResponsesRequest(GenerationFields):
         return read_tools(self.chat_tools(), choice, parallel=self.parallel_tool_calls)
 
     def grammar(self) -> Grammar | None:
-        """What the answer has to be like: a call where one is required, else what fields say."""
+        """The answer's grammar: calls where they are required, else the requested format."""
         asked = super().grammar()
         form = None if self.text is None or self.text.format is None else self.text.format
         by_text = None if form is None else form.structured_outputs()
@@ -147,7 +147,7 @@ class ResponsesRequest(GenerationFields):
         return asked if tools is None else tools.grammar(asked)
 
     def field_names(self) -> dict[str, str]:
-        """What the body calls fields of the engine that have another name there."""
+        """Engine fields with a different name in the body, with that name."""
         return super().field_names() | {
             "prompt": "input",
             "logprobs": "top_logprobs",
@@ -155,7 +155,7 @@ class ResponsesRequest(GenerationFields):
         }
 
     def text_format(self) -> dict[str, Any]:
-        """The format of its text, for the answer."""
+        """The text format, as the answer repeats it."""
         if self.text is None or self.text.format is None:
             return {"type": "text"}
         form = self.text.format
@@ -177,9 +177,9 @@ class ResponsesRequest(GenerationFields):
         )
 
     def messages(self) -> dict[str, dict[str, Any]]:
-        """Instructions and input as messages of a chat, by where each stands, such as "input[0]".
+        """Instructions and input as chat messages, by their location, such as "input[0]".
 
-        Raises ApiError for items that are no messages and no calls of tools.
+        Raises ApiError for items that are neither messages nor tool calls.
         """
         messages: dict[str, dict[str, Any]] = {}
         if self.instructions is not None:
@@ -230,7 +230,7 @@ def _append(messages: dict[str, dict[str, Any]], item: dict[str, Any], place: st
     elif kind == "function_call_output":
         text = text_of(item.get("output"), f"{place}.output", "input")
         messages[place] = {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
-    elif kind != "reasoning":  # which is the model's own, and not shown again
+    elif kind != "reasoning":  # reasoning is not shown to the model again
         raise bad_request(
             f"{place} has the type {str(kind)[:40]!r}; send items of the types message, "
             "function_call and function_call_output",

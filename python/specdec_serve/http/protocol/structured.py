@@ -1,4 +1,4 @@
-"""Fields that say what an answer has to be like: response_format and structured_outputs."""
+"""Fields that constrain the answer's form: response_format and structured_outputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ResponseFormat(Fields):
     triggers: list[str] | None = None
 
     def structured_outputs(self) -> StructuredOutputsParams | None:
-        """What the engine is told; None for text. Raises ApiError for a format without content."""
+        """The engine's parameters; None for text. Raises ApiError for a format without content."""
         if self.json_schema is not None and self.type != "json_schema":
             raise bad_request(
                 f'response_format of the type "{self.type}" has no "json_schema"; set its type to '
@@ -80,21 +80,21 @@ class StructuredOutputs(Fields):
     whitespace_pattern: str | None = None
 
     def structured_outputs(self) -> StructuredOutputsParams:
-        """What the engine is told. Raises ApiError unless one kind is given."""
+        """The engine's parameters. Raises ApiError unless exactly one kind is given."""
         given = {name: getattr(self, name) for name in type(self).model_fields}
         given["json"] = given.pop("json_")
         return made(given, "structured_outputs")
 
 
 def schema_params(schema: dict[str, Any] | None, place: str, field: str) -> StructuredOutputsParams:
-    """For a JSON schema that stands at `place`. Raises ApiError where there is none."""
+    """The parameters for a JSON schema. Raises ApiError naming `place` where it is missing."""
     if schema is None:
         raise bad_request(f'{place} needs "schema"', field)
     return made({"json": schema}, field)
 
 
 def made(given: dict[str, Any], field: str) -> StructuredOutputsParams:
-    """The parameters. What is wrong with them is an ApiError of the field."""
+    """The parameters. Raises ApiError naming the field where they are wrong."""
     for name in ("json", "structural_tag"):
         check_nesting(given.get(name), field)
     try:

@@ -10,7 +10,7 @@ from specdec_serve.http.protocol.common import Integer, check_continued
 
 
 class TokenizeRequest(Body):
-    """A text, or a conversation with what its template reads."""
+    """A text, or a conversation with the variables of its template."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -23,13 +23,13 @@ class TokenizeRequest(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def check(self) -> None:
-        """Raises the ApiError for what cannot be tokenized whatever the tokenizer is."""
+        """Raises ApiError for input that no tokenizer accepts."""
         if (self.prompt is None) is (self.messages is None):
             raise bad_request("prompt or messages must be there, and not both", "prompt")
         check_continued(self.continue_final_message, self.add_generation_prompt)
 
 
 class DetokenizeRequest(Body):
-    """Token ids that are to be text."""
+    """Token ids to convert to text."""
 
     tokens: list[Integer]

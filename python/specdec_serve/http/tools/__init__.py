@@ -1,1 +1,1 @@
-"""Calls of tools: what requests say of them, and how answers are read for them."""
+"""Tool calls: the fields of requests, and the parsers of answers."""

@@ -1,4 +1,4 @@
-"""An answer that may hold calls, as OpenAI's messages and deltas have them."""
+"""Reads answers with tool calls into OpenAI's messages and deltas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specdec_serve.http.tools.request import ToolUse
 
 @dataclasses.dataclass(frozen=True)
 class ToolAnswer:
-    """A whole answer; `calls` are OpenAI's. `has_calls` says whether one is not malformed."""
+    """A whole answer; `calls` are OpenAI's. `has_calls`: whether any call is well-formed."""
 
     content: str | None
     calls: list[dict[str, Any]]
@@ -30,8 +30,8 @@ class ToolAnswer:
 class AnswerReader:
     """Reads one choice, whole or as it is written.
 
-    In a stream a call goes out as it is written: one that turns out to be malformed, or is cut,
-    keeps what was sent of its arguments, and the rest of it is content. So it is in a whole answer.
+    A stream sends a call as it is written. If the call turns out to be malformed, or is cut, the
+    arguments sent so far stay, and the rest becomes content. A whole answer does the same.
     """
 
     def __init__(self, parser: ToolParser, tools: ToolUse) -> None:
@@ -39,16 +39,16 @@ class AnswerReader:
         self._tools = tools
         self._calls: set[int] = set()
         self._has_begun_call = False
-        self._space: str | None = ""  # what the content begins with; None once there is more
+        self._space: str | None = ""  # leading white space; None once there is text
 
     @classmethod
     def of(cls, tools: ToolUse, parser: str | None) -> AnswerReader | None:
-        """None where no calls are read. `parser` is the name of the one for "auto"."""
+        """A reader; None where no calls are read. `parser`: name of the parser for "auto"."""
         made = tools.make_parser(parser)
         return None if made is None else cls(made, tools)
 
     def read_whole(self, text: str) -> ToolAnswer:
-        """Reads a whole text instead."""
+        """Reads a whole text at once."""
         content = ""
         calls: dict[int, dict[str, Any]] = {}
         for event in self.read_shown(text, is_last=True):
@@ -65,16 +65,16 @@ class AnswerReader:
 
     @property
     def holds(self) -> bool:
-        """Whether text waits of which it is not known yet what it is."""
+        """Whether text is held back because its kind is not known yet."""
         return self._parser.holds
 
     @property
     def has_calls(self) -> bool:
-        """Whether there is a call so far that is not malformed."""
+        """Whether there is a well-formed call so far."""
         return bool(self._calls)
 
     def read_shown(self, text: str, *, is_last: bool) -> list[Event]:
-        """Like read, but space waits for the content it begins; beside calls alone it is none."""
+        """Like read(), but leading white space waits for content, and is dropped without any."""
         shown: list[Event] = []
         for event in self.read(text, is_last=is_last):
             if self._space is not None and isinstance(event, Content):
@@ -90,7 +90,7 @@ class AnswerReader:
         return shown
 
     def read(self, text: str, *, is_last: bool) -> list[Event]:
-        """What the next piece of the text adds."""
+        """The events of the next piece of text."""
         events = self._parser.feed(text)
         if is_last:
             events += self._parser.finish()
@@ -105,7 +105,7 @@ class AnswerReader:
 
 
 def _kept(events: Iterable[Event], tools: ToolUse) -> Iterator[Event]:
-    """Those of a request: calls alone where they are required, and one where one is asked for."""
+    """The events that a request allows: only calls if required, and one call if not parallel."""
     for event in events:
         if isinstance(event, Content):
             is_kept = not tools.is_forced
@@ -116,7 +116,7 @@ def _kept(events: Iterable[Event], tools: ToolUse) -> Iterator[Event]:
 
 
 def deltas_of(events: Iterable[Event]) -> list[str]:
-    """The events as deltas of a chat, one each, as JSON."""
+    """The events as a chat's deltas in JSON, one per event."""
     deltas = []
     for event in events:
         match event:

@@ -12,12 +12,11 @@ _ARGUMENTS = ("arguments", "parameters")
 class CallReader:
     """One object that may be a call, character by character.
 
-    A call has a "name" and "arguments", or "parameters", in any order. Other members are passed
-    over.
+    A call has a "name" and "arguments" or "parameters", in any order. Other members are skipped.
 
     Attributes:
-        name: once it is read.
-        is_foreign: whether the object is no call, even though it may be valid.
+        name: the name, once it is read.
+        is_foreign: whether the object is not a call, though it may be valid JSON.
     """
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class CallReader:
         return step
 
     def take_plain(self, text: str, position: int) -> int:
-        """Reads several characters at once where any would do; returns where they end."""
+        """Reads text inside a value several characters at a time; returns their end."""
         end = self._scanner.plain_end(text, position)
         if end == position or self._scanner.key == "name":
             return position
@@ -56,7 +55,7 @@ class CallReader:
         return end
 
     def take_arguments(self) -> str:
-        """What of the arguments was read since the last time."""
+        """The arguments' text that was read since the last call."""
         text = "".join(self._arguments)
         self._arguments.clear()
         return text

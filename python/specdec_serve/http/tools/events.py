@@ -1,4 +1,4 @@
-"""What an answer's text turns out to be, piece by piece: content, or calls of tools."""
+"""Events of an answer's text: pieces of content or of tool calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Arguments:
 
 @dataclasses.dataclass(frozen=True)
 class CallFails:
-    """A call that has begun is no valid JSON, or was cut; `text` is all that was written of it."""
+    """A call is malformed JSON or was cut after it had begun; `text` is all of its text."""
 
     index: int
     text: str
@@ -43,13 +43,13 @@ Event: TypeAlias = Content | CallBegins | Arguments | CallFails
 
 
 class ToolParser(Protocol):
-    """Reads the text of one answer as it comes. No text makes it raise."""
+    """Reads the text of one answer as it arrives. Never raises, whatever the text."""
 
     def feed(self, text: str) -> list[Event]:
-        """What the next piece of the text adds. Text that may be the beginning of a call waits."""
+        """The events of the next piece of text. A possible beginning of a call is held back."""
 
     def finish(self) -> list[Event]:
-        """What the end of the text adds."""
+        """The events at the end of the text."""
 
     @property
     def holds(self) -> bool:
@@ -57,5 +57,5 @@ class ToolParser(Protocol):
 
 
 def new_call_id() -> str:
-    """An id as vLLM writes them."""
+    """A call id in vLLM's form."""
     return f"chatcmpl-tool-{uuid.uuid4().hex}"

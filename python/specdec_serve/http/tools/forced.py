@@ -1,4 +1,4 @@
-"""Calls that a grammar makes the model write: "required", and those of one named function."""
+"""Parsers of calls that a grammar forces: "required", or of one named function."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ class RequiredParser(ObjectCallParser):
 
 
 class NamedParser:
-    """All of the text is the arguments of one function."""
+    """The whole text is the arguments of one function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._written: list[str] = []
 
     def feed(self, text: str) -> list[Event]:
-        """What the next piece of the text adds."""
+        """The events of the next piece of text."""
         has_begun = bool(self._written)
         if not has_begun:
             text = text.lstrip(_SPACE)
@@ -98,5 +98,5 @@ class NamedParser:
 
     @property
     def holds(self) -> bool:
-        """Nothing waits."""
+        """Nothing is held back."""
         return False

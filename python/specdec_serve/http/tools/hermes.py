@@ -35,7 +35,7 @@ class HermesParser(ObjectCallParser):
         return len(text)
 
     def _read_begin(self, text: str, position: int) -> int:
-        """After the tag: a list may begin, or a call, which is read as one whatever it is."""
+        """After the tag: a list begins, or a call."""
         for i in range(position, len(text)):
             if text[i].isspace():
                 self._hold(text[i])

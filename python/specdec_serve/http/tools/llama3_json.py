@@ -9,7 +9,7 @@ _TAG = "<|python_tag|>"
 
 
 class Llama3JsonParser(ObjectCallParser):
-    """Objects with a name and parameters, or arguments, wherever they stand in the text.
+    """Objects with a name and parameters (or arguments) anywhere in the text.
 
     The tag before an object may be missing. Other objects are content.
     """

@@ -1,4 +1,4 @@
-"""What parsers have in common whose calls are JSON objects."""
+"""The base class of parsers whose calls are JSON objects."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from specdec_serve.http.tools.object_scanner import Step
 
 
 class ObjectCallParser(abc.ABC):
-    """Makes events of the objects and of the text around them.
+    """Turns objects and the text around them into events.
 
-    What is written of a call waits until it is known to be one. If it turns out to be none, it
-    becomes content as it stands.
+    The text of a possible call is held back until it is known to be a call. Otherwise it becomes
+    content unchanged.
     """
 
-    _SKIPPED = " \t\n\r"  # what is left out between a call and the text after it
+    _SKIPPED = " \t\n\r"  # dropped between a call and the text after it
 
     def __init__(self) -> None:
         self._state: Callable[[str, int], int] = self._read_text
         self._events: list[Event] = []
         self._num_calls = 0
-        self._follows_call = False  # and nothing but skipped characters came since
-        self._tag = ""  # what is there of a tag
-        self._written: list[str] = []  # of the call being read, with its markup
+        self._follows_call = False  # only skipped characters came since the last call
+        self._tag = ""  # the incomplete tag so far
+        self._written: list[str] = []  # text of the current call, with its markup
         self._reader = CallReader()
-        self._index: int | None = None  # of that call, once it has begun
+        self._index: int | None = None  # index of the current call, once it has begun
 
     def feed(self, text: str) -> list[Event]:
-        """What the next piece of the text adds."""
+        """The events of the next piece of text."""
         position = 0
         while position < len(text):
             position = self._state(text, position)
         return self._take_events()
 
     def finish(self) -> list[Event]:
-        """What the end of the text adds."""
+        """The events at the end of the text."""
         self._end()
         return self._take_events()
 
     @property
     def holds(self) -> bool:
-        """Whether there is a part of a tag or of a call."""
+        """Whether a part of a tag or call is held back."""
         return bool(self._tag or self._written)
 
     @abc.abstractmethod
     def _read_text(self, text: str, position: int) -> int:
-        """Reads from there what is outside of a call; returns where to go on."""
+        """Reads text outside of calls from `position`; returns the position to continue at."""
 
     @abc.abstractmethod
     def _end(self) -> None:
-        """The text is at its end."""
+        """Called at the end of the text."""
 
     def _add_content(self, text: str) -> None:
         if self._follows_call:
@@ -73,13 +73,13 @@ class ObjectCallParser(abc.ABC):
         self._events.append(Content(text))
 
     def _hold(self, markup: str) -> None:
-        """Markup that belongs to the call that follows."""
+        """Holds back markup of the following call."""
         self._written.append(markup)
 
     def _take_call(self, char: str) -> Step:
-        """Reads a character of a call. With BAD the call has failed, without the character.
+        """Reads a character of a call. BAD: the call has failed before this character.
 
-        Of an object that is no call it goes on, with the character as content.
+        If the object turns out not to be a call, reading continues and the character is content.
         """
         reader = self._reader
         step = reader.take(char)
@@ -97,7 +97,7 @@ class ObjectCallParser(abc.ABC):
         return step
 
     def _take_plain(self, text: str, position: int) -> int:
-        """Reads characters of a call that cannot end it; returns where they end."""
+        """Reads characters of a call that cannot end it; returns the position after them."""
         end = self._reader.take_plain(text, position)
         if end > position:
             self._written.append(text[position:end])
@@ -110,14 +110,14 @@ class ObjectCallParser(abc.ABC):
         return self._reader.is_foreign
 
     def _complete(self) -> None:
-        """The call is complete, and so is its markup."""
+        """Called when the call and its markup are complete."""
         self._flush()
         self._written.clear()
         self._reset()
         self._follows_call = True
 
     def _fail(self) -> None:
-        """What was written is no call."""
+        """Called when the text turns out not to be a call."""
         self._release()
         self._reset()
 
@@ -148,7 +148,7 @@ class ObjectCallParser(abc.ABC):
 
 
 def overlap(text: str, tag: str) -> int:
-    """Length of the longest end of the text that is a beginning of the tag, but not all of it."""
+    """Length of the longest suffix of the text that is a proper prefix of the tag."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length

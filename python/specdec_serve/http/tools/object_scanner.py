@@ -20,7 +20,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class Step(enum.Enum):
-    """What a character did."""
+    """The effect of a character."""
 
     INSIDE = 0  # the object goes on
     END = 1  # the object ends with it
@@ -41,24 +41,24 @@ _MAY_CLOSE = (_Expected.COMMA, _Expected.FIRST_KEY, _Expected.FIRST_VALUE)
 
 
 class ObjectScanner:
-    """Checks one object and says which of its members each character belongs to.
+    """Checks one object and tells which member each character belongs to.
 
     Attributes:
-        key: of the member being read.
-        in_value: whether the last character is one of that member's value.
-        ends_value: whether it is the last one, which is known of strings, objects and lists.
+        key: key of the current member.
+        in_value: whether the last character belongs to that member's value.
+        ends_value: whether it ends the value; known for strings, objects and lists.
     """
 
     def __init__(self) -> None:
         self.key: str | None = None
         self.in_value = False
         self.ends_value = False
-        self._closers: list[str] = []  # of the objects and lists that are open
+        self._closers: list[str] = []  # closing brackets of the open objects and lists
         self._expected = _Expected.OBJECT
         self._scalar = ""
         self._in_string = False
-        self._key_text: list[str] | None = None  # of the key of a member, as it is written
-        self._escape = 0  # characters that the escape in a string still has; -1 after a backslash
+        self._key_text: list[str] | None = None  # raw text of a member's key
+        self._escape = 0  # characters left of an escape in a string; -1 after a backslash
 
     def take(self, char: str) -> Step:
         """Reads one character; nothing may follow END or BAD."""
@@ -81,9 +81,9 @@ class ObjectScanner:
         return self._take_mark(char)
 
     def plain_end(self, text: str, position: int) -> int:
-        """Where the characters end that go on with the text of a value, whatever they are.
+        """The end of the characters that only continue the text of a value.
 
-        They need not be taken.
+        The caller need not pass them to take().
         """
         if not self._in_string or self._escape or self._expected is _Expected.COLON:
             return position

@@ -23,5 +23,5 @@ def make_parser(name: str) -> ToolParser:
 
 
 def tags_of(name: str) -> frozenset[str]:
-    """What the parser has to see, special token or not."""
+    """Tags that the parser has to see in the text, even if they are special tokens."""
     return frozenset(_TAGS.get(name, ()))

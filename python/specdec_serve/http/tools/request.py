@@ -1,4 +1,4 @@
-"""What a request says of tools: its functions, and which of them the model may or must call."""
+"""A request's tools: its functions, and which of them the model may or must call."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from specdec_serve.http.tools.parsers import make_parser, tags_of
 _EXAMPLE = '{"type": "function", "function": {"name": "f", "parameters": {...}}}'
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 FUNCTION_MEMBERS = ("name", "description", "parameters", "strict")
-_SPACE = " ?"  # between the parts of required calls, where some models never end with more
-_DEFINITIONS = ("$defs", "definitions")  # where schemas keep what they refer to
+_SPACE = " ?"  # white space between the parts of required calls; with more, some models never end
+_DEFINITIONS = ("$defs", "definitions")  # keys of a schema's definitions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Function:
 
 @dataclasses.dataclass(frozen=True)
 class ToolUse:
-    """The tools of a request that has any.
+    """The tools of a request.
 
     Attributes:
-        choice: "named" stands for the function called `name`.
-        parallel: whether there may be more than one call.
+        choice: "named": the function called `name` must be called.
+        parallel: whether more than one call is allowed.
     """
 
     functions: Sequence[Function]
@@ -52,10 +52,11 @@ class ToolUse:
         return self.choice in ("required", "named")
 
     def grammar(self, asked: Grammar | None) -> Grammar | None:
-        """What makes the model call; `asked`, which is of other fields, where it need not.
+        """The grammar that forces a call; if no call is required, `asked`, the other fields'.
 
-        Calls go over a response_format, as in vLLM. ApiError for structured_outputs beside calls
-        that are required, and for JSON by a format where the model may call: it never could.
+        Calls take precedence over a response_format, as in vLLM. Raises ApiError for
+        structured_outputs beside required calls, and for a JSON format where calls are optional:
+        the model could never call.
         """
         if self.choice == "auto" and asked is not None and asked.field != "structured_outputs":
             name = "text.format" if asked.field == "text" else asked.field
@@ -83,7 +84,7 @@ class ToolUse:
         return Grammar(params, "tools")
 
     def check_served(self, parser: str | None) -> None:
-        """Raises ApiError for "auto" unless the server reads answers for calls, by `parser`."""
+        """Raises ApiError for "auto" if the server has no `parser` of calls."""
         if self.choice == "auto" and parser is None:
             raise bad_request(
                 '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to '
@@ -93,11 +94,11 @@ class ToolUse:
             )
 
     def tags(self, parser: str | None) -> frozenset[str]:
-        """Special tokens by which calls are recognized, which texts otherwise leave out."""
+        """Special tokens that mark calls. Texts otherwise leave special tokens out."""
         return frozenset() if self.choice != "auto" or parser is None else tags_of(parser)
 
     def make_parser(self, parser: str | None) -> ToolParser | None:
-        """What reads an answer; None where no calls are read. `parser` is the one for "auto"."""
+        """The parser of an answer; None where no calls are read. `parser`: the name for "auto"."""
         if self.choice == "required":
             return RequiredParser()
         if self.choice == "named":
@@ -111,7 +112,7 @@ class ToolUse:
 def read_tools(
     tools: Sequence[Any] | None, tool_choice: Any, *, parallel: bool | None = None
 ) -> ToolUse | None:
-    """Reads the fields as a chat has them; None without tools. Raises ApiError for bad ones."""
+    """Reads the fields in a chat's form; None without tools. Raises ApiError for bad fields."""
     if tools is not None and not tools:
         raise bad_request("tools must not be empty: leave the field out for none", "tools")
     check_nesting(tools, "tools")
@@ -165,7 +166,7 @@ def _object(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _list_of_calls(functions: Sequence[Function], *, parallel: bool) -> dict[str, Any]:
-    """The schema of one call or several, as vLLM has it."""
+    """The schema of one or several calls, as in vLLM."""
     definitions: dict[str, dict[str, Any]] = {}
     calls = [
         {
@@ -188,7 +189,7 @@ def _list_of_calls(functions: Sequence[Function], *, parallel: bool) -> dict[str
 def _without_definitions(
     function: Function, definitions: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """A function's schema; what it defines goes to the top, where its references look for it."""
+    """A function's schema with its definitions moved to the top level, where references look."""
     schema = copy.copy(_object(function.parameters))
     for keyword in _DEFINITIONS:
         own = schema.pop(keyword, {})
