@@ -6,13 +6,13 @@ python bench/arm64/count.py BUILD --ports [--rows 1 4]
 
 BUILD is a build folder of the preset arm64 that has arm64_product. llama.cpp's repacked loops come
 from the source distribution of llama-cpp-python and are compiled with -O3 for each set. qemu logs
-the instructions inside the loops' functions; those of two numbers of outputs are subtracted, so
-what is printed is of the loops: instructions per byte of weights' codes, and the ratio.
+the instructions inside the loops' functions. Counts for two numbers of outputs are subtracted, so
+that only the loops remain: instructions per byte of weight codes, and the ratio of both engines.
 
 --ports prints what our loops need of some processors' pipes instead: the cycles that the busiest
-kind of pipe takes for a byte, and the bytes per second that a core would read if nothing but that
-kept it waiting. Latencies, caches and instructions that only some of the pipes take are left out,
-so that a machine takes at least so many cycles.
+kind of pipe takes for a byte, and the bytes per second that a core would read if that were the only
+limit. Latencies, caches and instructions that only some pipes accept are ignored, so the cycles are
+a lower bound.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 
 SDIST = "llama-cpp-python==0.3.36"
 COMPILER = "aarch64-linux-gnu-g++"
-# llama.cpp has no loop of its own for plain NEON among those that it repacks weights for.
+# llama.cpp has no repacked loop for plain NEON.
 MARCH = {"neon_dotprod": "armv8.2-a+dotprod", "neon_i8mm": "armv8.2-a+dotprod+i8mm"}
 SETS = ["neon", *MARCH]
 BYTES_PER_WEIGHT = {"int8": 1.0, "int8_grouped": 1.0, "int4_grouped": 0.5}
@@ -42,14 +42,14 @@ GGML_FUNCTIONS = ("ggml_gemv", "ggml_gemm")
 
 @dataclasses.dataclass(frozen=True)
 class Processor:
-    """Pipes of a core: what it starts in a cycle."""
+    """Pipes of a core: how much it starts per cycle."""
 
     name: str
-    sets: tuple[str, ...]  # the two widest that it runs
+    sets: tuple[str, ...]  # the two widest kernel sets that it runs
     vectors: int  # operations on 128 bits
-    loads: int  # of 128 bits; a pair is two
+    loads: int  # loads of 128 bits; a pair counts as two
     accesses: int  # loads and stores
-    instructions: int  # that are decoded
+    instructions: int  # instructions decoded
     ghz: float
 
     def limits(self, mix: dict[str, float]) -> dict[str, float]:
@@ -72,7 +72,7 @@ PROCESSORS = (
 
 
 def kinds_of(mnemonic: str, operands: str) -> collections.Counter[str]:
-    """What an instruction asks of a core's pipes."""
+    """The pipes that an instruction uses."""
     kinds = collections.Counter(instruction=1)
     pair = mnemonic in ("ldp", "stp", "ldnp", "stnp")
     if mnemonic.startswith(("ld", "prfm")):
@@ -110,7 +110,7 @@ class Program:
 
     @functools.cached_property
     def kinds(self) -> dict[int, collections.Counter[str]]:
-        """By address, what each instruction asks for."""
+        """The pipes that each instruction uses, by address."""
         listing = subprocess.run(
             ["aarch64-linux-gnu-objdump", "-d", "--no-show-raw-insn", self.path],
             capture_output=True,
@@ -123,7 +123,7 @@ class Program:
     def count(
         self, isa: str, weight_format: str, rows: int, outputs: int
     ) -> collections.Counter[str]:
-        """What the functions run."""
+        """The operations that the functions execute."""
         mix: collections.Counter[str] = collections.Counter()
         with tempfile.NamedTemporaryFile("r", errors="replace") as log:
             what = [isa, weight_format, str(rows), str(outputs), str(NUM_INPUTS)]
@@ -140,13 +140,13 @@ class Program:
         return mix
 
     def mix_per_byte(self, isa: str, weight_format: str, rows: int) -> dict[str, float]:
-        """What the loops alone run, per byte of codes."""
+        """The operations of the loops alone, per byte of codes."""
         few, many = (self.count(isa, weight_format, rows, outputs) for outputs in OUTPUTS)
         num_bytes = (OUTPUTS[1] - OUTPUTS[0]) * NUM_INPUTS * BYTES_PER_WEIGHT[weight_format]
         return {kind: (number - few[kind]) / num_bytes for kind, number in many.items()}
 
     def instructions_per_byte(self, isa: str, weight_format: str, rows: int) -> float:
-        """Of the loops alone."""
+        """The instructions of the loops alone, per byte of codes."""
         return self.mix_per_byte(isa, weight_format, rows)["instruction"]
 
 
@@ -170,7 +170,7 @@ def build_ggml(work: Path, isa: str) -> Program:
     here = Path(__file__).resolve().parent
     includes = [f"-I{ggml / folder}" for folder in ("include", "src", "src/ggml-cpu")]
     options = ["-std=c++20", "-O3", "-DNDEBUG", f"-march={MARCH[isa]}", *includes]
-    # What the loops fall back to without their instructions is never called.
+    # The loops' fallbacks for missing instructions are never called.
     link: list[str | Path] = [
         "-static",
         "-no-pie",

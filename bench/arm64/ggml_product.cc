@@ -8,7 +8,7 @@
 
 #define GGML_COMMON_DECL_CPP
 #include "ggml-common.h"
-// Those of repack.h, which needs all of ggml.
+// Declarations from repack.h, which itself would need all of ggml.
 extern "C" {
 using Product = void(int n, float* s, size_t bs, const void* vx, const void* vy, int nr, int nc);
 Product ggml_gemv_q4_0_4x4_q8_0, ggml_gemm_q4_0_4x4_q8_0;

@@ -13,7 +13,7 @@ constexpr int64_t kPieceBytes = 64 << 10;
 constexpr int64_t kWords = kPieceBytes / sizeof(uint64_t);
 constexpr int64_t kAheadWords = (8 << 10) / sizeof(uint64_t);
 
-// Whole pieces, at least one, written by the threads that will read them.
+// At least one whole piece per thread, written by the thread that will read it.
 Buffer make_buffer(size_t size_bytes, ThreadPool& pool) {
   const int64_t num_pieces = std::max<int64_t>(1, static_cast<int64_t>(size_bytes) / kPieceBytes);
   Buffer buffer =

@@ -34,7 +34,7 @@ class ConfigDirectory {
   std::filesystem::path path_;
 };
 
-// Of a Llama whose head is its embedding.
+// config.json of a Llama whose LM head is its embedding.
 inline nlohmann::json config_of(const ModelShape& shape) {
   return {{"architectures", {"LlamaForCausalLM"}},
           {"model_type", "llama"},

@@ -19,8 +19,8 @@ namespace {
 
 constexpr size_t kRandomBytes = size_t{32} << 20;  // repeated to fill larger buffers
 constexpr int kNotAvailable = 3;                   // exit status
-// Launches of a graph between two events: what the first takes to reach an idle device, about 10
-// us, must not count.
+// Time of a graph's launches between two events: the first launch's way to an idle device, about
+// 10 us, must not matter.
 constexpr double kBurstSeconds = 4e-3;
 constexpr int kMostLaunches = 64;
 

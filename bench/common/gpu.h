@@ -33,19 +33,19 @@ class Gpu {
   // Device memory of random numbers between -1 and 1, of any dtype but integers.
   Buffer random(size_t size_bytes, DType dtype);
 
-  // Median seconds of `work`, which is done once as it is (so that memory it keeps is there), then
-  // captured in a graph. Each of the samples is the mean of launches that follow each other closely
-  // on a device that is busy when the first is queued, as steps do. With Options::list_launches
-  // the work is not done but looked at, and functions that measure return kNotMeasured.
+  // Median seconds of `work`. It runs once directly (to allocate the memory it keeps) and is then
+  // captured in a graph. Each sample is the mean of back-to-back launches on a device that is busy
+  // when the first one is queued, as in steps. With Options::list_launches the work is only
+  // recorded, and functions that measure return kNotMeasured.
   double graph_seconds(int samples, const std::function<void()>& work);
-  // The same of a model's pass: its first layer plans attention for all, as in the engine.
+  // The same for a model's pass: its first layer plans attention for all layers, as in the engine.
   double pass_seconds(int samples, const std::function<void()>& pass);
-  // What the graph has that was measured last.
+  // The launches of the graph that was measured last.
   const Launches& launches() const { return launches_; }
-  // Median seconds of `work` as it is, on the host's clock until the device is done.
+  // Median seconds of `work` without a graph, on the host's clock until the device is done.
   double host_seconds(int samples, const std::function<void()>& work);
 
-  // The best bytes/s of reading `num_bytes`, over several grids: the ceiling of all that reads
+  // The best bytes/s of reading `num_bytes` over several grids: the ceiling of kernels that read
   // weights or keys and values.
   double read_rate(int64_t num_bytes, int samples);
 
@@ -62,7 +62,7 @@ class Gpu {
   int64_t num_passes_ = 0;
 };
 
-// A benchmark's main: what `run` returns, or 3 with a message where there is no such device.
+// A benchmark's main: returns run()'s result, or 3 with a message where there is no such device.
 int run_on_gpu(const char* program, const std::function<int()>& run);
 
 }  // namespace specdec::bench

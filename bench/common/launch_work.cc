@@ -19,8 +19,8 @@ const Params& params_of(const cuda::KernelLaunch& launch) {
   return *static_cast<const Params*>(launch.arguments[0]);
 }
 
-// Kernels for two tiles at once have shared memory for the sums of both. Those that end in heads
-// have one tile at a time, and other things behind the sums.
+// Kernels for two tiles at once have shared memory for the sums of both. Kernels that end in
+// attention heads have one tile at a time, and other data behind the sums.
 bool has_pairs(const cuda::ProductParams& product, size_t shared_bytes) {
   const int num_rows = product.rows.num_rows;
   int64_t bytes = cuda::few_rows_exchange_bytes(num_rows, 2);

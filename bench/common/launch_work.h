@@ -1,4 +1,4 @@
-// What a launch has to do, as its kernel's parameters say it.
+// The work of a launch, from its kernel's parameters.
 #pragma once
 
 #include "common/report.h"
@@ -6,8 +6,8 @@
 
 namespace specdec::bench {
 
-// Of the kernels that take most of a pass: products, attention, and the choice of experts. Others
-// have none. bench/gpu/launches.py works out bytes and seconds from these figures.
+// Covers the kernels that take most of a pass: products, attention, and the choice of experts;
+// empty for others. bench/gpu/launches.py computes bytes and seconds from these figures.
 Figures work_of(const cuda::KernelLaunch& launch);
 
 }  // namespace specdec::bench

@@ -71,8 +71,8 @@ SPECDEC_PEAK_LOOP(run_avx_vnni, "avx2,avxvnni", __m256i, 12, _mm256_set1_epi8(3)
                   _mm256_set1_epi8(-2), _mm256_dpbusd_avx_epi32(sum, x, y))
 SPECDEC_PEAK_LOOP(run_avx512_vnni, "avx512f,avx512vnni", __m512i, kSums, _mm512_set1_epi8(3),
                   _mm512_set1_epi8(-2), _mm512_dpbusd_epi32(sum, x, y))
-// As kernels without a dot product of bytes multiply them: in pairs, which are added by themselves;
-// those of 4-bit codes fit into 16 bits.
+// The instructions of kernels without a dot product of bytes: products of pairs, then a separate
+// addition. Products of 4-bit codes fit into 16 bits.
 SPECDEC_PEAK_LOOP(run_avx2_madd, "avx2", __m256i, 12, _mm256_set1_epi16(3), _mm256_set1_epi16(-2),
                   _mm256_add_epi32(sum, _mm256_madd_epi16(x, y)))
 SPECDEC_PEAK_LOOP(run_avx2_maddubs, "avx2", __m256i, 12, _mm256_set1_epi8(3), _mm256_set1_epi8(-2),
@@ -150,7 +150,7 @@ const std::vector<PeakLoop>& peak_loops() {
   return kLoops;
 }
 
-// Of all threads of the pool together.
+// The rate of all threads of the pool together.
 double flops_per_second(const PeakLoop& loop, ThreadPool& pool, int samples) {
   const int threads = pool.num_threads();
   const ThreadPool::StepScope hot(pool);

@@ -25,7 +25,7 @@ inline const std::vector<ModelShape>& models() {
   return kModels;
 }
 
-// Those of GPUs.
+// Models that are measured on GPUs.
 inline const std::vector<ModelShape>& gpu_models() {
   static const std::vector<ModelShape> kModels = {
       {"Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256},
@@ -33,7 +33,7 @@ inline const std::vector<ModelShape>& gpu_models() {
   };
   return kModels;
 }
-// Of --smoke, where the device is emulated.
+// For --smoke on the emulated device.
 inline constexpr ModelShape kTinyModel = {"tiny", 2, 128, 2, 1, 64, 256, 512};
 
 // Rows of a step: one token, a verification, a batch.

@@ -27,7 +27,7 @@ struct Options {
   std::string json;              // file to write the records to; empty: none
   std::string filter;            // only cases whose name contains it
   int budget_seconds = 1 << 30;  // cases that would begin later are left out
-  // Nothing is measured: records have the launches that a GPU would get, for models of any size.
+  // Measure nothing, but record the launches that a GPU would get, for models of any size.
   bool list_launches = false;
   bool smoke = false;  // a few seconds: proves that it runs, measures nothing worth keeping
 
@@ -37,8 +37,8 @@ struct Options {
   bool selects(const std::string& name) const { return name.find(filter) != std::string::npos; }
 };
 
-// An argument that one benchmark has beside those of all: where its value goes. That of a bool is
-// its name alone.
+// An argument of one benchmark in addition to the common ones, and where its value goes. A bool
+// takes no value.
 struct Argument {
   using Place =
       std::variant<bool*, int*, std::vector<int>*, std::string*, std::optional<std::string>*,

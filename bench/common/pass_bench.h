@@ -1,4 +1,4 @@
-// What the benchmarks of a model's whole passes on a GPU share: a model's config, room for logits,
+// Shared by benchmarks of a model's whole passes on a GPU: the model's config, a buffer for logits,
 // and the choice of tokens after a pass.
 #pragma once
 
@@ -44,7 +44,7 @@ class PassBench {
   }
 
   int samples() const { return options_.shared.samples(15); }
-  // Says so where there is none.
+  // Whether there is time for the case `name`; prints a line if not.
   bool has_time(const std::string& name) const {
     if (watch_.seconds() <= options_.shared.budget_seconds) return true;
     std::printf("%s: not run: no time left\n", name.c_str());
@@ -66,7 +66,7 @@ class PassBench {
     }
     model.compute_logits(staged_ids, num_rows, logits_.as<float>(), level);
   }
-  // Of so many rows alike.
+  // Seconds to sample `num_rows` rows with the same parameters.
   double sample_seconds(int num_rows, const SampleRow& row, int vocab_size,
                         const DraftVocabulary& own = {}) {
     const std::vector<SampleRow> rows(num_rows, row);

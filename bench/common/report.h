@@ -14,7 +14,7 @@
 namespace specdec::bench {
 
 using Figures = std::vector<std::pair<std::string, double>>;  // by name
-// What is worked out from it is no number either, and is left out of figures.
+// NaN: anything computed from it is NaN, too, and is left out of figures.
 inline constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
 
 // How a kernel is launched.
@@ -32,7 +32,7 @@ struct LaunchRecord {
   bool operator==(const LaunchRecord&) const = default;
 };
 
-// What a graph has.
+// The launches of a graph.
 struct Launches {
   std::vector<LaunchRecord> kinds;  // each once, in the order of its first launch
   std::vector<int> order;           // of all launches: indices of kinds
@@ -61,7 +61,7 @@ class Report {
   Report(std::string benchmark, const Options& options);
 
   void add(const Record& record);
-  // A fact of what ran them, into the JSON file with the next record.
+  // A fact about the machine or the program; written to the JSON file with the next record.
   void note(const std::string& name, const std::string& fact) { facts_[name] = fact; }
   // The exit code of the program: 1 when the JSON file could not be written or the filter left
   // nothing to run.

@@ -24,8 +24,8 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
-// Seconds of one call of a body too short for the clock: the median over `samples` batches, each as
-// long as `batch_seconds`. The calls that find the length of a batch are the warm-up.
+// Seconds per call of a body that is too short for the clock: the median over `samples` batches of
+// about `batch_seconds` each. The calls that determine the batch size are the warm-up.
 template <class Body>
 double seconds_per_call(int samples, double batch_seconds, Body&& body) {
   int64_t calls = 1;

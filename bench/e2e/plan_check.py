@@ -1,4 +1,4 @@
-"""Predicted and measured speed-ups: what `specdec-native plan` says against what happens.
+"""Compares the speed-ups that `specdec-native plan` predicts with measured ones.
 
     python -m bench.e2e.plan_check --model SmolLM2-135M-Instruct --json FILE
 
@@ -59,9 +59,9 @@ class Run:
 
 
 def fastest(runs: Sequence[Run]) -> Run:
-    """The same steps, each as fast as in the repeat in which the fewest others kept it waiting.
+    """The fastest repeat of each step, that is, the one least disturbed by other processes.
 
-    Greedy answers repeat themselves, so that every repeat has the same steps.
+    Greedy answers are the same in every repeat, so all repeats have the same steps.
     """
     if len({(r.num_tokens, len(r.step_seconds), r.kept) for r in runs}) > 1:
         raise RuntimeError("repeats of the same prompts took other steps")
@@ -74,7 +74,7 @@ def run(
 ) -> Run:
     """Answers the prompts together, until the first has `num_tokens`.
 
-    cpu_time: seconds are those of the process instead of the clock's.
+    cpu_time: count CPU time of the process instead of wall time.
     """
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
     waiting = {engine.add_request(list(prompt), params) for prompt in prompts}
@@ -107,7 +107,7 @@ def run(
 
 
 def _seconds(stats: EngineStats) -> float:
-    """Of all steps so far."""
+    """Seconds of all steps so far."""
     return sum(float(getattr(stats, f"{part}_seconds")) for part in _PARTS)
 
 

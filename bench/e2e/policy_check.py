@@ -1,4 +1,4 @@
-"""Speculation as it chooses its own lengths against plain decoding, prompt by prompt.
+"""Compares speculation that chooses its own draft lengths with plain decoding, prompt by prompt.
 
     python -m bench.e2e.policy_check --model DIR_OR_NAME --speculation '{"method": "ngram"}'
 
@@ -42,11 +42,11 @@ _NO_POLICY = DraftPolicyStats(0, 0, 0, 0, 0, 0, 0.0, 0.0)  # before anything was
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """What is measured.
+    """The settings of a measurement.
 
     Attributes:
         speculation: speculative_config, as JSON.
-        quantization: of both engines; None: the checkpoint's.
+        quantization: both engines' quantization; None: the checkpoint's.
         isa: cpu_isa of both engines; "auto": the widest.
         busy: processes that compute meanwhile.
     """
@@ -59,7 +59,7 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One answer and what it took."""
+    """One answer and its cost."""
 
     wall: float
     cpu: float
@@ -73,7 +73,7 @@ class Times:
         self.answers: list[Answer] = []
 
     def quantile(self, share: float, clock: str) -> float:
-        """Of the answers' seconds, the quickest of which is at 0."""
+        """A quantile of the answers' seconds; 0 is the fastest."""
         seconds = sorted(getattr(answer, clock) for answer in self.answers)
         place = share * (len(seconds) - 1)
         below = int(place)
@@ -125,7 +125,7 @@ class Contestant:
         self.policy = _NO_POLICY
 
     def run(self, prompts: Prompts, params: SamplingParams) -> Answer:
-        """Answers to one batch; num_steps and policy are what they took."""
+        """Answers to one batch; num_steps and policy count this batch only."""
         if self._engine is None or self._fresh:
             self.close()
             self._engine = self._load()

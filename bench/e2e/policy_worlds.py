@@ -1,4 +1,4 @@
-"""Records what bench/host/policy_ablation decodes again: passes and drafts of a real model.
+"""Records passes and drafts of a real model for bench/host/policy_ablation to simulate.
 
     build/release/bench/step_bench --model=DIR --rows=1,2,4,8,16,32,64 --json=bf16.json
     python -m bench.e2e.policy_worlds --passes bf16=bf16.json int4=int4.json --json WORLDS.json
@@ -21,13 +21,13 @@ from specdec_native.checkpoints import hub
 HEAD = "SmolLM2-135M-Instruct-eagle3"
 HEAD_DEPTH = 8
 NGRAM_DEPTH = 16
-NGRAM = range(4, 1, -1)  # tokens that have to be the same, the most first
+NGRAM = range(4, 1, -1)  # lengths of n-grams to match, the longest first
 
 
 def right_of_head(engine: Engine, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """Tokens of the head that are right after each token of the answer.
+    """How many of the head's drafted tokens are right after each token of the answer.
 
-    Each beginning of the answer is a prompt, whose first draft is recorded.
+    Each prefix of the answer is run as a prompt, and its first draft is recorded.
     """
     params = SamplingParams(
         temperature=0, max_tokens=HEAD_DEPTH + 2, ignore_eos=True, record_draft_steps=True
@@ -38,7 +38,7 @@ def right_of_head(engine: Engine, prompt: Sequence[int], answer: Sequence[int]) 
 
 
 def right_of_ngram(prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """Tokens that are right of those after the last equal n-gram; -1 where there is none."""
+    """How many tokens after the last equal n-gram are right; -1 if there is no such n-gram."""
     tokens = [*prompt, *answer]
     return [
         next(

@@ -1,5 +1,5 @@
-"""Predicted and measured passes over several ranks: `specdec-native plan --devices` against what
-happens when the CPU counts as several devices.
+"""Compares predictions of `specdec-native plan --devices` with measured passes of several ranks on
+the CPU.
 
     python -m bench.e2e.ranks_check --json FILE
 
@@ -63,7 +63,7 @@ _EXCHANGES = _TARGET | {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
-# What each of two ranks computes of it.
+# The half of it that each of two ranks computes.
 _HALF_OF_EXCHANGES = _EXCHANGES | {
     "vocab_size": 128,
     "intermediate_size": 64,
@@ -74,7 +74,7 @@ _HALF_OF_EXCHANGES = _EXCHANGES | {
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Of a step: the target's pass, drafting, and the rest."""
+    """Seconds of a step: the target's pass, drafting, and the rest."""
 
     forward: float
     draft: float
@@ -99,7 +99,7 @@ class Setting:
     groups: int = 1
 
     def turn(self, num_steps: int) -> list[Seconds]:
-        """Of steps in which all requests decode."""
+        """Seconds of steps in which all requests decode."""
         params = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True, detokenize=False)
         prompts = [
             [1 + (7 * r + i) % 200 for i in range(_PROMPT_TOKENS)] for r in range(self.batch)
@@ -129,7 +129,7 @@ class Setting:
 
 
 def fastest(turns: Sequence[Sequence[Seconds]]) -> Seconds:
-    """Each part as in the step in which others kept it waiting the least."""
+    """The fastest time of each part, that is, the one least disturbed by other processes."""
     steps = [step for turn in turns for step in turn]
     parts = (min(getattr(step, name) for step in steps) for name in ("forward", "draft", "rest"))
     return Seconds(*parts)
@@ -153,7 +153,7 @@ def measure(settings: dict[str, Setting], num_rounds: int, num_steps: int) -> Tu
 
 
 class Checker:
-    """Makes engines, measures them in turns, and predicts what ranks do from what one does."""
+    """Makes engines, measures them in turns, and predicts several ranks' times from one rank's."""
 
     def __init__(
         self, root: Path, options: argparse.Namespace, stack: contextlib.ExitStack
@@ -298,12 +298,12 @@ class Checker:
 
 
 def _machine(model: _core.ModelFacts, seconds: float, rows: int) -> Machine:
-    """The rates that a pass of so many rows had. Another pass of as many rows has them, too."""
+    """The rates of a pass over `rows` rows; used for other passes with as many rows."""
     return Machine(model.pass_bytes(rows, rows, 0) / seconds, model.pass_flops(rows, 0) / seconds)
 
 
 def _speed(one: Sequence[Sequence[Seconds]], other: Sequence[Sequence[Seconds]]) -> float:
-    """Of the second, relative to the first: median of the turns."""
+    """The speed of `other` relative to `one`: median of the turns."""
     return statistics.median(
         median_step(turn) / median_step(beside) for turn, beside in zip(one, other, strict=True)
     )

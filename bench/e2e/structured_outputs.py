@@ -1,4 +1,4 @@
-"""What structured output costs, and what drafting forced tokens brings.
+"""Measures the cost of structured output, and the gain from drafting forced tokens.
 
     python bench/e2e/structured_outputs.py [--model DIR_OR_NAME] [--rounds N] [--cpu-time]
         [--json FILE]

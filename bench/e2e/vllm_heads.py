@@ -1,4 +1,4 @@
-"""What is accepted of a draft head's tokens, here and by vLLM on the CPU, from the same files.
+"""Compares the acceptance of a draft head here and in vLLM on the CPU, from the same files.
 
     python -m bench.e2e.vllm_heads --model DIR_OR_NAME --head DIR_OR_NAME --prompts FILE.jsonl
 

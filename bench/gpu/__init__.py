@@ -1,1 +1,1 @@
-"""What the CUDA backend does on a GPU: tests and measurements, for a machine without a network."""
+"""Tests and measures the CUDA backend on a GPU machine without a network."""

@@ -13,7 +13,7 @@ from . import carried, machine
 from .steps import Context, Data, FailedError, NotRunError, execute
 
 BENCHES = ["cuda_machine_bench", "cuda_kernel_bench", "cuda_step_bench", "cuda_head_bench"]
-# Of a folder that bench/gpu/prebuild fills: the programs, and what they are.
+# Files in a folder that bench/gpu/prebuild fills: the programs, and their description.
 ARCHIVE = "programs.tar.xz"
 FACTS = "programs.json"
 LIBRARY = "lib/libspecdec.a"  # in the archive, beside bench/ and tests/cuda/
@@ -24,7 +24,7 @@ class PrebuiltError(ValueError):
 
 
 def read_programs(folder: Path) -> Data:
-    """What the programs of a folder are; raises PrebuiltError where it has none."""
+    """The description of a folder's programs; raises PrebuiltError where it has none."""
     for name in (FACTS, ARCHIVE):
         if not (folder / name).is_file():
             raise PrebuiltError(f"{folder} has no {name}: bench/gpu/prebuild {folder} makes it")

@@ -1,4 +1,4 @@
-"""What must be beside the report on a machine without a network, because it is not there.
+"""Packages that the report needs and a machine without a network lacks.
 
 `bench/gpu/prebuild` fills a folder with it, beside the programs: wheels of pybind11 for the Python
 module, of nlohmann-json and CUTLASS for programs that are built there all the same, of pytest for

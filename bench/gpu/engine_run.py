@@ -1,4 +1,4 @@
-"""Tokens a second of this engine with one way of drafting, by batch size.
+"""Tokens per second of this engine with one way of drafting, by batch size.
 
 One process an engine: python -m bench.gpu.engine_run --model DIR --json=FILE ... The prompts are
 random token ids, or those of --prompts (one JSON list of ids a line); seconds are those from the

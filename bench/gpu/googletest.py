@@ -1,6 +1,7 @@
-"""The CUDA suite's programs: all tests of each at once, and later what did not pass by itself.
+"""Runs the CUDA suite's programs: all tests of each at once, later failed tests one by one.
 
-After a kernel failed nothing works in that process: only a test alone tells whether it is to blame.
+After a kernel has failed nothing works in that process: only a test that runs alone shows whether
+it is to blame.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _AT_ONCE = 4  # most of their time is the host's
 
 
 def outcomes(output: str) -> dict[str, str]:
-    """What became of each test that began: OK, FAILED, SKIPPED, or "ended" with the program."""
+    """The outcome of each test that began: OK, FAILED, SKIPPED, or "ended" with the program."""
     found: dict[str, str] = {}
     for line in output.splitlines():
         if begun := re.match(r"\[ RUN      \] (\S+)", line):
@@ -46,7 +47,7 @@ def parse_list(output: str) -> list[str]:
 
 
 def run_programs(context: Context, programs: Sequence[Path]) -> Data:
-    """What became of the programs' tests on a GPU, and which are to run again."""
+    """The outcomes of the programs' tests on a GPU, and which tests to run again."""
     results: Data = {}
     add = keeping(context, results, "programs")
 

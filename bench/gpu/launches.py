@@ -1,4 +1,4 @@
-"""What the launches of a graph have to do: bytes, and seconds beside them.
+"""The work of a graph's launches: bytes to read, and seconds of other work.
 
 A benchmark records the launches of the graph that it measured, or with --list-launches those that
 a GPU would get: grids, shared memory, and what work_of() of bench/common/launch_work.cc reads in
@@ -23,8 +23,8 @@ _PREFETCH_BYTES = 128 << 10  # of a block, into L2
 _ATTENTION_TILE = 64  # positions
 _SHORT_SPLIT, _LONG_SPLIT, _SHORT_END = 256, 1024, 16384  # positions
 _RESERVED_SHARED_BYTES = 1024  # of every block, for the system
-# Of a thread, until a device has said: the limit in scripts/cuda_gates.txt, and what nvcc 13.0
-# makes of attention for sm_90a, by padded head_dim and pairs (bfloat16).
+# Registers per thread, until a device has reported them: the limit in scripts/cuda_gates.txt, and
+# nvcc 13.0's count for attention on sm_90a, by padded head_dim and pairs (bfloat16).
 PRODUCT_REGISTERS = 128
 _SMALL_REGISTERS = 64
 _ATTENTION_REGISTERS = {
@@ -41,7 +41,7 @@ _ATTENTION_REGISTERS = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """What kernels share out."""
+    """The resources that kernels divide up."""
 
     multiprocessors: int = 132
     registers: int = 65536  # of a multiprocessor
@@ -80,7 +80,7 @@ ASSUMED = Costs()
 
 @dataclass(frozen=True)
 class Kernel:
-    """A launch as the clock takes it; seconds are those after it has waited."""
+    """A launch for the simulated clock; seconds count after it has waited."""
 
     name: str = ""
     blocks: int = 1  # that have work
@@ -97,14 +97,14 @@ class Kernel:
     after: float = 0.0  # from the last byte to its end
 
     def held(self, gpu: Gpu) -> tuple[int, int]:
-        """Registers and bytes of shared memory that its blocks take of a multiprocessor."""
+        """Registers and bytes of shared memory of a multiprocessor that its blocks occupy."""
         each = _ceil_div(self.blocks, gpu.multiprocessors)
         registers = each * self.threads * _ceil_div(self.registers, 8) * 8
         return registers, each * (self.shared_bytes + _RESERVED_SHARED_BYTES)
 
 
 def _ceil_div(count: int, unit: int) -> int:
-    """Units that hold so many."""
+    """The number of units that hold `count`."""
     return -(-count // unit)
 
 
@@ -154,20 +154,20 @@ def _flops(work: Record, rows: float) -> float:
 
 
 def _product_seconds(flops: float, l2_bytes: float, costs: Costs) -> float:
-    """Of its arithmetic, or of reading L2 once it has waited."""
+    """Seconds of its arithmetic, or of reading L2 after it has waited."""
     return max(flops / costs.flop_rate, l2_bytes / costs.l2_rate)
 
 
 def _ring_piece(work: Record, stages: int) -> float:
-    """What a kernel of few rows has in registers of a slice of a tile before it waits."""
+    """Bytes of a tile's slice that a kernel of few rows has in registers before it waits."""
     return float(min(stages * _STAGE_BYTES / work["tiles_at_once"], _tile_bytes(work) / _WARPS))
 
 
 def _early_block_bytes(work: Record, stages: int) -> float:
-    """What a block of few rows asks for before it waits.
+    """Bytes that a block of few rows requests before it waits.
 
-    The first bytes of its tiles go to L2. Into registers goes the beginning of each slice of its
-    first tiles, of which some lies behind those bytes.
+    The first bytes of its tiles go to L2. The beginning of each slice of its first tiles goes to
+    registers; a part of that lies behind the bytes for L2.
     """
     piece = _ring_piece(work, stages)
     slices = int(work["tiles_at_once"]) * _WARPS
@@ -176,9 +176,9 @@ def _early_block_bytes(work: Record, stages: int) -> float:
 
 
 def few_rows_l2_bytes(launch: Record, work: Record) -> float:
-    """What multiprocessors read from L2 when they have waited.
+    """Bytes that multiprocessors read from L2 after they have waited.
 
-    Rows that not every block keeps for itself are read for each tile, or for each two.
+    Unless every block keeps its own copy of the rows, they are read once per tile or two tiles.
     """
     blocks = _blocks(launch)
     block_tiles = _ceil_div(int(work["tiles"]), blocks)
@@ -223,7 +223,7 @@ def _many_rows(kernel: Kernel, launch: Record, work: Record, costs: Costs) -> Ke
 
 
 def experts_read(count: int, chosen: int, rows: int) -> float:
-    """How many different experts so many rows choose, where each is as likely as another."""
+    """Different experts that `rows` rows choose on average if all are equally likely."""
     return count * (1.0 - (1.0 - chosen / count) ** rows)
 
 
@@ -266,10 +266,10 @@ def _whole_splits(positions: int) -> int:
 
 
 def attention_items(lists: int, end: int, blocks: int) -> tuple[list[int], int]:
-    """How lists of `end` positions are shared out: tiles of a list's items, and joined splits.
+    """How lists of `end` positions are divided: tiles of a list's items, and joined splits.
 
-    A list is what a block computes together over all positions: some pairs of a row and a head. An
-    item is a run of its splits that is about a block's share.
+    A list is a set of (row, head) pairs that a block computes together over all positions. An item
+    is a run of a list's splits of about a block's share.
     """
     limit = _whole_splits(end)
     short = min(limit, _SHORT_END)

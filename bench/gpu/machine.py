@@ -1,4 +1,4 @@
-"""What is on the machine: the GPU, its driver, compilers, libraries."""
+"""Describes the machine: the GPU, its driver, compilers, libraries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUERY = [
     "power.limit",
 ]
 _SECONDS = 5  # for a program to say its version
-# Beside PATH: the toolkit, and where containers mount the driver.
+# Searched after PATH: the toolkit, and the folder where containers mount the driver.
 _CUDA_TOOLS = [Path("/usr/local/cuda/bin"), Path("/usr/local/nvidia/bin")]
 
 

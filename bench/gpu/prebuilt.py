@@ -26,8 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = "90a-real"  # H100, H200
 _ARCHIVE_BYTES = 26 << 20
 _CARRIED_BYTES = 64 << 20  # of the tree and DIR: what travels to the machine
-# What every Linux system has, and the newest symbols there that a program may ask for: those of
-# Ubuntu 24.04.
+# Libraries of every Linux system, and the newest symbols that a program may need: Ubuntu 24.04's.
 _LIBRARIES = re.compile(r"lib(c|m|pthread|dl|rt|stdc\+\+|gcc_s)\.so\.\d+|ld-linux-x86-64\.so\.2")
 _NEWEST = {
     "GLIBC": (2, 39),
@@ -94,12 +93,12 @@ def check_start(path: Path, argument: str) -> None:
 
 
 def total_bytes(paths: Iterable[Path]) -> int:
-    """Of files and links."""
+    """Bytes of files and links."""
     return sum(path.lstat().st_size for path in paths if path.is_file() or path.is_symlink())
 
 
 def tree_bytes(root: Path) -> int:
-    """Of all files that git does not ignore."""
+    """Bytes of all files that git does not ignore."""
     command = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return total_bytes(root / name for name in set(done.stdout.split("\0")) if name)

@@ -12,9 +12,9 @@ from .step_time import costs_of, record_seconds
 
 Data = dict[str, Any]
 
-# What a draft is assumed to be kept with when tokens/s are worked out from the time of passes.
+# Assumed acceptance rates, to compute tokens/s from the time of passes.
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
-# Of products of many rows, as the benchmark names them.
+# The benchmark's names for the ways to multiply many rows.
 MANY_ROWS_WAYS = (
     "many_rows",
     "wide_rows 128",
@@ -130,7 +130,7 @@ def launched_how(record: Data) -> str:
 
 
 def predicted(record: Data, costs: Costs, unit: float) -> tuple[str, str]:
-    """What is predicted for the launches of a record, in that unit, and measured over it."""
+    """The predicted time of a record's launches in `unit`, and measured over predicted."""
     seconds = record_seconds(record, costs)
     if seconds is None:
         return "", ""
@@ -213,7 +213,7 @@ def expected_length(acceptance: float, num_drafts: int) -> float:
 
 
 def synthetic(records: list[Data]) -> list[str]:
-    """Tokens a second that these passes give with free drafts, at several acceptances."""
+    """Tokens per second of these passes with drafts that cost nothing, at several acceptances."""
     rows = []
     for record in records:
         rates = [
@@ -253,7 +253,7 @@ def kernels(report: Data) -> list[str]:
 
 
 def registers(record: Data) -> str:
-    """Of a thread of each kernel that was launched, where the device says."""
+    """Registers per thread of each launched kernel, where the device reports them."""
     return ", ".join(
         str(launch["registers"]) for launch in record.get("launches", []) if "registers" in launch
     )
@@ -362,7 +362,7 @@ def find_head_figure(report: Data, step: str, kernel: str, each: int, name: str)
 
 
 def goals(report: Data) -> list[str]:
-    """What is asked of the backend, and whether it was met."""
+    """The goals of the backend, and whether they were met."""
     rows: list[tuple[str, str, str]] = []
 
     def add(goal: str, value: float | None, met: Callable[[float], bool]) -> None:
@@ -403,7 +403,7 @@ def goals(report: Data) -> list[str]:
 
 
 def render(report: Data) -> str:
-    """All of it."""
+    """The whole report."""
     what = "emulated, tiny sizes: figures mean nothing" if report["smoke"] else report["gpu"]
     lines = [f"# CUDA backend on {what}", "", f"{report['date']}, {report['commit']}", ""]
     lines += overview(report)

@@ -1,4 +1,4 @@
-"""How long the launches of a graph should take: what launches.py says of each, on a clock.
+"""Predicts the time of a graph's launches by putting the figures of launches.py on a clock.
 
 Memory reads one kernel's weights after another's. Where a kernel waits, memory rests, unless the
 next kernel's first weights are already asked for: that takes room for both on a multiprocessor, and
@@ -37,9 +37,9 @@ class Timed:
 def timeline(kernels: Sequence[Kernel], gpu: Gpu, costs: Costs) -> list[Timed]:
     """The kernels of a graph, one after another."""
     timed: list[Timed] = []
-    memory = 0.0  # is free from here on
-    rest = (0.0, 0.0)  # before that, while the kernel before waits
-    released = 0.0  # of the kernel before: it has waited
+    memory = 0.0  # time from which memory is free
+    rest = (0.0, 0.0)  # idle time of memory before that, while the earlier kernel waits
+    released = 0.0  # when the kernel before has waited
     rate = costs.read_rate * costs.share
     for index, kernel in enumerate(kernels):
         end_before = timed[-1].end if timed else 0.0
@@ -69,7 +69,7 @@ def timeline(kernels: Sequence[Kernel], gpu: Gpu, costs: Costs) -> list[Timed]:
 
 
 def record_seconds(record: Record, costs: Costs) -> float | None:
-    """Of what a record measured, by its launches; None where it has none."""
+    """Predicted seconds of a record, from its launches; None if it has none."""
     if not (kernels := kernels_of(record, costs)):
         return None
     gpu = Gpu(multiprocessors=int(record["threads"]))
@@ -77,7 +77,7 @@ def record_seconds(record: Record, costs: Costs) -> float | None:
 
 
 def weight_bytes(record: Record) -> float:
-    """That the launches of a record read, experts as each is as likely to be chosen."""
+    """Bytes of weights that a record's launches read, if all experts are equally likely."""
     kernels = kernels_of(record, ASSUMED)
     return sum(kernel.bytes for kernel in kernels if not kernel.name.startswith("attention"))
 
@@ -86,7 +86,7 @@ def weight_bytes(record: Record) -> float:
 
 
 def costs_of(records: Sequence[Record], base: Costs = ASSUMED) -> Costs:
-    """With what the records of `ceilings` say."""
+    """The constants, updated from the records of `ceilings`."""
 
     def find(kernel: str, overlap: int, figure: str) -> float | None:
         found = [

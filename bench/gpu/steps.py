@@ -101,7 +101,7 @@ class Processes:
 
 @dataclass
 class Context:
-    """What the steps of a report share."""
+    """The state that the steps of a report share."""
 
     root: Path  # of the repository
     build: Path
@@ -311,7 +311,7 @@ def run_step(step: Step, shared: Context, budget: float) -> Data:
 
 
 class Threads:
-    """What runs in the background, by name."""
+    """The steps that run in the background, by name."""
 
     def __init__(self) -> None:
         self._running: set[str] = set()
@@ -336,7 +336,7 @@ class Threads:
         return self._running.isdisjoint(names)
 
     def wait(self, done: Callable[[], bool], seconds: float | None = None) -> None:
-        """Waits until that is so, which it may become when one of them ends, or for so long."""
+        """Waits until done() is true, checking when a step ends, or for `seconds`."""
         with self._ended:
             self._ended.wait_for(done, seconds)
 

@@ -1,4 +1,4 @@
-"""The steps that ask whether the backend is right: its tests, and the same under sanitizers."""
+"""The steps that test the backend: its tests, and the same tests under sanitizers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def random(*sizes: int) -> torch.Tensor:
 
 
 def seconds(body: Callable[[], object]) -> float:
-    """Of a graph of it."""
+    """Seconds of the body in a CUDA graph."""
     body()  # chooses kernels
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -46,7 +46,7 @@ def seconds(body: Callable[[], object]) -> float:
 
 
 def attention(tokens: int) -> float:
-    """A prompt's, causal."""
+    """Seconds of a prompt's causal attention."""
     q, k, v = (random(1, num_heads, tokens, 128) for num_heads in (32, 8, 8))
     return seconds(lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
 

@@ -1,4 +1,4 @@
-"""Tokens a second of Hugging Face transformers on the same shapes: static cache, compiled.
+"""Tokens per second of Hugging Face transformers on the same shapes: static cache, compiled.
 
 python -m bench.gpu.transformers_run --model DIR --json=FILE ... Weights are random, made on the
 device from config.json. Seconds are the difference between a long and a short generation, so that
@@ -43,7 +43,7 @@ def main() -> int:
     }
 
     def seconds(ids: Any, new_tokens: int) -> float:
-        """Of the faster of two runs."""
+        """Seconds of the faster of two runs."""
         return min(run_seconds(ids, new_tokens) for _ in range(2))
 
     def run_seconds(ids: Any, new_tokens: int) -> float:

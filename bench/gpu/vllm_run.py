@@ -1,4 +1,4 @@
-"""Tokens a second of vLLM on the same shapes, with random weights.
+"""Tokens per second of vLLM on the same shapes, with random weights.
 
 python -m bench.gpu.vllm_run --model DIR [--draft DIR | --head DIR --drafts K --acceptance A]
     --json=FILE ...

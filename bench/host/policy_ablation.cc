@@ -1,5 +1,5 @@
-// What each constant of DraftTuning is worth: simulated decoding with the constant halved and
-// doubled, beside the constants as they are. Needs no model and no clock, so the figures are the
+// The effect of each constant of DraftTuning: simulated decoding with the constant halved and
+// doubled, compared with its actual value. Needs no model and no clock, so the figures are the
 // same on every machine.
 //
 //     policy_ablation [TOKENS]      tokens of each simulated request, 8000 if left out

@@ -1,5 +1,5 @@
-// What drafting without a model costs a step, and what a tree costs beside its forward pass: all of
-// it must stay far below that pass and must not grow with the context.
+// The cost per step of drafting without a model, and of a tree beside its forward pass. Both must
+// stay far below the time of the pass and must not grow with the context.
 #include <cstdint>
 #include <functional>
 #include <random>

@@ -114,7 +114,7 @@ void bench_beside_burners(const Options& options, int threads, Report& report) {
                               {2 * cpus, 10, 0.107}}) {
     const Burners burners(others.count, others.nice);
     const double seconds = seconds_per_step(pool, measure_seconds);
-    // Of the CPUs the pool could use alone, those that are its in a fair division.
+    // The pool's fair share of the CPUs that it could use alone.
     const double used_alone = std::min(threads, cpus);
     const double total_weight = threads + others.count * others.weight;
     const double share = std::min(1.0, threads * cpus / total_weight / used_alone);

@@ -1,5 +1,5 @@
-// What a loop on the device costs: a graph whose WHILE node runs a body until a kernel in it says
-// to stop.
+// The cost of a loop on the device: a graph with a WHILE node, whose body runs until a kernel in it
+// ends the loop.
 #pragma once
 
 #include <string>

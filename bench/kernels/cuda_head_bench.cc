@@ -1,4 +1,4 @@
-// What an EAGLE-3 head costs beside its target on a GPU.
+// The cost of an EAGLE-3 head relative to its target on a GPU.
 //
 //   cuda_head_bench --model=DIR --head=DIR [--device=cuda|emulated] [--context=1024]
 //                   [--load_format=auto|dummy] [--greedy] [--budget=SECONDS] [--json=FILE]
@@ -163,7 +163,7 @@ class HeadBench : PassBench {
     result.counters.emplace_back("over_read", seconds * read_rate_ / result.bytes);
     return result;
   }
-  // Of weights that only committed tokens need.
+  // Bytes of weights that only committed tokens need.
   static double fusion_bytes(const Model& head) {
     double bytes = 0;
     for (const FeatureFusion::Part& part :

@@ -2,12 +2,12 @@
 // one kernel of a graph to the next, round a loop on the device, and past a barrier of the whole
 // grid.
 //
-// Of "graph_node" a record is one kernel that does nothing; of "graph_reads" one kernel of many
-// that together read a buffer, and `gap_us` what it takes longer than its part of one kernel that
-// reads it all, with 1 or 2 blocks a multiprocessor (`blocks_each`). `overlap` is 1 with
-// programmatic dependent launch, and `early` then 1 where a kernel lets the next one start before
-// it waits itself. Of "l2_read" a record is one round through what fits into L2. With
-// --launch=own_carveouts the driver divides L1 cache and shared memory.
+// A record of "graph_node" is one kernel that does nothing. A record of "graph_reads" is one of
+// many kernels that together read a buffer; `gap_us` is its time beyond its share of a single
+// kernel that reads the whole buffer, with 1 or 2 blocks per multiprocessor (`blocks_each`).
+// `overlap` is 1 with programmatic dependent launch, and `early` is 1 if a kernel lets the next one
+// start before it waits itself. A record of "l2_read" is one round through a buffer that fits into
+// L2. With --launch=own_carveouts the driver divides L1 cache and shared memory.
 #include <memory>
 #include <string>
 #include <vector>
@@ -160,7 +160,7 @@ class MachineBench {
     }
   }
 
-  // Of the buffer, read by as many kernels as it has such parts.
+  // Seconds to read the buffer with one kernel per part.
   double reads_seconds(cuda::ReadProbe probe, int64_t part_bytes) {
     const char* data = static_cast<const char*>(probe.data);
     probe.num_bytes = part_bytes;

@@ -43,7 +43,7 @@ __device__ __forceinline__ uint32_t sum_of(const uint4 (&values)[kInFlight]) {
   return sum;
 }
 
-// As products do it: what fits into registers is asked for before the kernel waits.
+// As in products: loads that fit into registers are issued before the kernel waits.
 template <bool kStartsNextEarly>
 __global__ void __launch_bounds__(kThreads) read_kernel(ReadProbe probe) {
   if constexpr (kStartsNextEarly) ptx::let_next_start();
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) read_kernel(ReadProbe probe) {
   if (sum == kUnlikely) *probe.sink = sum;
 }
 
-// Out of L2, where all of the data fits: loads leave nothing in L1.
+// Reads data that fits into L2; loads bypass L1.
 __global__ void __launch_bounds__(kThreads) reread_kernel(RereadProbe probe) {
   const uint4* data = static_cast<const uint4*>(probe.data);
   uint32_t sum = 0;
@@ -98,7 +98,7 @@ __global__ void empty_kernel() {
   ptx::let_next_start();
 }
 
-// Every block adds one and waits until all have, again and again.
+// Every block adds one and waits until all blocks have, repeatedly.
 __global__ void barrier_kernel(BarrierProbe probe) {
   for (uint32_t round = 1; round <= static_cast<uint32_t>(probe.num_barriers); ++round) {
     __syncthreads();

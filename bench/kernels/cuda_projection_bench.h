@@ -19,7 +19,7 @@
 
 namespace specdec::bench {
 
-// How many copies of `bytes` an L2 cache cannot hold.
+// How many copies of `bytes` exceed an L2 cache.
 int sets_for(double bytes);
 
 class ProjectionBench {
@@ -44,9 +44,9 @@ class ProjectionBench {
 
   static std::vector<Projection> projections_of(const ModelShape& model);
   bool wants(const Projection& projection, const std::string& shape) const;
-  // Those that were asked for, else all, or with --smoke a few.
+  // The requested numbers of rows, else all, or with --smoke a few.
   std::vector<int> rows_or(std::vector<int> all, std::vector<int> few) const;
-  // As many copies as the L2 cache cannot hold.
+  // Enough copies to exceed the L2 cache.
   Weights pack(const Projection& projection);
   double seconds_of(const Weights& weights, Run& run);
 

@@ -1,5 +1,5 @@
-// The target's pass of a step on a GPU: what decoding costs, what verifying K drafts costs beside
-// it, and how near the memory floor both are.
+// The target's pass of a step on a GPU: the cost of decoding and of verifying K drafts, and how
+// near both are to the memory floor.
 //
 //   cuda_step_bench --model=DIR [--device=cuda|emulated] [--contexts=1024,16384]
 //                   [--batches=1,4,16,64] [--drafts=0,1,2,3,4,5,6,7] [--quantization=auto|...]

@@ -1,5 +1,5 @@
-// What a draft head costs beside its target: a pass of it, catching up with accepted tokens and
-// with a prompt, and the states a target stores for a head that does not draft.
+// The cost of a draft head relative to its target: a pass, catching up with accepted tokens and
+// with a prompt, and the states that a target stores for a head that does not draft.
 //
 // Target and head have the shapes of real models, made-up weights, and 512 tokens in their caches;
 // --format=act|int8 is the target's, the head's matrices are int8, its default. Every pass of a
@@ -266,7 +266,7 @@ class HeadModel {
     });
   }
 
-  // What passes of drafts read of weights, without what only committed tokens need.
+  // Bytes of weights that passes of drafts read, without weights that only committed tokens need.
   double draft_bytes() const {
     const auto& decoder = dynamic_cast<const Decoder&>(*head_);
     const FeatureFusion& fusion = *decoder.parts().fusion;

@@ -37,7 +37,7 @@ constexpr int64_t kMaxLayerBytes = 512 << 20;  // beyond any cache: more layers 
 constexpr double kMeasureSeconds = 0.4;        // of each number of rows, at least
 constexpr int kMinSamples = 5;
 
-// What an operation of the step moves and computes, and its times.
+// Bytes, operations and times of one operation of the step.
 struct Part {
   double bytes = 0;
   double flops = 0;
@@ -151,7 +151,7 @@ class Step {
     return backend_->pack_linear({.parts = parts, .format = options.format, .gated = gated});
   }
 
-  // As decoders do where k is shared out by `unit` inputs.
+  // As in decoders whose k is cut in units of `unit` inputs.
   std::unique_ptr<PackedLinear> pack_sliced(int64_t out_features, int64_t in_features, int unit,
                                             const Options& options) {
     const WeightView view{.values = {source_.data(), options.dtype, {out_features, in_features}}};
@@ -160,7 +160,7 @@ class Step {
         {.parts = {&view, 1}, .format = options.format, .k_slices = &slices});
   }
 
-  // Either order every other time: the second finds the rows in the cache.
+  // Alternates the order, because the second one finds the rows in the cache.
   void time_both(const std::string& name, const PackedLinear& sliced, const PackedLinear& plain,
                  int rows, const ProjectionInput& in) {
     double seconds[2] = {};

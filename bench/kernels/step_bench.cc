@@ -1,5 +1,5 @@
-// One step of a real model at a context: what a row costs, what a verification of several rows
-// costs beside it, how near the memory floor both are, and where the time goes.
+// One step of a real model at a context: the cost of one row and of verifying several rows, how
+// near both are to the memory floor, and where the time goes.
 //
 //   step_bench --model=DIR [--rows=1,2,4,8,16] [--context=512] [--dtype=bfloat16]
 //              [--quantization=auto|none|int8|int4] [--threads=N] [--repeats=40] [--json=FILE]

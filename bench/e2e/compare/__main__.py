@@ -39,7 +39,7 @@ from .workloads import DEFAULT_PROMPTS, LONG, WORKLOADS, Cell, make_cells, read_
 
 _ROOT = Path(__file__).resolve().parents[3]
 _ANY_LOAD = 1e9  # cores: a short run drops nothing
-_SLACK_TOKENS = 32  # of room for drafts past the last token
+_SLACK_TOKENS = 32  # extra room in the context for drafts past the last token
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -274,12 +274,12 @@ def _check_files(options: argparse.Namespace) -> None:
 
 
 def _quantization(precisions: Sequence[str]) -> str:
-    """What a GGUF file is converted to for those who need floating point."""
+    """The quantization of a GGUF file's conversion for peers that need floating point."""
     return "auto" if set(precisions) == {STORED} else "none"
 
 
 def _checkpoint(name: str | None, precision: str) -> str:
-    """What contestants of that precision load; "" for nothing."""
+    """The checkpoint that contestants of a precision load; "" for none."""
     if name is None:
         return ""
     is_stored = precision == STORED

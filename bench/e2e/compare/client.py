@@ -1,4 +1,4 @@
-"""A worker seen from the comparison: started, asked, held still while others run, ended."""
+"""The comparison's side of a worker: starts it, sends requests, stops it while others run."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class Worker:
         return generation
 
     def foreign_load(self) -> ForeignLoad:
-        """Measures from now on what others than this worker use."""
+        """Starts to measure the CPU use of all processes but this worker."""
         return ForeignLoad(self._process.pid)
 
     def peak_bytes(self) -> int:
-        """The most memory the peer was seen to have held."""
+        """The peer's peak memory so far."""
         peak = group_peak_bytes(self._process.pid, leader=self._counts_itself)
         self._peak_bytes = max(self._peak_bytes, peak)
         return self._peak_bytes

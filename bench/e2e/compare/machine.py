@@ -1,4 +1,4 @@
-"""The machine and the model: what bounds a step, measured or counted."""
+"""Facts about machine and model that bound a step's speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BYTES_PER_WEIGHT = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 2.0 / _GROUP_SIZE}
 
 
 def describe_machine(num_threads: int) -> dict[str, Any]:
-    """The processor and what is used of it."""
+    """The processor and the part of it that is used."""
     info = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
     return {

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# Of the "cpu" line of /proc/stat: user nice system idle iowait irq softirq steal.
+# Fields of /proc/stat's "cpu" line that count: user nice system idle iowait irq softirq steal.
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
 
 
@@ -42,7 +42,7 @@ def machine_cpu_seconds() -> float:
 
 @dataclasses.dataclass
 class ForeignLoad:
-    """Measures what others use of the machine while a process group works."""
+    """Measures how many cores other processes use while a process group works."""
 
     group: int
 

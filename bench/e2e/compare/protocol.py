@@ -1,4 +1,4 @@
-"""What the comparison and its workers say to each other: one JSON object a line.
+"""The protocol between the comparison and its workers: one JSON object per line.
 
 A worker is a process in its peer's own environment, so this module needs nothing but the standard
 library. Requests have a "command": load, reset, generate or close; replies have a
@@ -21,22 +21,21 @@ class PeerError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a worker loads.
+    """The model and settings that a worker loads.
 
     Attributes:
         model: directory of a Hugging Face checkpoint with safetensors in bfloat16; a GGUF file
             where the precision is "stored".
-        draft_model: the same of a smaller model with its vocabulary; "" for none.
-        precision: of the target's weights: "bf16", "int8" or "int4", or "stored" for those of the
-            GGUF file.
-        speculation: one of the peer's names for a way of decoding, "plain" among them.
+        draft_model: the checkpoint of a smaller model with the same vocabulary; "" for none.
+        precision: the target's weights: "bf16", "int8" or "int4", or "stored" for the GGUF file's.
+        speculation: one of the peer's names for a way of decoding, such as "plain".
         num_threads: threads that compute.
         max_model_len: the most tokens of a prompt and its answer.
         max_batch: the most prompts of one call.
         home: where the peer is installed.
-        artifacts: a folder for what the peer converts a checkpoint to, kept between runs.
-        head: directory of a draft head, where the speculation needs one; "" for none.
-        isa: the instruction set it is held to, as Engine's cpu_isa; "auto": the machine's own.
+        artifacts: a folder for the peer's converted checkpoints, kept between runs.
+        head: directory of a draft head, if the speculation needs one; "" for none.
+        isa: the instruction set it is limited to, as in Engine's cpu_isa; "auto": no limit.
     """
 
     model: str
@@ -54,12 +53,12 @@ class Setup:
 
 @dataclasses.dataclass
 class Generation:
-    """What one call generated.
+    """The result of one call.
 
     Attributes:
         token_ids: new tokens of each prompt.
-        seconds: of the call, prompts in to all tokens out.
-        first_token_seconds: from the call to each prompt's first token; None if it cannot say.
+        seconds: duration of the call, from prompts in to all tokens out.
+        first_token_seconds: from the call to each prompt's first token; None if unknown.
         num_accepted: drafted tokens that were kept; None without speculation or if unknown.
     """
 
@@ -79,7 +78,7 @@ class Generation:
 
 
 def artifact_name(model: str, precision: str) -> str:
-    """What a peer's own form of a checkpoint is called; another name once the weights change."""
+    """The name of a peer's converted checkpoint; it changes with the weights."""
     key = hashlib.sha256()
     for file in sorted(Path(model).glob("*.safetensors")):
         status = file.stat()
@@ -91,7 +90,7 @@ class Backend(Protocol):
     """A peer inside its worker."""
 
     def load(self, setup: Setup) -> str:
-        """Loads what a Setup says, converting the checkpoint first where needed.
+        """Loads the model of a Setup, converting the checkpoint first if needed.
 
         Returns the peer's version.
         """
@@ -100,7 +99,7 @@ class Backend(Protocol):
         """Forgets earlier prompts and answers and makes ready for calls of `batch` prompts."""
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> Generation:
-        """Greedy: exactly max_tokens new tokens of each prompt, past any end of sequence."""
+        """Greedy: exactly max_tokens new tokens for each prompt, past any end of sequence."""
 
     def close(self) -> None:
-        """Ends what it started."""
+        """Ends the processes that it started."""

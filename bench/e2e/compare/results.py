@@ -1,4 +1,4 @@
-"""What was measured, and what follows from it: medians of the quiet samples, ratios."""
+"""The measurements, and figures computed from them: medians of the quiet samples, ratios."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Contestant:
 
     @property
     def kernels(self) -> str:
-        """What only equal contestants are compared by: precision and instruction set."""
+        """Precision and instruction set: only contestants with equal ones are compared."""
         return self.precision if self.isa == "auto" else f"{self.precision}, {self.isa}"
 
 
@@ -49,7 +49,7 @@ class Sample:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Sample:
-        """What dataclasses.asdict made of one."""
+        """The inverse of dataclasses.asdict."""
         return cls(**{**fields, "contestant": Contestant(**fields["contestant"])})
 
 
@@ -58,11 +58,11 @@ class Result:
     """A run, or several on the same machine and model put together.
 
     Attributes:
-        machine: what it ran on, and how.
-        versions: of the peers that ran, by name.
-        absent: of the peers that are not installed, the commands that install them.
-        failed: what went wrong, by contestant.
-        weight_bytes: read for one token, by precision.
+        machine: facts about the machine and the settings.
+        versions: versions of the peers that ran, by name.
+        absent: for each peer that is not installed, the commands that install it.
+        failed: errors, by contestant.
+        weight_bytes: bytes read for one token, by precision.
         bandwidths: bytes/s that could be read from memory, measured between the samples.
         samples: all calls, noisy ones too.
         max_foreign_cores: above this a sample is noisy.
@@ -85,7 +85,7 @@ class Result:
         return cls(**{**known, "samples": [Sample.from_json(s) for s in fields["samples"]]})
 
     def add(self, other: Result) -> None:
-        """Takes in another run's samples. Raises ValueError for one of another model."""
+        """Adds another run's samples. Raises ValueError for a run of another model."""
         if self.machine.get("model") != other.machine.get("model"):
             raise ValueError("results of different models cannot be put together")
         self.versions |= other.versions
@@ -102,18 +102,18 @@ class Row:
 
     Attributes:
         tokens_per_s: new tokens over the whole call, prompts included.
-        times_plain: over the same peer's plain decoding; None for want of that.
-        worst_times_plain: the same on the prompt where it is least; batch 1 only.
-        ours_over_it: this engine's tokens_per_s over its own, plain against plain and this
-            engine's best speculation against speculation.
+        times_plain: speed relative to the same peer's plain decoding; None if not measured.
+        worst_times_plain: the same on the slowest prompt; batch 1 only.
+        ours_over_it: this engine's tokens_per_s relative to its own; plain is compared with plain,
+            and speculation with this engine's best speculation.
         first_token_ms: median over the prompts.
         decode_tokens_per_s: after the first token; batch 1 only.
         of_bandwidth: the share of the read bandwidth at which plain decoding reads its weights.
-        tokens_per_step: emitted by a pass through the target, 1 where nothing is accepted.
-        peak_bytes: memory.
-        same_as_plain: whether the tokens are those of its own plain decoding.
-        num_samples: quiet ones, the fewest of any call.
-        num_noisy: those dropped.
+        tokens_per_step: mean tokens per pass of the target; 1 if no draft is accepted.
+        peak_bytes: peak memory.
+        same_as_plain: whether the tokens equal its own plain decoding's.
+        num_samples: number of quiet samples, for the call with the fewest.
+        num_noisy: number of dropped samples.
     """
 
     contestant: Contestant

@@ -1,4 +1,4 @@
-"""Runs the contestants in turns, so that a machine's drift meets all of them alike."""
+"""Runs the contestants in turns, so that drift of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class Load(Protocol):
-    """What others use of the machine, since it was made."""
+    """The CPU use of other processes since this object was made."""
 
     def cores(self) -> float:
         """Cores that others kept busy."""
 
 
 class Player(Protocol):
-    """A contestant that is loaded."""
+    """A loaded contestant."""
 
     def awake(self) -> contextlib.AbstractContextManager[None]:
         """Lets it run; otherwise it is held still."""
@@ -60,10 +60,10 @@ class Runner:
     Attributes:
         load: loads a contestant; raises PeerError.
         can_run: whether a contestant takes part in a cell.
-        result: what samples are added to.
-        retries: how often a noisy call is repeated before it is left at that.
+        result: samples are added to it.
+        retries: how often a noisy call is repeated before it is kept as noisy.
         measure_bandwidth: adds to the result's bandwidths.
-        on_progress: told what happens.
+        on_progress: called with a text about the progress.
         on_round: called after each round, with the result so far.
     """
 

@@ -28,7 +28,7 @@ def serve(backend: Backend, requests: TextIO, replies: TextIO) -> None:
             reply: dict[str, Any]
             try:
                 reply = {"result": _run(backend, request)}
-            except Exception as error:  # the peer's own, of any kind
+            except Exception as error:  # any error of the peer's
                 traceback.print_exc()
                 reply = {"error": f"{type(error).__name__}: {error}"}
             replies.write(json.dumps(reply) + "\n")

@@ -1,4 +1,4 @@
-"""What is generated from: chat, code and edit prompts as token ids, the same for every engine."""
+"""The workloads: chat, code and edit prompts as token ids, the same for every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a peer without loading it: what it can do, where it is, how to install it."""
+"""The description of a peer: its abilities, location and installation. Loads nothing."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Peer:
 
     Attributes:
         name: as tables and options spell it.
-        module: of this package's folder of peers; what the worker imports.
+        module: the module in this folder that the worker imports.
         speculations: ways of decoding by name, "plain" first, and the most prompts each takes.
-        precisions: of the weights.
+        precisions: precisions of weights that it supports.
         install: shell commands that install it; {home} is replaced by the folder to install to,
             {isa} and {options} by the instruction set and its `build_options`.
-        package: what its interpreter must be able to import; "" for a peer that is a program.
+        package: a package that its interpreter must have; "" for a peer that is a program.
         program: file under its home that must exist; "" for a Python package. {isa} is replaced.
-        isas: instruction sets it can be held to, and the variables of its environment that do so.
-        build_options: of a program that is built for an instruction set; {options} of `install`.
-        environment: variables of its worker, from its home and the number of threads.
+        isas: instruction sets it can be limited to, and the environment variables for that.
+        build_options: options to build a program for an instruction set; {options} in `install`.
+        environment: its worker's environment variables, from its home and the number of threads.
         in_worker: whether it computes in the worker itself, whose memory then counts.
     """
 
@@ -78,13 +78,13 @@ class Peer:
         return None
 
     def install_commands(self, home: Path, isa: str = AUTO) -> list[str]:
-        """What to type to install it to `home`."""
+        """The commands that install it to `home`."""
         options = self.build_options.get(isa, "")
         return [command.format(home=home, isa=isa, options=options) for command in self.install]
 
 
 def head_method(speculation: str) -> str | None:
-    """The method of the head that is needed to decode so, "eagle3" in "suffix+eagle3", or None."""
+    """The method of the head that a speculation needs, "eagle3" for "suffix+eagle3"; or None."""
     last = speculation.rpartition("+")[2]
     return last if last in HEADS else None
 

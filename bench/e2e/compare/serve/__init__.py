@@ -1,1 +1,1 @@
-"""What the HTTP server costs: beside other servers, and beside Engine.generate."""
+"""Measures the HTTP server against other servers and against Engine.generate."""

@@ -1,4 +1,4 @@
-"""Streamed tokens a second through HTTP.
+"""Streamed tokens per second through HTTP.
 
     python -m bench.e2e.compare.serve --tokenizer-of DIR --peers vllm llama.cpp
     python -m bench.e2e.compare.serve --model DIR
@@ -59,7 +59,7 @@ def body_of(num_tokens: int) -> dict[str, Any]:
 
 
 def beside_servers(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens a second of each server, and ratios to ours."""
+    """Tokens per second of each server, and ratios to ours."""
     if options.tokenizer_of is None:
         raise SystemExit("--tokenizer-of: give a checkpoint such as SmolLM2's")
     model = make(options.tokenizer_of, options.work / "tiny")
@@ -91,7 +91,7 @@ def beside_servers(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def beside_engine(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens a second through HTTP and by Engine.generate in this process."""
+    """Tokens per second through HTTP and by Engine.generate in this process."""
     slots = max(options.connections)
     log = options.work / "specdec_native.common.log"
     server = start("specdec_native", options.model, slots, options.threads, log)

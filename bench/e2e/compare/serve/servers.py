@@ -54,7 +54,7 @@ def llama_cpp(model: Path, slots: int, num_threads: int) -> Command:
     home = _home("llama.cpp")
     file = model.with_suffix(".gguf")
     if not file.is_file():
-        # The converter knows tokenizers by what they make of a text; this one is cut.
+        # The converter recognises tokenizers by how they encode a test text; this one is truncated.
         script = (
             f"import sys; sys.path.insert(0, {str(home)!r}); import convert_hf_to_gguf as c; "
             "from conversion.base import TextModel; "

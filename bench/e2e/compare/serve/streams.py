@@ -15,7 +15,7 @@ _END = b"data: [DONE]\n\n"
 
 
 def flood(port: int, connections: int, seconds: float, body: dict[str, Any]) -> float:
-    """Answers a second while `connections` clients ask again and again (Debian's wrk).
+    """Answers per second while `connections` clients send requests continuously (Debian's wrk).
 
     Raises RuntimeError where an answer was no 200 or a connection failed. llama-server ends its
     connections after each answer, which wrk counts among the errors of reading.

@@ -1,4 +1,4 @@
-"""A model so small that a server is what is measured, with a tokenizer every server reads."""
+"""Makes a model so small that the server dominates the time, with a tokenizer all servers read."""
 
 from __future__ import annotations
 
