@@ -41,7 +41,7 @@ BREADTH = """
     logits_processors generation_config progress config_keys
     speculative_cli shipped_heads_cli docs packaging vllm_* speculative_arguments
 """
-# Of the packages over the engine, one path each is in stage `python` all the same.
+# For each package over the engine, one path that stage `python` runs anyway.
 ROOMS = ("specdec_lab", "specdec_serve", "bench")
 ONE_PATH = """
     server server_completions server_chat server_chat_logprobs server_tools server_structured
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def keep_to_own_cpus(worker: int, num_workers: int) -> None:
-    """Of the CPUs a share of its own, so that no worker's threads wait for another's."""
+    """Gives each worker its own CPUs, so that no worker's threads wait for another's."""
     if hasattr(os, "sched_setaffinity"):  # on Linux
         cpus = sorted(os.sched_getaffinity(0))
         own = cpus[worker::num_workers] or cpus

@@ -89,7 +89,7 @@ inline void step_once(Engine& engine, Numbered& answers) {
   for (const RequestOutput& output : engine.step()) read_output(output, answers[output.request_id]);
 }
 
-// What is left of the requests that the engine has.
+// Runs the engine's unfinished requests to their end; returns their outputs.
 inline Numbered drain(Engine& engine) {
   Numbered answers;
   while (engine.has_unfinished_requests()) step_once(engine, answers);

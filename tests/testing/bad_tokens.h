@@ -11,7 +11,7 @@
 
 namespace specdec::testing {
 
-// Two bytes a token, of which the first is like none of the second ones.
+// Two bytes per token; no first byte equals a second byte.
 inline std::string code_of(int32_t token) {
   return {static_cast<char>(0x80 + token / 128), static_cast<char>(token % 128)};
 }

@@ -90,7 +90,7 @@ class AttentionTest : public CudaDeviceTest {
     return results;
   }
 
-  // Those of a launch that reads the plan that one before it wrote, when the lengths are gone.
+  // The rows of a launch that reads an earlier launch's plan, after the lengths are overwritten.
   RowBytes attend_planned(PagedWorld& world, const Launch& launch) {
     upload_world(world, launch);
     AttentionParams planned = params(upload_batch(world), launch);

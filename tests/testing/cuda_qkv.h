@@ -23,7 +23,7 @@ struct QkvShape {
   int num_outputs() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 
-// What a projection left on the device.
+// A projection's results, copied from the device.
 struct QkvResult {
   std::vector<uint16_t> q;            // [num_rows, num_heads, head_dim] at act
   std::vector<uint8_t> keys, values;  // the cache

@@ -150,7 +150,7 @@ struct Case {
   SamplingParams params;
 };
 
-// What was seen of all steps of all requests.
+// Counts over all steps of all requests.
 struct Seen {
   int num_branched = 0;  // trees that were more than a chain
   // By how many drafts were accepted; the last count is of those whose longest path was.

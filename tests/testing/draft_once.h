@@ -39,7 +39,7 @@ inline DraftRequest request_for(std::span<const int32_t> tokens, DraftTree& tree
   return request;
 }
 
-// Where lengths are fixed, so that nothing is planned.
+// Drafts with fixed lengths, without a plan.
 inline void draft_unplanned(Drafters& drafters, std::span<DraftRequest> requests) {
   DraftPlan none;
   drafters.draft(none, requests);

@@ -1,5 +1,4 @@
-// What the model of a drafter makes of one text, for tests that compare it with another
-// implementation.
+// Runs a drafter's model on one text, for tests that compare it with another implementation.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +23,7 @@ struct DraftedTree {
   std::vector<float> survivals;  // the model's own probability of each path
 };
 
-// What the model of the only drafter drafts below `tokens`, greedily, as deep and wide as the
+// The tree that the only drafter's model drafts after `tokens`, greedily, as deep and wide as the
 // configuration allows.
 DraftedTree drafted_tree(const EngineConfig& config, const std::vector<int32_t>& tokens);
 

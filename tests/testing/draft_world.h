@@ -33,7 +33,7 @@ struct DraftWorldOptions {
   // Probability that the cheap drafter has a draft.
   std::function<double(int request, int64_t token)> hit_rate = [](int, int64_t) { return 1.0; };
   bool levels = false;   // of a draft model: as deep for every request, decided before the step
-  int width = 1;         // nodes a level, of which one may be right
+  int width = 1;         // nodes per level; at most one is right
   int fixed_depth = -1;  // >= 0: drafts of that depth throughout, the policy is not asked
   double noise = 0.03;   // standard deviation of measured seconds, as a share
   double outlier_rate = 0.0;  // of measurements that take up to ten times as long

@@ -27,7 +27,7 @@ inline ModelConfig load(const std::string& json) {
   return load_model_config(directory.path());
 }
 
-// Of each layer.
+// The window of each layer.
 inline std::vector<int> windows_of(const ModelConfig& config) {
   std::vector<int> windows;
   for (const LayerSpec& layer : config.layers) windows.push_back(layer.sliding_window);

@@ -1,4 +1,4 @@
-// What products with quantised weights should be.
+// Expected values of products with quantised weights.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -21,7 +21,7 @@
 
 namespace specdec::testing {
 
-// What KV slots hold after the plans executed so far.
+// The contents of KV slots after the plans executed so far.
 class ShadowKv {
  public:
   ShadowKv(int num_blocks, int block_size)
@@ -364,7 +364,7 @@ class SchedulerHarness {
       return std::holds_alternative<Decoding>(sequence->state);
     }));
   }
-  // Of so many sequences, the most that one of the groups takes.
+  // The most sequences that one group takes of `num_sequences`.
   int share(int num_sequences) const {
     const int num_groups = options_.config.num_groups;
     return num_sequences / num_groups + (num_sequences % num_groups > 0 ? 1 : 0);

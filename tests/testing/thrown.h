@@ -1,4 +1,4 @@
-// What a call throws.
+// Returns the exception that a call throws.
 #pragma once
 
 #include <stdexcept>

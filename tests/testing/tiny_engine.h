@@ -57,8 +57,8 @@ inline SamplingParams sampled(int max_tokens) {
   return params;
 }
 
-// Four of which each prompt is `growth` longer than the one before; the third wants two
-// completions.
+// Four requests. Each prompt is `growth` tokens longer than the one before; the third request asks
+// for two completions.
 inline std::vector<Asked> four_requests(int max_tokens, int growth) {
   SamplingParams params;
   params.temperature = 0.9f;

@@ -100,7 +100,7 @@ inline std::vector<int32_t> most_likely(std::span<const float> q, int count) {
   return draw_distinct(q, count, std::vector<double>(q.size(), 0.0));
 }
 
-// What one rule of speculative sampling gets wrong.
+// Faults in the rules of speculative sampling.
 enum class Fault {
   kNone,
   kInvertedRatio,        // accepts with min(1, q / p)
@@ -144,7 +144,7 @@ inline int32_t draw_from(const Probabilities& probs, double uniform) {
   return static_cast<int32_t>(probs.size()) - 1;
 }
 
-// What attempt `index` at the node was drawn from.
+// The distribution that attempt `index` at the node was drawn from.
 inline Probabilities proposal_at(const DraftTree& tree, int node, size_t index, int vocab_size,
                                  Fault fault = Fault::kNone) {
   const auto attempts = tree.attempts(node);

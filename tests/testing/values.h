@@ -1,4 +1,4 @@
-// Random values, and what becomes of values at a dtype.
+// Random values, and values rounded to a dtype.
 #pragma once
 
 #include <cstdint>

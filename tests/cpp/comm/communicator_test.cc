@@ -1,4 +1,4 @@
-// What every kind of communicator does. Ranks are threads here, whatever carries their bytes.
+// Tests of every kind of communicator. Ranks are threads here, whatever carries their bytes.
 #include "comm/communicator.h"
 
 #include <gtest/gtest.h>
@@ -167,7 +167,7 @@ TEST_P(CommunicatorTest, TwoPostedMessagesNeedNobodyToHaveCome) {
   });
 }
 
-// What is posted comes before what is sent later, and other operations move it on.
+// A posted message arrives before messages sent later, and other operations advance it.
 TEST_P(CommunicatorTest, PostedMessagesKeepTheirOrder) {
   run(3, [](Communicator& ranks) {
     std::mt19937 sizes(3);

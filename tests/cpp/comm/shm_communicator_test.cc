@@ -74,7 +74,7 @@ class ShmCommunicatorTest : public ::testing::Test {
   std::vector<std::string> before_ = shared_memory_files();
 };
 
-// What ranks wait for at most, where nobody is to wait for so long: such a test does not end.
+// A timeout that no test should reach: a test that waits for it would hang.
 constexpr std::chrono::milliseconds kLongest = 1h;
 
 double milliseconds_since(Clock::time_point start) {

@@ -28,7 +28,7 @@ TEST(KSlices, BoundsAreUnitsSharedOutEvenly) {
             (Bounds{0, 256, 512, 768, 1024, 1280, 1536, 1792, 2048}));
   // 9 units of 64: the last slice has two.
   EXPECT_EQ(KSlices::whole(576, 64).bounds, (Bounds{0, 64, 128, 192, 256, 320, 384, 448, 576}));
-  // 3 units of 192, of which the last is short: slices 2, 5 and 7 have one.
+  // 3 units of 192, the last one short: slices 2, 5 and 7 have one unit each.
   EXPECT_EQ(KSlices::whole(500, 192).bounds, (Bounds{0, 0, 0, 192, 192, 192, 384, 384, 500}));
   EXPECT_EQ(KSlices::whole(40, 64).bounds, (Bounds{0, 0, 0, 0, 0, 0, 0, 0, 40}));
 }

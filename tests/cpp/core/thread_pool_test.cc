@@ -166,7 +166,7 @@ void keep_core(int64_t nanoseconds) {
   while (steady_clock::now() < end) {
   }
 }
-// As long as an idle thread waits before it sleeps, and up to `spread` nanoseconds more.
+// The time that an idle thread waits before it sleeps, plus up to `spread` nanoseconds.
 int64_t patience(int seed, int64_t spread) {
   return 50'000 + static_cast<int64_t>(seed) * 7919 % spread;
 }

@@ -1,5 +1,5 @@
-// What drafting and verification need from the sampler: candidates, distributions, and the logprobs
-// of a token that was chosen elsewhere.
+// Functions of the sampler for drafting and verification: candidates, distributions, and the
+// logprobs of a token that was chosen elsewhere.
 #include <gtest/gtest.h>
 
 #include <algorithm>

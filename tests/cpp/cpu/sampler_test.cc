@@ -1,4 +1,4 @@
-// What the sampler keeps, reports and does with bad rows, on every instruction set.
+// The sampler's candidates, its reports and its handling of bad rows, on every instruction set.
 #include "cpu/sampler.h"
 
 #include <gtest/gtest.h>

@@ -15,7 +15,7 @@ struct SimdFunctions {
   void (*to_bf16)(const float* x, uint16_t* out);
   float (*reduce_add)(const float* x);
   float (*reduce_max)(const float* x);
-  // Of the first n lanes: the others come back as `fill`, or are left alone in out.
+  // Operate on the first n lanes: other lanes are loaded as `fill`, and not stored to out.
   void (*load_partial)(const float* x, int n, float fill, float* out);
   void (*store_partial)(const float* x, int n, float* out);
   void (*store_bf16_partial)(const float* x, int n, uint16_t* out);

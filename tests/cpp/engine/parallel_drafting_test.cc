@@ -251,7 +251,7 @@ TEST_F(ParallelDraftingTest, PardDraftsAreThoseAtMaskTokens) {
   }
 }
 
-// What the target's head reads at the last of some tokens.
+// The input of the target's LM head at the last of some tokens.
 std::vector<double> final_hidden(EngineConfig config, const Tokens& tokens) {
   config.tap_final_hidden = true;
   Engine engine(config);

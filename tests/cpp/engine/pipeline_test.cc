@@ -49,7 +49,7 @@ class PipelineTest : public ::testing::TestWithParam<PipelineCase> {
     config.num_threads = 1;
     config.block_size = 16;
     config.max_model_len = 192;
-    config.num_kv_blocks = 12;  // of which all requests together want more
+    config.num_kv_blocks = 12;  // all requests together need more
     config.max_num_seqs = 8;
     config.max_num_batched_tokens = 24;
     config.pipeline_parallel_size = num_stages;

@@ -40,7 +40,7 @@ namespace {
 
 using testing::Faults;
 using testing::has_text;
-// Of ranks that wait for one another. A test in which one waits for so long does not end.
+// Timeout of ranks that wait for one another. No test should reach it: it would hang.
 constexpr int kTimeoutSeconds = 3600;
 
 constexpr const char* kConfig = R"({
@@ -83,7 +83,7 @@ class RanksTest : public ::testing::TestWithParam<std::pair<int, int>> {
     return params;
   }
 
-  // What two requests get when a rank fails on their way; the engine then takes no others.
+  // The outputs of two requests when a rank fails while they run; the engine then takes no others.
   static std::vector<RequestOutput> fail_on_the_way(Engine& engine, const std::string& cause,
                                                     const std::function<void()>& plant) {
     for (const uint64_t id : {1, 2}) engine.add_request(id, {1, 2, 3}, params(200));
@@ -200,7 +200,7 @@ class RotatedParts final : public Communicator {
   std::vector<std::span<const std::byte>> parts_;
 };
 
-// What answers of engines would show if sums depended on the number of ranks.
+// Checks that answers would show it if sums depended on the number of ranks.
 class SumsOfRanksTest : public RanksTest {
  protected:
   std::map<std::string, testing::Ended> answers(int num_ranks, bool is_rotated) {
@@ -224,7 +224,7 @@ class SumsOfRanksTest : public RanksTest {
   }
 };
 
-// Of four ranks, who have one subtree each: two would only swap the sides of an addition.
+// Four ranks have one subtree of the sum each. Two ranks would only swap the sides of an addition.
 TEST_P(SumsOfRanksTest, AnotherOrderShowsInAnswers) {
   const auto whole = answers(1, false);
   EXPECT_EQ(answers(4, false), whole);
@@ -248,7 +248,7 @@ class RankProcessTest : public RanksTest {
   }
   void TearDown() override { munmap(shared_, sizeof(Shared)); }
 
-  // Of the process; it ends with 0 where nothing was thrown.
+  // Exit code of the process; it is 0 if nothing was thrown.
   static constexpr int kThrew = 7;
   pid_t start_rank(const EngineConfig& config, int rank, const std::function<void()>& fail) {
     const pid_t process = fork();

@@ -206,7 +206,7 @@ TEST_F(ResumeTest, TokensThatNothingFollowsAreRefused) {
   EXPECT_FALSE(engine.has_unfinished_requests());
 }
 
-// What the grammar forbids is found where the next token would be, as in any answer.
+// A forbidden token is noticed when the next token is due, as in any answer.
 TEST_F(ResumeTest, TokensThatTheGrammarForbidsEndTheRequest) {
   Engine engine(config());
   SamplingParams params = sampled(9);

@@ -290,7 +290,7 @@ TEST_F(SpeculationTest, NothingIsDraftedPastTheEnd) {
       },
       8, 1));
   engine.generate({{1, 2, 3}}, shaped(10));
-  // Three of the prompt, ten generated, of which the last is never a draft's.
+  // Three prompt tokens and ten generated ones; the last of these is never a draft.
   EXPECT_EQ(longest, 12);
 }
 

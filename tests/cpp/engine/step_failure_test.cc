@@ -158,7 +158,7 @@ TEST_F(StepFailureTest, ABadPromptLogprobEndsItsRequestOnly) {
                         requests);
 }
 
-// A request of three, of which the second fails: it ends as a whole.
+// The second completion of three fails: the whole request ends.
 TEST_F(StepFailureTest, OneOfSeveralCompletionsEndsItsRequest) {
   std::vector<Asked> requests = this->requests();
   requests[1].params.n = 3;

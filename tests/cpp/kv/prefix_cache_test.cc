@@ -154,7 +154,7 @@ TEST_F(PrefixCacheTest, EvictingAParentDetachesWhatHangsBelow) {
   EXPECT_EQ(pool_.num_evictable(), 0);
   EXPECT_EQ(pool_.num_free(), 1);  // the grandchild's
 
-  // What was detached can be cached again.
+  // A detached block can be cached again.
   cache_.insert(Tokens{1, 2, 3, 4}, second);
   EXPECT_EQ(match({1, 2, 3, 4}), head(second, 2));
 }

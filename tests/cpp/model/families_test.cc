@@ -1,4 +1,4 @@
-// What each family reads from config.json.
+// How each family reads config.json.
 #include <gtest/gtest.h>
 
 #include "model/families/family.h"
@@ -47,7 +47,7 @@ TEST(Family, ReadsOpt) {
 }
 
 TEST(Family, GemmaLayersHaveTheirOwnWindowsAndRopes) {
-  // As transformers 4 spells it: a pattern, and the rope of windows beside the rope.
+  // transformers 4's spelling: a pattern, and a separate rope for layers with windows.
   const ModelConfig config = load(config_json(
       "Gemma3ForCausalLM",
       R"(,"sliding_window":32,"sliding_window_pattern":2,"rope_theta":5e5,"query_pre_attn_scalar":64,

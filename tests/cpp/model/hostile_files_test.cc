@@ -36,7 +36,7 @@ class HostileFiles : public ::testing::Test {
   }
   ~HostileFiles() override { set_log_sink(nullptr); }
 
-  // What an engine does with a checkpoint's files.
+  // Reads a checkpoint's files as an engine does.
   void load() {
     const ModelConfig config = load_model_config(directory_.path());
     const int max_model_len = std::min(32, max_positions(config));
@@ -129,7 +129,7 @@ class HostileHeads : public HostileFiles, public ::testing::WithParamInterface<H
     GetParam().write(head_);
   }
 
-  // What an engine does with the files of a head.
+  // Reads a head's files as an engine does.
   void load_head_files() {
     DrafterConfig drafter;
     drafter.method = GetParam().method;

@@ -1,5 +1,5 @@
-// What passes read, compute and exchange, against numbers computed by hand; and their weights
-// against those of loaded models.
+// Bytes, operations and exchanges of passes against numbers computed by hand; bytes of weights
+// against loaded models.
 #include "specdec/model_facts.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 using testing::TempDirectory;
 
-// Of 8 heads of 64 and an MLP of 1024.
+// config.json of a model with 8 heads of 64 and an MLP of 1024.
 std::string json_of(const std::string& architecture, const std::string& extra = "") {
   return str_cat(R"({"architectures":[")", architecture,
                  R"("],"vocab_size":1000,"hidden_size":512,"intermediate_size":1024,)",

@@ -1,4 +1,4 @@
-// What of a checkpoint a rank reads, and in which order its pieces come.
+// The parts of a checkpoint that a rank reads, and their order.
 #include "model/tensor_loader.h"
 
 #include <gtest/gtest.h>

@@ -80,7 +80,7 @@ TEST(BatchInputs, MasksFollowTheirChain) {
   EXPECT_THROW(inputs.add_masks(28, 99, 500), InternalError);  // more than its blocks hold
 }
 
-// What `view` has, of each array as much as the batch fills.
+// The contents of `view`: of each array the part that the batch fills.
 std::vector<int64_t> contents(const BatchView& view) {
   std::vector<int64_t> all = {view.num_requests, view.num_rows, view.ancestor_mask != nullptr};
   for (int row = 0; row < view.num_rows; ++row) {

@@ -1,4 +1,4 @@
-// What the scheduler does for drafts: slots and blocks for them, last of all, and none left behind.
+// The scheduler's slots and blocks for drafts: reserved after all else, and none left behind.
 #include <gtest/gtest.h>
 
 #include <random>

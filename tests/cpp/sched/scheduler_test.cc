@@ -238,7 +238,7 @@ TEST(SchedulerTest, PreemptedSequenceComesBackWhenAllOfItFitsAndAheadOfLaterArri
   Sequence& latest = harness.add(prompt_of(2, 300), {.params = with_max_tokens(2)});
   EXPECT_EQ(ordinals_of(harness.waiting()), (std::vector<uint64_t>{1, 2}));
   while (!oldest.is_finished()) {
-    // Of the 7 blocks it needs 5 are free at most: enough for its next chunk, not for all of it.
+    // It needs 7 blocks and at most 5 are free: enough for its next chunk, not for all of it.
     EXPECT_EQ(rows_of(harness.step()), (Rows{{0, 1}}));
   }
   EXPECT_EQ(rows_of(harness.step()), (Rows{{1, 9}}));

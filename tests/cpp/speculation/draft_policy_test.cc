@@ -38,7 +38,7 @@ DraftWorldOptions world_of(const Setting& setting, uint32_t seed = 1) {
       .seed = seed};
 }
 
-// Of the rate of the best fixed length, what is reached once the first tokens have been seen.
+// The policy's rate after the first tokens, relative to the rate of the best fixed length.
 double share_of_best(const Setting& setting) {
   const DraftWorldOptions options = world_of(setting);
   DraftWorld world(options);
@@ -143,7 +143,7 @@ TEST(DraftPolicy, ACheapDrafterThatIsWrongIsNotVerifiedButStillWatched) {
   world.run(900);
   const auto verified_before = world.policy().stats().num_verified_tokens;
   EXPECT_LT(verified_before, 60);
-  world.run(160);  // a hundred past the change, of which some sixty to notice it
+  world.run(160);  // a hundred past the change; noticing it takes some sixty
   const double rate = world.run(100).tokens_per_second();
   options.acceptance = [](int, int64_t, int) { return 0.95; };
   EXPECT_GT(rate, 0.8 * best_fixed_rate(options));
@@ -203,7 +203,7 @@ struct Curve {
   std::function<double(int num_rows)> seconds;
 };
 
-// What another row adds to a pass of one: a third of it up to all of it.
+// Costs where another row adds from a third to all of the time of a pass over one row.
 std::vector<Curve> steep_curves() {
   const auto straight = [](double share) {
     return [share](int rows) { return 0.01 * (1 + share * (rows - 1)); };
@@ -237,7 +237,7 @@ std::vector<Text> texts() {
            [](int, int64_t token, int) { return token / 16 % 2 == 0 ? 0.05 : 0.97; }}};
 }
 
-// Of a fresh engine, over plain decoding: the rate of its first 128 tokens.
+// A fresh engine's rate over its first 128 tokens, relative to plain decoding.
 double first_ratio(const Curve& curve, const Text& text, uint32_t seed) {
   DraftWorld world({.max_depth = 16,
                     .has_model = false,

@@ -49,7 +49,7 @@ int32_t draw(const Distribution& weights, std::mt19937& random) {
   return std::discrete_distribution<int32_t>(weights.begin(), weights.end())(random);
 }
 
-// What a draw may say of itself: nothing of the token, or its probability, which is wrong.
+// Claimed survival of a draw: independent of the token, or its probability, which would be wrong.
 enum class Survival { kByRank, kByToken };
 
 // Two draws without replacement at the root and below the first of them, beside a fixed token.

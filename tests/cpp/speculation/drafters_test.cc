@@ -177,7 +177,7 @@ TEST(Drafters, WhereLengthsAdaptThePolicyDecidesWhatIsAskedAndVerified) {
   EXPECT_EQ(step(1, {10, 11, 12, 13, 14}, 2), 2);
   EXPECT_EQ(cheap.drafted.size(), 3u);
   EXPECT_TRUE(costly.drafted.empty());
-  // Where the cheap drafter has nothing, the costly one is tried.
+  // If the cheap drafter finds no draft, the costly one is tried.
   for (int i = 0; i < 8; ++i) step(2, {20, 21}, 4);
   EXPECT_FALSE(costly.drafted.empty());
 }

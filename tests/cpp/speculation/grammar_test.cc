@@ -24,7 +24,7 @@ using Tokens = std::vector<int32_t>;
 constexpr int kVocab = 67;
 constexpr int32_t kEnd = 2;
 
-// What a matcher that goes straight there says.
+// The tokens that a matcher allows after consuming `text` directly.
 Tokens allowed_after(const Grammar& grammar, const Tokens& text) {
   const auto matcher = grammar.make_matcher();
   for (const int32_t token : text) matcher->advance(token);
@@ -76,7 +76,7 @@ TEST(GrammarPath, AForbiddenTokenIsToldByTheNextCall) {
   EXPECT_THROW(path.forced_tokens(), GrammarError);
 }
 
-// "5 6 7" is forced after any token below 10, of which all are allowed otherwise.
+// "5 6 7" is forced after any token below 10; elsewhere all tokens are allowed.
 const ToyGrammar& forcing() {
   static const ToyGrammar grammar(kVocab, kEnd, [](const Tokens& before) {
     const size_t place = before.size() % 4;
@@ -184,7 +184,7 @@ TEST(GrammarDrafter, RequestsWithoutAGrammarAreLeftAlone) {
   EXPECT_EQ(drafted.request.error, nullptr);
 }
 
-// It fails again where the token would be, if the text gets there.
+// It fails again when that token is due, if the text gets that far.
 TEST(GrammarDrafter, AGrammarThatFailsHasNoDrafts) {
   const ToyGrammar failing(kVocab, kEnd,
                            [](const Tokens&) -> Tokens { throw Error("out of steps"); });

@@ -54,7 +54,7 @@ class Copier : public Drafter {
     for (DraftRequest& request : requests) {
       const auto position = static_cast<int64_t>(request.tokens.back());
       const bool is_copied = text_.is_copied(position + 1);
-      // What it sees of the stretch is an unsure sign.
+      // The match length is an unreliable sign of a copied stretch.
       request.match_length = (chance(random_) < 0.85) == is_copied ? 6 : 1;
       bool right = true;
       int node = DraftTree::kRoot;

@@ -100,7 +100,7 @@ TEST(PassCost, AGuessHoldsUntilPassesAreRecorded) {
   EXPECT_NEAR(pass.seconds(1), 0.001, 2e-4);
 }
 
-// As AVX2 verifies weights of four bits.
+// Times as with AVX2 and 4-bit weights.
 const std::vector<TimedPass> kSteep = {{1, 0.010}, {2, 0.011}, {4, 0.015}, {8, 0.025}, {16, 0.050}};
 
 TEST(PassCost, PassesTimedBeforehandGiveTheCurve) {

@@ -83,7 +83,7 @@ std::set<Path> paths_of(const DraftTree& tree) {
 }
 
 // EAGLE-2 as published: the k likeliest tokens, then `depth` times the k likeliest children of each
-// of k nodes, of which the k best of that level go on. Of all nodes the total - 1 best are kept.
+// of k nodes; the k best nodes of that level go on. The total - 1 best of all nodes are kept.
 // The score of a node is the product along its path; of equal ones the earlier is kept.
 std::set<Path> eagle2_tree(ScriptedModel& model, int k, int depth, int total) {
   const auto by_score = [](const Scored& a, const Scored& b) {

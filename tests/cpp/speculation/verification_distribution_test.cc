@@ -36,10 +36,10 @@ Tries sampled(int count, int drafter = 0) {
 Tries likely(int count, int drafter = 0) {
   return {.drafter = drafter, .num_sampled = 0, .num_likely = count};
 }
-// Of all nodes of a depth, for each depth.
+// The tries at all nodes of a depth, for each depth.
 using Shape = std::vector<std::vector<Tries>>;
 
-// What drafting gets wrong.
+// Faults of drafting.
 enum class DraftFault {
   kNone,
   kDropsUnlikelyDraws,       // a drawn token is kept only if its probability is high

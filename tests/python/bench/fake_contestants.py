@@ -65,7 +65,7 @@ def play(
     apart: bool = False,
     broken: Sequence[Contestant] = (),
 ) -> tuple[Result, list[str]]:
-    """What a runner measured with fake players, and their log."""
+    """The result of a runner with fake players, and the players' log."""
     log: list[str] = []
     loads = itertools.repeat(0.0) if foreign is None else foreign
 

@@ -28,7 +28,7 @@ ROUND = Costs(read_rate=1e12, share=1.0, l2_rate=2e12, flop_rate=1e15, gap=3 * U
 
 
 def kernel(**changes: Any) -> Kernel:
-    """4 us of reading, of which one may be asked for early, and 0.5 us behind it."""
+    """4 us of reading, one of these requested early, then 0.5 us of work."""
     base = Kernel(blocks=132, registers=128, shared_bytes=16 << 10, bytes=4e6, after=0.5 * US)
     return replace(base, **changes)
 

@@ -29,7 +29,7 @@ def is_json(argument: str) -> bool:
 
 
 def records_of(command: str) -> Data:
-    """What the program of a command measures, three records of it."""
+    """Three records of a command's program."""
     shared: Data = {"seconds": 0.004, "context": 1024, "batch": 1, "rows": 1, "threads": 132}
     if "step_bench" in command:
         figures = {"gb_per_s": 4000.0, "of_read": 0.9, "over_0": 1.0, "sampled_us": 9.0}

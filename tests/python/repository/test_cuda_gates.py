@@ -61,7 +61,7 @@ __global__ void product(float* out, const float* in) {
   out[threadIdx.x] = x[256 - threadIdx.x];
 }
 """
-# What a rule forbids.
+# Kernels that a rule forbids.
 DOUBLE = """
 __global__ void product(float* out, const float* a, const float* b) {
   out[threadIdx.x] = static_cast<float>(double{a[threadIdx.x]} * double{b[threadIdx.x]} + 1.0);

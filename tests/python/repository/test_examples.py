@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 AGREES = "equal to plain decoding, and to the engine with and without speculation"
 
-# What a student may get wrong: text of the script, and what stands there instead.
+# Mistakes that a student may make: a text of the script, and its wrong replacement.
 FAULTS = {
     "drafts are not compared": (
         "    while (*node, sampled[node]) in sampled:\n        node = (*node, sampled[node])\n",

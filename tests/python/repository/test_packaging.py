@@ -155,7 +155,7 @@ def test_the_units_folder_is_the_one_it_may_write_to() -> None:
 
 
 def requirements(extra: str | None) -> Iterator[Requirement]:
-    """What an extra asks for, with the extras of this project that it names; None for the core."""
+    """An extra's requirements, with those of extras that it names; None for the core."""
     project = PROJECT["project"]
     listed = project["dependencies"] if extra is None else project["optional-dependencies"][extra]
     for text in listed:

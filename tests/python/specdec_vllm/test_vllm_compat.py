@@ -1,4 +1,4 @@
-"""What a script written for vLLM finds: names, helpers, metrics, its engine."""
+"""Everything that scripts written for vLLM use: names, helpers, metrics, the engine."""
 
 import asyncio
 import importlib

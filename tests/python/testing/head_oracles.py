@@ -84,7 +84,7 @@ def load_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 class DraftHead:
-    """What all heads share: where their weights are, and how drafts grow."""
+    """The common part of all heads: their weights, and how drafts grow."""
 
     # Parts of tensors' names that some writers use, and what they stand for here.
     renames: tuple[tuple[str, str], ...] = ()
@@ -104,7 +104,7 @@ class DraftHead:
         self.max_depth = 0  # of a draft; 0: any
 
     def features(self, tokens: Tensor) -> Tensor:
-        """What the target made of each token, as the head reads it."""
+        """The target's states of each token, in the form that the head reads."""
         return self.target.states(tokens)[-1]
 
     def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
@@ -112,7 +112,7 @@ class DraftHead:
         raise NotImplementedError
 
     def logits(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
-        """Of all rows of a text and of a chain of drafts after it."""
+        """The logits of all rows of a text and of a chain of drafts after it."""
         text = torch.tensor(tokens)
         with torch.no_grad():
             return self.rows(text, self.features(text), chain_of(drafts))
@@ -172,7 +172,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def layer_config(config: dict[str, Any]) -> Any:
-    """That of a head's layers; what is not written is the default of their model."""
+    """The config of a head's layers; missing keys have their model's defaults."""
     fields = dict(config.get("transformer_layer_config", config))
     kind = fields.pop("model_type", None)
     return transformers.AutoConfig.for_model(kind if kind == "qwen3" else "llama", **fields)

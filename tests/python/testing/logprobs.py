@@ -27,7 +27,7 @@ def load_reference(model: Path) -> Any:
 
 
 def reference_logprobs(model: Path, tokens: list[int], *, token_by_token: bool) -> Array:
-    """Of the token after each position, [num_tokens, vocab]."""
+    """Logprobs of the token after each position, [num_tokens, vocab]."""
     reference = load_reference(model)
     rows = []
     cache = None
@@ -42,7 +42,7 @@ def reference_logprobs(model: Path, tokens: list[int], *, token_by_token: bool) 
 
 
 def engine_logprobs(model: Path, tokens: list[int], **options: Any) -> Array:
-    """Of the token after each position but the last, [num_tokens - 1, vocab]."""
+    """Logprobs of the token after each position except the last, [num_tokens - 1, vocab]."""
     engine = Engine(model, **{"max_model_len": len(tokens) + 1, "max_logprobs": -1, **options})
     params = SamplingParams(max_tokens=1, prompt_logprobs=-1, ignore_eos=True)
     positions = engine.generate([tokens], params)[0].prompt_logprobs

@@ -41,7 +41,7 @@ class HeadVariant:
 
     @property
     def method(self) -> str:
-        """As an engine is told it."""
+        """The method's name in an engine's speculative_config."""
         return {"p_eagle": "eagle3", "pard": "draft_model"}.get(self.kind, self.kind)
 
 

@@ -1,4 +1,4 @@
-"""Facts of models of which there is nothing but a configuration."""
+"""Facts of models that have only a configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec_native import _core
 
 
 def facts_of(config: Mapping[str, Any], size: int = 1, **formats: str) -> _core.ModelFacts:
-    """As `size` ranks share the model."""
+    """The facts of one of `size` ranks that share the model."""
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config))
         shares = _core.model_facts(directory, **formats)

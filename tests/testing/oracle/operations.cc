@@ -192,7 +192,7 @@ std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, P
     const std::vector<double> all(x, x + q_dim + k_dim);
     const double row_squares[2] = {mean_square(all.data(), q_dim),
                                    mean_square(all.data() + q_dim, k_dim)};
-    // Of a head of q (part 0) or k: what its norm takes the root of, and its weight.
+    // Norms and rotates a head of q (part 0) or k with its norm's weight.
     const auto prepare = [&](int part, const float* weight, int index, std::vector<double>& head) {
       const double squares =
           args.norm_all_heads ? row_squares[part] : mean_square(head.data(), dim);

@@ -19,12 +19,12 @@ struct PlainKv {
 
 // Element `index` of an array of float32, bfloat16 or float16.
 double element(const void* data, DType dtype, int64_t index);
-// What `value` becomes when it is stored at `dtype`.
+// `value` rounded to `dtype`.
 double rounded(double value, DType dtype);
 
 std::vector<double> norm(const NormArgs& args);  // [num_rows, dim]
 
-// What load_rows leaves in out, [num_rows, dim]; with `accumulate` args.out holds what it adds to.
+// The result of load_rows, [num_rows, dim]; with `accumulate` args.out holds the initial values.
 std::vector<double> loaded_rows(const LoadRowsArgs& args, DType act_dtype);
 
 // x [num_rows, in_features] (double), weight [out_features, in_features].
@@ -38,9 +38,9 @@ std::vector<double> quantized_rows(std::span<const float> x, int64_t dim);
 // The values [rows, in_features] that a matrix of a checkpoint stands for.
 std::vector<double> values_of(const WeightView& weight);
 
-// What follows the projection to qkv [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]. Returns
-// q [num_rows, num_heads * head_dim] before rounding and writes the rows' keys and values, rounded
-// to the cache's dtype, to kv.
+// The steps after the projection to qkv [num_rows, (num_heads + 2 * num_kv_heads) * head_dim].
+// Returns q [num_rows, num_heads * head_dim] before rounding and writes the rows' keys and values,
+// rounded to the cache's dtype, to kv.
 std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, PlainKv& kv);
 
 // Attention of the batch's rows over kv: [num_rows, num_heads * head_dim]. args.kv gives the shape,

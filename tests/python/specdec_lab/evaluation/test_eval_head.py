@@ -84,7 +84,7 @@ def test_rows_sum_up_calls() -> None:
     samples = [
         Sample("plain", CHAT, 0, 2.0, [output(ten)]),
         Sample("plain", CHAT, 1, 1.0, [output(five)]),
-        # Of ten tokens the first comes with the prompt, 6 from two steps with drafts, 3 singly.
+        # Ten tokens: one with the prompt, 6 from two steps with drafts, 3 from single steps.
         Sample("head", CHAT, 0, 1.0, [output(ten, proposed=[2, 2, 1, 0], accepted=[2, 1, 1, 0])]),
         Sample("head", CHAT, 1, 2.0, [output(five, proposed=[4, 4, 0, 0], accepted=[0, 0, 0, 0])]),
     ]

@@ -131,7 +131,7 @@ def test_drafting_on_more_ranks_pays_below_a_latency() -> None:
 
     one = drafting(1, 0).draft_seconds(1, 1, 0)
     assert one == pytest.approx(677e-6, rel=2e-3) == drafting(1, 1).draft_seconds(1, 1, 0)
-    # Of 16 layers: their sums, embedding, logits, two calls.
+    # 16 layers: their sums, embedding, logits, two calls.
     waits = 2 * 16 + 1 + 1 + 2
     assert drafting(4, 0).draft_waits(1) == waits and drafting(1, 0).draft_waits(3) == 0
     for latency in (5e-6, 20e-6):

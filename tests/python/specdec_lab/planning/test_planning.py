@@ -102,7 +102,7 @@ def test_a_step_costs_its_mean_over_the_drafts() -> None:
         def target_seconds(self, batch: int, num_rows: float, context: int) -> float:
             return 1.0 if num_rows <= 4 else 3.0
 
-    # Of two requests both draft two tokens, which makes six rows, in a quarter of the steps.
+    # In a quarter of the steps both of two requests draft two tokens, which makes six rows.
     assert step_seconds(Cliff(), some, 2, 1) == pytest.approx(0.75 * 1.0 + 0.25 * 3.0)
 
 
@@ -241,7 +241,7 @@ LLAMA_8B = {
 
 def test_a_known_model_has_its_size() -> None:
     shape = facts_of(LLAMA_8B)
-    # 8.03e9 parameters, of which the embedding's 128256 * 4096 are looked up, not multiplied.
+    # 8.03e9 parameters; the embedding's 128256 * 4096 are looked up, not multiplied.
     assert shape.pass_bytes(1, 1, 0) == pytest.approx(2 * (8.03e9 - 128256 * 4096), rel=1e-3)
     assert shape.pass_flops(1, 0) == pytest.approx(2 * (8.03e9 - 128256 * 4096), rel=1e-3)
     # 128 KiB of keys and values a token.

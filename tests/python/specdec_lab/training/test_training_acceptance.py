@@ -1,4 +1,4 @@
-"""What the trainer counts of a trained head's drafts is what the engine accepts of its file."""
+"""The trainer's acceptance of a head's drafts equals the engine's acceptance with its file."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -317,7 +317,7 @@ def test_eagle_regresses_the_targets_states(
 
 
 def test_gradients_are_those_of_the_big_mask(written: Writer) -> None:
-    """Of a loss of all steps, by weights of the module and of the oracle."""
+    """Gradients of a loss over all steps, by weights of the module and of the oracle."""
     head = written("eagle3_two_layers")
     text = torch.tensor(TEXTS[1])
     factors = torch.randn(96, generator=torch.Generator().manual_seed(8))

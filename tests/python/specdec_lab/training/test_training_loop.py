@@ -71,7 +71,7 @@ def test_examples_that_are_added_later_stay_in_their_part() -> None:
 
 
 def plain_loss(head: training_world.LinearHead, chosen: list[Example]) -> Tensor:
-    """Of one batch, by loops over examples and places."""
+    """The loss of one batch, by loops over examples and places."""
     losses: list[list[Tensor]] = [[] for _ in range(head.max_depth)]
     rows = head.target.head[head.draft_ids]
     for example in chosen:

@@ -65,7 +65,7 @@ def train_alone(toy_target: Path, folder: Path) -> dict[str, Path]:
 
 
 def arguments(target: Path, out: Path, store: Path, **changes: Any) -> list[str]:
-    """Of `specdec-native train-head` on a store that is there."""
+    """The arguments of `specdec-native train-head` for an existing store."""
     given = {**TRAINING, **ENGINE, **changes, "answer_tokens": 0, "data_dir": store, "out": out}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     return ["train-head", str(target), *flags, "--no-measure"]
@@ -88,11 +88,11 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def digest(out: Path) -> str:
-    """Of the head that a training wrote."""
+    """SHA-256 of the head that a training wrote."""
     return hashlib.sha256((out / "head/model.safetensors").read_bytes()).hexdigest()
 
 
 def losses(out: Path) -> list[float]:
-    """Of each step, from the log."""
+    """The loss of each step, from the log."""
     entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [entry["loss"] for entry in entries if "loss" in entry]

@@ -94,7 +94,7 @@ class LinearHead(TrainableHead):
         nn.init.normal_(self.matrices, 0.0, 0.1, generator=generator)
 
     def states(self, batch: Batch, d: int) -> Tensor:
-        """Of row j + 1, for each j."""
+        """The states of rows j + 1, for each j."""
         states: Tensor = torch.tanh(batch.final_hidden[:, :-1] @ self.matrices[d]) * 4
         return states
 

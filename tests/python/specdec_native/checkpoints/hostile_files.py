@@ -1,4 +1,4 @@
-"""Loads hostile files and says what came of it; test_hostile_files.py runs it in a child process.
+"""Loads hostile files and reports the outcome; test_hostile_files.py runs it in a child process.
 
 hostile_files.py corpus|fuzz KIND SOURCE SCRATCH: SOURCE holds good files, SCRATCH is overwritten.
 """
@@ -24,7 +24,7 @@ from specdec_native.text.chat_template import render
 from specdec_native.text.tokenizer import Tokenizer
 
 CASES = {"engine": 250, "tokenizer": 400, "gguf": 150, "bin": 120}
-MOST_MEMORY = 12 << 30  # of address space, of which libraries take some
+MOST_MEMORY = 12 << 30  # of address space; libraries take a part
 LONGEST_S = 30.0  # a good file takes milliseconds
 DEPTH = 100_000
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -19,7 +19,7 @@ from specdec_native.errors import CheckpointError
 
 FAMILIES = list({variant.family: name for name, variant in reversed(VARIANTS.items())}.values())
 TOKENS = random_tokens(40, seed=4)
-# Of families that have them, and read by code that families of transformers share.
+# Keys of families that use them, read by code that transformers' families share.
 OF_OTHERS: dict[str, Any] = {
     "attention_bias": True,
     "attention_chunk_size": 8,
@@ -64,7 +64,7 @@ def others(key: str, value: Any) -> Iterator[Any]:
 
 def changes(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
-        # Those choose the class and the type of its answer; without a head the file is not whole.
+        # These choose the class and its output type; a file without an LM head is not complete.
         if key not in ("architectures", "model_type", "return_dict", "tie_word_embeddings"):
             yield from ((key, other) for other in others(key, value))
     yield from OF_OTHERS.items()

@@ -339,7 +339,7 @@ READ = (
 
 
 def keys_of_gguf() -> list[str]:
-    """What the gguf package knows of an architecture, the keys that are read apart."""
+    """An architecture's keys in the gguf package, except keys that are read."""
     keys = gguf.Keys
     groups = (keys.LLM, keys.Attention, keys.Attention.Indexer, keys.Rope, keys.SSM, keys.WKV)
     named = [key for group in groups for key in vars(group).values() if isinstance(key, str)]

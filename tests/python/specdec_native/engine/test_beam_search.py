@@ -72,7 +72,7 @@ def test_sequences_are_transformers(checkpoint: Checkpoint, width: int) -> None:
 
 
 def logprobs_after(reference: Any, texts: list[list[int]]) -> npt.NDArray[np.float64]:
-    """Of the token after each of some texts of one length, [num_texts, vocab]."""
+    """Logprobs of the token after each of some texts of one length, [num_texts, vocab]."""
     with torch.no_grad():
         logits: torch.Tensor = reference(torch.tensor(texts)).logits[:, -1]
     return logits.double().log_softmax(-1).numpy()

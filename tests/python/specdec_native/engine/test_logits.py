@@ -35,7 +35,7 @@ DEVICES = [
     pytest.param("emulated", marks=EMULATED),
     pytest.param("cuda", marks=pytest.mark.skipif(bool(_core.gpu_problem()), reason="no GPU")),
 ]
-# Of the logits of a checkpoint that the engine computes in bfloat16 on a device.
+# Tolerance of logits that the engine computes in bfloat16 on a device.
 TOLERANCE = {"cpu": 2e-4, "emulated": 0.15, "cuda": 0.15}
 # A bit of everything that changes logits.
 SHAPED = SamplingParams(
@@ -71,7 +71,7 @@ def reference_logits(model: Path, tokens: list[int]) -> npt.NDArray[np.float64]:
 
 
 def reported(completion: CompletionOutput) -> npt.NDArray[np.float64]:
-    """What the logprobs of the whole vocabulary hold, [num_tokens, vocab]."""
+    """The values in the logprobs of the whole vocabulary, [num_tokens, vocab]."""
     assert completion.logprobs is not None
     rows = [[position[t].logprob for t in range(VOCAB_SIZE)] for position in completion.logprobs]
     return np.array(rows)

@@ -1,4 +1,4 @@
-"""What an engine keeps: one copy of the weights, the cache it was given, and no core while idle."""
+"""An engine's resources: one copy of the weights, the configured cache, and no core while idle."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ CONFIG = {
 }
 MB = 1 << 20
 
-# What the engine adds to a process that has imported it: peak memory and CPU time while idle.
+# The engine's additional peak memory, and its CPU time while idle, in a process that imported it.
 CHILD = """
 import json, os, sys, time
 from specdec_native import Engine, SamplingParams, TokensPrompt

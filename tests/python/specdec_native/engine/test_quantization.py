@@ -238,7 +238,7 @@ def texts(smollm2: Path) -> list[list[int]]:
 
 
 def text_logprobs(model: Path, texts: list[list[int]], **options: Any) -> Array:
-    """Of each token of the texts but the first."""
+    """Logprobs of each token of the texts except the first."""
     engine = Engine(model, max_model_len=256, skip_tokenizer_init=True, **options)
     outputs = engine.generate(texts, SamplingParams(max_tokens=1, prompt_logprobs=0))
     found = []

@@ -7,7 +7,7 @@ import pytest
 
 from rank_models import CONFIG, EAGLE3, MIXES, Answers, answers_of, make_engine, write
 
-# Of each query and key, all heads are normalised together.
+# A family that normalises all heads of q, or of k, together.
 OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "tie_word_embeddings": False}
 
 

@@ -19,7 +19,7 @@ from specdec_native.requests.sampling_params import RequestOutputKind
 from tiny_text_model import OPTIONS, is_idle, text_params
 from waiting import wait_until
 
-SEATS = 8  # of which callers with many completions take six together
+SEATS = 8  # callers with many completions take six of these together
 STEP = 100  # tokens
 
 

@@ -39,7 +39,7 @@ FAMILIES = [
     *("llama_deep", "llama_biases", "llama_llama3", "mistral", "qwen2", "qwen3", "opt"),
     *("gemma2", "gemma3", "phi3", "granite", "olmo2", "gpt_neox", "mixtral", "qwen3_moe"),
 ]
-# What they borrow: both ends, neither, the head alone, nothing of either.
+# What the heads borrow: embedding and LM head, neither, only the LM head, nothing at all.
 FAMILY_HEADS = ["eagle", "eagle3_all_tokens", "speculators_qwen3", "medusa_version_2", "mlp_scaled"]
 
 
@@ -140,7 +140,7 @@ def test_drafts_of_many_prompts(pair: Pairs, name: str) -> None:
 
 
 def test_a_tree_of_eagle3s_usual_size(pair: Pairs) -> None:
-    """60 tokens with the root: 8 levels, of each of which 10 nodes are expanded."""
+    """60 tokens with the root: 8 levels; 10 nodes of each level are expanded."""
     for prompt in PROMPTS[::5]:
         tree = pair("eagle3").drafts(prompt, 8, tree_width=10, max_draft_nodes=59)
         expected = head_oracles.paths_of(pair("eagle3").oracle.tree(prompt, 10, 8, 59))
@@ -200,7 +200,7 @@ def logits_of(pair: Pair) -> npt.NDArray[np.float32]:
 
 
 def test_tap_ids_name_inputs_at_the_top_and_outputs_in_eagle_config(edited: Edited) -> None:
-    """Of eight layers the inputs of 2, 4 and 5 are read where nothing is said."""
+    """With eight layers and no key, the head reads the inputs of layers 2, 4 and 5."""
     default = logits_of(edited("eagle3"))
     for at_the_top in ([2, 4, 5], [5, 2, 4]):
         assert np.array_equal(logits_of(edited("eagle3", {IDS: at_the_top})), default)

@@ -84,7 +84,7 @@ class Trained:
         return drafts
 
     def histogram(self, engine: Engine, prompts: Sequence[list[int]] | None = None) -> list[int]:
-        """Of what an engine accepts while it answers the prompts."""
+        """The acceptance histogram of an engine that answers the prompts."""
         before = metrics_of(engine).acceptance_histogram
         params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
         outputs = engine.generate(list(prompts or self.prompts), params)

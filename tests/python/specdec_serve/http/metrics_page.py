@@ -36,7 +36,7 @@ class Page:
         self.samples = [s for family in self.families.values() for s in family.samples]
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of the samples of that name with these labels, of which there must be one."""
+        """The sum of the samples of that name with these labels; there must be at least one."""
         found = [s for s in self.samples if s.name == name and labels.items() <= s.labels.items()]
         assert found, (name, labels)
         return sum(sample.value for sample in found)
@@ -56,7 +56,7 @@ def body(**further: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def serving_drafts(model: Path) -> Iterator[World]:
-    """A server that has answered some requests with drafts, a part of which was right."""
+    """A server that has answered some requests with drafts; some of the drafts were right."""
     with (
         Engine(model, **OPTIONS, speculative_config=SPECULATIVE) as engine,
         serving(engine, slo_ttft=60.0) as world,

@@ -68,7 +68,7 @@ ANSWERS: dict[str, tuple[str, str, list[str], list[str]]] = {
 
 
 def ways(ids: Sequence[int]) -> Iterator[Steps]:
-    """Ways of cutting the tokens into steps, the first of which has one token a step."""
+    """Ways of cutting the tokens into steps; the first way has one token per step."""
     yield [[token] for token in ids] or [[]]
     cuts = range(1, len(ids))
     if len(ids) <= 9:
@@ -107,7 +107,7 @@ class Generated:
         self.generation: Any = SimpleNamespace(call=call, requests=[self.request])
 
     def outputs(self, steps: Steps) -> Iterator[RequestOutput]:
-        """What is to be written after each step."""
+        """The expected events after each step."""
         for i, step in enumerate(steps):
             apply(self.request, report((0, step, "length" if i == len(steps) - 1 else None)))
             if self.request.has_news():

@@ -1,4 +1,4 @@
-"""What answers say about their drafts and their times."""
+"""Answers' members about drafts and times."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -41,14 +41,14 @@ def world(engine: Engine) -> Iterator[World]:
 
 
 def offline(engine: Engine, prompts: list[str], n: int) -> list[SpeculativeDecodingMetrics]:
-    """Of every completion."""
+    """The metrics of every completion."""
     outputs = engine.generate(prompts, SamplingParams(**SAMPLING, n=n), use_tqdm=False)
     metrics = [part.speculative_decoding for output in outputs for part in output.outputs]
     return [each for each in metrics if each is not None]
 
 
 def told(world: World, *, streamed: bool, path: str = PATH, **body: Any) -> dict[str, Any] | None:
-    """What an answer tells of its drafts."""
+    """An answer's figures about its drafts."""
     body = {**SAMPLING, **body}
     if streamed:
         events = world.events(path, **body, stream_options={"include_usage": True})

@@ -1,4 +1,4 @@
-"""What a server does not let in: keys, paths, sizes, times; and what it says then."""
+"""The server's refusals by key, path, size and time, and their errors."""
 
 import logging
 import socket
@@ -89,7 +89,7 @@ def test_keys_behind_a_proxys_path(engine: Engine, root_path: str) -> None:
         for path in ("/v1/models", f"{root_path}/v1/models"):
             assert client.get(path).status_code == 401, path
             if root_path == "/v1" and path == "/v1/models":
-                continue  # is /models behind that proxy, of which there is none
+                continue  # is /models behind that proxy, which does not exist
             good = client.get(path, headers={"authorization": "Bearer key"})
             assert good.status_code == 200, path
         for path in ("//v1/models", f"{root_path}v1/models", f"{root_path}//v1/models"):

@@ -46,7 +46,7 @@ def ask(world: World, prompts: list[list[int]]) -> dict[str, Any]:
 
 
 def reference(rows: Array, tokens: list[int], begin: int) -> tuple[float, bool]:
-    """Of the tokens from `begin` on; `rows` are of the tokens after each position."""
+    """Logprobs of the tokens from `begin` on; `rows` are for the token after each position."""
     places = range(begin, len(tokens))
     total = sum(rows[place - 1, tokens[place]] for place in places)
     return float(total), all(int(rows[place - 1].argmax()) == tokens[place] for place in places)

@@ -53,7 +53,7 @@ def make_request(rng: random.Random) -> dict[str, Any]:
 
 
 def expected_of(engine: Engine, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the engine answers without a server, by choice."""
+    """The engine's answers without a server, by choice."""
     params = SamplingParams(**request["sampling"], logprobs=request["logprobs"])
     if request["is_chat"]:
         messages = [{"role": "user", "content": request["text"]}]

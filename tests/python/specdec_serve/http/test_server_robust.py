@@ -197,7 +197,7 @@ EMPTY_LINE = b"1\r\n\n\r\n"  # in chunks
 def test_a_half_closed_client_gets_its_answers(
     world: World, pace: Pace, expected: str, stream: bool, waits: bool
 ) -> None:
-    """As that of `nc -N`; one that waits is asked whether it is there."""
+    """A client like `nc -N`; while it waits, the server checks whether it is still there."""
     client = connect(world)
     if waits:
         pace.gate.clear()

@@ -1,4 +1,4 @@
-"""What a request cannot do: run code, hold the server up by a template, or get into its logs."""
+"""A request cannot run code, stall the server with a template, or get into its logs."""
 
 import hmac
 import logging

@@ -46,7 +46,7 @@ def engine(model: Path, pace: Pace) -> Engine:
 
 
 class Stream:
-    """A stream under way, of which the first token was read."""
+    """A running stream; its first token was read."""
 
     def __init__(self, client: httpx.Client, **body: Any) -> None:
         self._context = client.stream("POST", "/v1/completions", json={**BODY, **body})

@@ -40,7 +40,7 @@ def engine(model: Path) -> Engine:
 
 @dataclasses.dataclass
 class Sample:
-    """What the process holds between two rounds."""
+    """The process' resources between two rounds."""
 
     resident_bytes: int
     num_threads: int
@@ -127,7 +127,7 @@ class Visitor:
 
 def soak(world: World, seconds: float) -> list[Sample]:
     """Samples after each round, for so long."""
-    gc.freeze()  # what is there already is neither searched nor counted
+    gc.freeze()  # existing objects are neither searched nor counted
     visitors = [Visitor(world.url, seed) for seed in range(AT_ONCE)]
     samples: list[Sample] = []
     end = time.monotonic() + seconds

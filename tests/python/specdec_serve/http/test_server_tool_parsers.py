@@ -32,7 +32,7 @@ def named() -> ToolParser:
 
 
 def read(make: Maker, pieces: list[str]) -> Answer:
-    """What the pieces come to, where neighbours of a kind are one."""
+    """The pieces with neighbours of the same kind joined."""
     parser = make()
     events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
     answer: Answer = []
@@ -116,7 +116,7 @@ HERMES: dict[str, Answer] = {
     ],
     "<tool_call>[[": [("content", "<tool_call>[[")],
     "<tool_call> ": [("content", "<tool_call> ")],
-    # What is no call is content.
+    # Text that is not a call is content.
     "<tool_call>no JSON</tool_call>": [("content", "<tool_call>no JSON</tool_call>")],
     '<tool_call>{"name": "f"}</tool_call>': [("content", '<tool_call>{"name": "f"}</tool_call>')],
     '<tool_call>{"name": 7, "arguments": {}}</tool_call>': [

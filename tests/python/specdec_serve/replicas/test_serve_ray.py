@@ -1,4 +1,4 @@
-"""Two replicas of Ray Serve under load, one of which is killed; and ranks that are actors."""
+"""Two replicas of Ray Serve under load while one is killed; and ranks that are actors."""
 
 import concurrent.futures
 import contextlib
@@ -277,7 +277,7 @@ def test_arguments_of_serve_run_are_checked() -> None:
 
 
 class Load:
-    """Calls `ask` again and again, on as many threads as run() said last."""
+    """Calls `ask` repeatedly, on as many threads as run() said last."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self._ask = ask
@@ -291,7 +291,7 @@ class Load:
             self._threads.append(self._pool.submit(self._repeat, index))
 
     def stop(self) -> list[Any]:
-        """What all calls have returned."""
+        """The results of all calls."""
         self.run(0)
         with self._pool:
             return [answer for thread in self._threads for answer in thread.result()]

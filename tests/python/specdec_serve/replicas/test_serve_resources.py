@@ -54,5 +54,5 @@ def test_a_shortage_is_a_sentence() -> None:
 def test_threads_are_for_cores(
     num_cpus: float, num_cores: int, num_logical: int, threads: int
 ) -> None:
-    """CPUs of Ray are those that the system counts, of which a core may have two."""
+    """Ray's CPUs are the system's logical CPUs; a core may have two."""
     assert threads_of(num_cpus, num_cores, num_logical) == threads
