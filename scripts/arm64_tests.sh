@@ -19,7 +19,7 @@ add_run() {
   done
 }
 # All sets: every test loops over those that the processor runs.
-# No tests of ranks: those that wait spin, which takes minutes under qemu. Nothing in them depends
+# No tests of ranks: waiting ranks spin, which takes minutes under qemu. These tests do not depend
 # on the processor, and release, asan and tsan run them.
 add_run max specdec_cpu_linear_test '-*Ranks*' "$jobs"
 # These operations have no use for dot products of bytes: only two sets differ, in bfloat16. qemu

@@ -10,8 +10,8 @@ sources=("$@")
 ((${#sources[@]})) || mapfile -t sources < <(git ls-files 'cpp/src/*.cc' 'python/bindings/*.cc')
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-# nlohmann/json alone: the other headers beside it are not those of macOS. Python's headers are of
-# the machine that runs this, where types are as wide as those of macOS.
+# Only nlohmann/json: other headers beside it are not macOS's. Python's headers come from this
+# machine, where types have the same widths as on macOS.
 mapfile -t headers < <("$PYTHON" -c 'import importlib.util, os, pybind11, sysconfig
 spec = importlib.util.find_spec("nlohmann_json")
 print(os.path.dirname(spec.origin) + "/include" if spec else "/usr/include")

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Reads compiled CUDA kernels and fails where one is not what its source meant.
+"""Checks compiled CUDA kernels and fails where the compiler's result breaks a rule.
 
 python scripts/cuda_gates.py --disassembler DIRECTORY [--rules FILE] [--build DIRECTORY] OBJECT ...
 
-Of every kernel in the objects and for every architecture: nothing of it lives in local memory (a
-stack frame, or registers spilled to one) but what a rule allows, its static shared memory is what
-launches leave room for, it has no more registers than a rule says, and the instructions are there
-that the rules ask for, and none that they forbid. The code of the kernels that run together fits
-the instruction cache. Rules are by default those of cuda_gates.txt beside this script. Prints a
-table of registers, static shared memory, code and instructions; with --build, also which sources
-took longest to compile.
+The checks of every kernel in the objects, for every architecture: it uses no local memory (a stack
+frame or spilled registers) beyond what a rule allows, its static shared memory fits the room that
+launches leave, it has at most the registers of its rule, it has the instructions that rules demand
+and none that they forbid. The code of kernels that run together fits the instruction cache. The
+default rules are those of cuda_gates.txt beside this script. Prints a table of registers, static
+shared memory, code and instructions; with --build, also the sources that took longest to compile.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 RULES = Path(__file__).with_name("cuda_gates.txt")
-# kMaxStaticSharedBytes of cuda/gpu/device.h, for which emulated launches are refused.
+# kMaxStaticSharedBytes of cuda/gpu/device.h; the emulation refuses launches above it.
 MAX_STATIC_SHARED_BYTES = 1024
-# What the system takes of every block, where the compiler counts it with the static arrays.
+# The system's part of a block's shared memory, where the compiler counts it as static.
 RESERVED_SHARED_BYTES = {"sm_90a": 1024}
 INSTRUCTION_BYTES = 16
 _STACK = "stack="
@@ -54,12 +53,12 @@ class Kernel:
 
     @property
     def static_bytes(self) -> int:
-        """Of its static shared arrays."""
+        """Bytes of its static shared arrays."""
         return max(self.shared_bytes - RESERVED_SHARED_BYTES.get(self.architecture, 0), 0)
 
     @property
     def code_bytes(self) -> int:
-        """Of its instructions."""
+        """Bytes of its instructions."""
         return sum(self.opcodes.values()) * INSTRUCTION_BYTES
 
     def count(self, pattern: str) -> int:
@@ -68,7 +67,7 @@ class Kernel:
         return sum(n for opcode, n in self.opcodes.items() if expression.match(opcode))
 
     def has(self, wanted: str) -> bool:
-        """Whether instructions are there as a rule wants them: "A" or "A<B", A before any B."""
+        """Whether it has the instructions that a rule wants: "A", or "A<B" for A before any B."""
         patterns = wanted.split("<")
         places = [
             next((i for i, code in enumerate(self.opcodes) if re.match(pattern, code)), None)
@@ -84,17 +83,17 @@ class Rule:
 
     kernel: str  # regular expression, searched for in the demangled name
     architecture: str  # "sm_90a", or "*"
-    opcodes: tuple[str, ...]  # what Kernel.has is asked, perhaps after a !
-    stack_bytes: int = 0  # of a frame that it may have, for arrays that are indexed at run time
-    registers: int = 255  # a thread may have
+    opcodes: tuple[str, ...]  # arguments of Kernel.has, a ! before those that are forbidden
+    stack_bytes: int = 0  # allowed frame, for arrays that are indexed at run time
+    registers: int = 255  # allowed per thread
 
     def concerns(self, kernel: Kernel) -> bool:
-        """Whether it is about this kernel."""
+        """Whether the rule applies to this kernel."""
         same = self.architecture in {"*", kernel.architecture}
         return same and re.search(self.kernel, kernel.name) is not None
 
     def violations(self, kernel: Kernel) -> list[str]:
-        """What is wrong with a kernel that it concerns."""
+        """How a kernel breaks the rule."""
         forbidden = [code[1:] for code in self.opcodes if code.startswith("!")]
         missing = [c for c in self.opcodes if not c.startswith("!") and not kernel.has(c)]
         wrong = [f"no {code} instruction" for code in missing]
@@ -106,14 +105,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Budget:
-    """Kernels that run in turn, again and again: of each pattern, the longest there is."""
+    """Kernels that run in turn repeatedly; of each pattern, the longest kernel counts."""
 
     architecture: str
-    code_bytes: int  # of all together, at most
+    code_bytes: int  # limit of all together
     kernels: tuple[str, ...]  # regular expressions, as of a Rule
 
     def violations(self, kernels: list[Kernel]) -> list[str]:
-        """What is wrong, given all kernels."""
+        """How all kernels together break the budget."""
         longest = []
         for pattern in self.kernels:
             found = [
@@ -251,7 +250,7 @@ def read_kernels(objects: list[Path], disassembler: Path) -> list[Kernel]:
 def violations(
     kernels: list[Kernel], rules: list[Rule], budgets: Iterable[Budget] = ()
 ) -> list[str]:
-    """What is wrong, a line each."""
+    """All violations, a line each."""
     found = [wrong for budget in budgets for wrong in budget.violations(kernels)]
     for kernel in kernels:
         where = f"{kernel.name} ({kernel.architecture})"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds what CUDA code is compiled with, and gets it from PyPI where it is missing.
+"""Finds the tools to compile CUDA code, and gets missing ones from PyPI.
 
 python scripts/cuda_toolkit.py nvcc DIRECTORY           prints the path of an nvcc
 python scripts/cuda_toolkit.py disassembler DIRECTORY   prints the folder of cuobjdump and nvdisasm
@@ -31,7 +31,7 @@ TOOLKIT = [
 DISASSEMBLER = ["nvidia-cuda-cuobjdump==13.5.37", "nvidia-cuda-nvdisasm==13.5.37"]
 CUTLASS = ["nvidia-cutlass==4.2.0.0"]
 HEADERS = ["nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88"]
-# What a toolkit calls the machines that it runs on, by what Python calls them.
+# A toolkit's names of machines, by Python's names.
 TARGETS = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}
 CUDA_FOLDER = Path("nvidia/cu13")  # where the wheels put their files
 

@@ -1,4 +1,4 @@
-"""The options of Engine: the core's, and beside them those that are Python's own."""
+"""The options of Engine: the core's and Python's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 def core_row(option: _core.Option) -> Row:
-    """The row of an option of the core, whose 0 is None in Python where it stands for a choice."""
+    """The row of a core option. A 0 that lets the engine choose is None in Python."""
     is_optional = option.zero is not None
     return Row(
         option.name,

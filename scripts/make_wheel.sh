@@ -4,7 +4,7 @@
 # A wheel holds the core for one version of Python, so there is one for each PYTHON (a command or a
 # path). Without any: for each of 3.10 to 3.13 that is on PATH or that pyenv has, and at least one.
 # DIR is dist in the repository by default. Each wheel is built from the sdist, passes auditwheel for
-# the glibc of Debian 12, and was started in a virtual environment of its own before it comes to DIR.
+# the glibc of Debian 12, and is tried in a new virtual environment before it is moved to DIR.
 #
 # SPECDEC_CUDA=ON builds for GPUs, too (nvcc is found or installed as for scripts/test.sh cuda).
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -15,7 +15,7 @@ mkdir -p "$out"
 out=$(cd "$out" && pwd)
 work=$PWD/build/wheel
 
-# A Python's own path, where it runs and has what extensions are compiled with.
+# A Python's own path, if it runs and has the headers to compile extensions.
 usable_python() {
   "$1" -c 'import os, sys, sysconfig, venv, ensurepip
 os.path.exists(sysconfig.get_path("include") + "/Python.h") or sys.exit(1)

@@ -1,11 +1,11 @@
-"""Makes the form of a trained draft head that this package ships, and its row of the registry.
+"""Packs a trained draft head into the form that this package ships, and prints its registry row.
 
     python scripts/pack_head.py HEAD_DIR NAME [--target SmolLM2-135M-Instruct] [--description TEXT]
 
-Writes python/specdec_native/heads/NAME without the matrices that are rows of the target's output
-head, other floating-point tensors in bfloat16, and prints the row for
-python/specdec_native/checkpoints/head_registry.py. A head whose training changed its output head is
-refused, unless --with-output says that it is to be shipped, too.
+Writes python/specdec_native/heads/NAME without the matrices that are rows of the target's LM head,
+with other floating-point tensors in bfloat16, and prints the row for
+python/specdec_native/checkpoints/head_registry.py. A head whose training changed its LM head is
+refused, unless --with-output includes the LM head.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MAX_BYTES = 15_000_000  # of all heads together
 def pack(
     source: Path, target: Path, directory: Path, *, with_output: bool = False
 ) -> tuple[tuple[str, ...], str]:
-    """Writes the shipped form of a head to `directory`; returns what it lacks, and the digest of
-    that.
+    """Writes the shipped form of a head to `directory`; returns the names of the tensors that were
+    left out, and their digest.
 
-    Raises ValueError where its output head is not the target's.
+    Raises ValueError where its LM head is not the target's.
     """
     specs, borrowed, digest = without_borrowed(source, target)
     own = [spec.name for spec in specs if OUTPUT_MATRIX.fullmatch(spec.name)]

@@ -1,4 +1,4 @@
-"""What mkdocs does beside its configuration: pages from outside docs/, a check of what is built.
+"""Hooks of mkdocs: add pages from outside docs/, and check the built pages.
 
 The site is laid out like the repository, with docs/ put over its root: a link from a page to a
 file of the repository leads to the same place on the site.
@@ -43,7 +43,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Links between docs/ and the rest of the repository, as they are on the site."""
+    """Rewrites links between docs/ and the rest of the repository for the site."""
     if page.file.generated_by is None:
         return re.sub(r"(\]\(|\]: )\.\./", r"\1", markdown)
     return re.sub(r"(\]\(|\]: )((?:\.\./)*)docs/", r"\1\2", markdown)

@@ -1,4 +1,4 @@
-"""What each stage of scripts/test.sh reads, and whether that changed since the stage last passed.
+"""Tells what each stage of scripts/test.sh reads, and whether that changed since it last passed.
 
 A stage is a file of scripts/stages, whose comments `# reads:` are git pathspecs. The hash of its
 inputs covers those files, the scripts that run the stage, and the compilers. tests/passed.json has
@@ -79,7 +79,7 @@ def passed() -> dict[str, str]:
 
 
 def record(stage: str, inputs_hash: str) -> None:
-    """Unless a file changed while the stage ran."""
+    """Records that the stage passed, unless a file changed while it ran."""
     if hash_of(stage) != inputs_hash:
         print(f"{stage} passed, but its inputs changed meanwhile: not recorded")
         return

@@ -1,5 +1,5 @@
-"""Runs a command beside what a busy machine does to it: every core also runs a busy loop, and one
-thread after another of the command's processes stands still for up to two seconds.
+"""Runs a command as on a busy machine: every core also runs a busy loop, and one thread after
+another of the command's processes is stopped for up to two seconds.
 
     scripts/under_stress.py [--seed N] COMMAND...
     scripts/under_stress.py scripts/test.sh cpp python
@@ -49,7 +49,7 @@ def threads_of(mark: str) -> list[int]:
 
 
 def stop(thread: int, seconds: float) -> bool:
-    """Lets a thread stand still. False where it had ended, or another process traces it."""
+    """Stops a thread for a time. False if it had ended, or another process traces it."""
     if not _ptrace(_SEIZE, thread):
         return False
     _ptrace(_INTERRUPT, thread)
@@ -57,7 +57,7 @@ def stop(thread: int, seconds: float) -> bool:
     if not os.WIFSTOPPED(status):
         return False
     time.sleep(seconds)
-    # Where a signal stopped the thread before us, the thread is still to have that signal.
+    # If a signal stopped the thread first, that signal still has to be delivered.
     own_stop = status >> 16 == _EVENT_STOP
     return _ptrace(_DETACH, thread, 0 if own_stop else os.WSTOPSIG(status))
 
@@ -84,7 +84,7 @@ def main() -> int:
         command = subprocess.Popen(options.command, env=os.environ | {name: value})
         while command.poll() is None:
             time.sleep(chance.uniform(0, 0.5))
-            # Not the command itself: whoever traces a process is also told how it ended.
+            # Not the command itself: its tracer would receive its exit status, too.
             if threads := [each for each in threads_of(mark) if each != command.pid]:
                 stops += stop(chance.choice(threads), chance.uniform(0, LONGEST_STOP_S))
     finally:

@@ -1,4 +1,4 @@
-"""The page of the site that says what becomes of every argument of vLLM's."""
+"""Writes the page of the site about the effect of every vLLM argument."""
 
 from __future__ import annotations
 

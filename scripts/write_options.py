@@ -1,10 +1,10 @@
-"""Writes what follows from the options' tables in cpp/include/specdec.
+"""Writes the files that are generated from the options' tables in cpp/include/specdec.
 
     python scripts/write_options.py            writes the files that differ
     python scripts/write_options.py --check    names them, and fails if there are any
 
-These are the arguments of Engine, with their descriptions (and, from engine_rows.py, those of
-Python's own), the types in _core_options.pyi, and pages of the site: docs/options.md,
+They are the arguments of Engine with their descriptions (Python's own come from engine_rows.py),
+the types in _core_options.pyi, and pages of the site: docs/options.md,
 docs/vllm-arguments.md and docs/serve-flags.md (from the tables of specdec_vllm and specdec_cli),
 the table of docs/methods.md (from bench/results). The compiled core must be up to date.
 """

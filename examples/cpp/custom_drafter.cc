@@ -1,4 +1,4 @@
-// Speculation with a drafter of your own; the answer is that of plain decoding:
+// Speculation with your own drafter; the answer is the same as with plain decoding:
 //   custom_drafter /path/to/checkpoint 1 2 3
 #include <algorithm>
 #include <cstdint>
