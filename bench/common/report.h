@@ -1,4 +1,4 @@
-// What a benchmark measured: one record per case, printed as a row of a table and written to the
+// A benchmark's results: one record per case, printed as a row of a table and written to the
 // JSON file when it is added, so that a run cut short leaves what it had.
 #pragma once
 
@@ -45,7 +45,7 @@ struct Record {
   int rows = 0;        // M: rows of the batch; 0 where that means nothing
   int threads = 1;
   double seconds = 0;  // median of one run
-  // What a run must move and compute at least; 0 where that is not what bounds it.
+  // The least bytes and operations of a run; 0 where they do not bound it.
   double bytes = 0;
   double flops = 0;
   // Ceilings measured in the same run, in bytes/s and FLOP/s; 0: none.

@@ -173,7 +173,7 @@ def run(context: Context, name: str, command: list[str], idle: bool = False) -> 
 
 
 def architecture() -> str:
-    """What to compile kernels for: this GPU's, with the instructions of that one alone."""
+    """The architecture to compile kernels for: this GPU's, with its specific instructions."""
     program = machine.find_tool("nvidia-smi")
     assert program is not None
     command = [program, "--query-gpu=compute_cap", "--format=csv,noheader"]

@@ -48,7 +48,7 @@ def _line(index: int, *command: str) -> str | None:
 
 
 def gpus() -> list[dict[str, str]]:
-    """What nvidia-smi says of each GPU; empty where there is none."""
+    """The facts that nvidia-smi reports for each GPU; empty where there is none."""
     program = find_tool("nvidia-smi")
     if program is None:
         return []

@@ -133,7 +133,7 @@ def load(out: Path) -> Data:
 
 
 def make_context(options: argparse.Namespace, gpus: list[dict[str, str]]) -> Context:
-    """What the options say, for all steps."""
+    """The context of all steps, from the options."""
     folder = "emulated" if options.smoke else gpu_folder(gpus)
     return Context(
         root=ROOT,

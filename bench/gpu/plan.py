@@ -208,7 +208,7 @@ def vllm(shape: str, draft: str = "", head: bool = False) -> Run:
     return run
 
 
-# What others need is made beside them, in what time there is.
+# Builds that other steps need; they run in the background, in the remaining time.
 _BUILDS = [
     Step("programs", "Programs built beforehand", 60, build.unpack, background=True),
     Step(

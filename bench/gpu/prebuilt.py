@@ -44,7 +44,7 @@ class UnfitProgramError(Exception):
 
 
 class TooLargeError(Exception):
-    """What was built is more than travels to the machine with the GPU."""
+    """The built files are too large to carry to the machine with the GPU."""
 
 
 def needed_libraries(dynamic: str) -> list[str]:

@@ -61,7 +61,7 @@ many_rows = profile("many_rows_kernel", 512)
 
 
 def errors(output: str) -> str:
-    """What ncu says is wrong, in one line."""
+    """The errors that ncu reports, in one line."""
     return " ".join(re.findall(r"==ERROR== (.*)", output))
 
 

@@ -303,7 +303,7 @@ def counters(report: Data) -> list[str]:
 
 
 def torch(report: Data) -> list[str]:
-    """What torch takes for the same products."""
+    """Torch's times for the same products."""
     rows = [
         (record["kernel"], record["shape"], record["rows"], number(1e6 * record["seconds"], 4))
         for record in records_of(report, "torch")

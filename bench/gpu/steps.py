@@ -201,7 +201,7 @@ def write_json(path: Path, data: Data) -> None:
 
 
 def read_json(path: Path) -> Data:
-    """What a program has written; nothing where it was ended while it wrote."""
+    """The records that a program has written; empty if it was ended while it wrote."""
     try:
         data: Data = json.loads(path.read_text())
     except (OSError, ValueError):

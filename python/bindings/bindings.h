@@ -45,7 +45,7 @@ auto without_gil(const Function& function) {
   }
 }
 
-// What an exception out of Python code says, without the traceback that pybind11 adds to it.
+// The message of an exception from Python code, without the traceback that pybind11 appends.
 inline std::string message_of(const std::exception& error) {
   const std::string text = error.what();
   return text.substr(0, text.find("\n\nAt:\n"));

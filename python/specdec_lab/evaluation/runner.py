@@ -111,7 +111,7 @@ class Runner:
 
     @property
     def samples(self) -> list[Sample]:
-        """What was measured so far, in the order of the methods."""
+        """The samples so far, in the order of the methods."""
         return [sample for method in self.methods for sample in self._samples[method.name]]
 
     def _calls(self) -> list[tuple[Task, int]]:

@@ -139,7 +139,7 @@ class TrainingOptions:
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """What a head is trained on: the answers of its target.
+    """The data that a head is trained on: the answers of its target.
 
     The help of a field says what it means. Raises TrainingError for a value outside of its range.
     """

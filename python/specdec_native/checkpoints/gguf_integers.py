@@ -143,7 +143,7 @@ def _k_scales(blocks: _Bytes) -> tuple[_Half, _Half]:
 
 
 def _k_nibbles(packed: _Bytes) -> _Bytes:
-    """[n, blocks, 128] bytes, of which 32 hold two groups: [n, blocks, 8, 32]."""
+    """[n, blocks, 128] bytes, where 32 bytes hold two groups: [n, blocks, 8, 32]."""
     pairs = _nibbles(packed.reshape(*packed.shape[:2], 4, 32))
     return pairs.reshape(*packed.shape[:2], 8, 32)
 

@@ -66,7 +66,7 @@ class GgufOptions:
 
     @staticmethod
     def of(dtype: str | None, quantization: str | None) -> GgufOptions:
-        """What an engine with this dtype and quantization needs."""
+        """The options for an engine with this dtype and quantization."""
         known = dtype if dtype in ("bfloat16", "float32") else None
         return GgufOptions(known, quantization != "none")
 

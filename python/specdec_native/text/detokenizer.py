@@ -21,7 +21,7 @@ class TokenDecoder(BytesOfTokens, Protocol):
         """The text of token ids."""
 
     def whole_text(self, token_id: int) -> str:
-        """What the token adds to any text that ends with a whole character; "" if that depends."""
+        """The text that the token adds after any whole character; "" if it depends on the text."""
 
 
 class TextStream:

@@ -149,7 +149,7 @@ def _values(
                 f"{value!r:.80}",
                 source,
             )
-        # What save_pretrained wrote has a type, and its flags are complete.
+        # Tokens written by save_pretrained have a type, and complete flags.
         token = _with_flags(value, special="__type" not in value)
         token.special = token.special or always_special
         return token

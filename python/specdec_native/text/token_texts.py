@@ -56,7 +56,7 @@ class TokenTexts:
             self.push(token_id)
 
     def texts(self, token_ids: Iterable[int]) -> list[str]:
-        """What each of the tokens would add."""
+        """The text that each of the tokens would add."""
         return [self._added(token_id)[0] for token_id in token_ids]
 
     def push(self, token_id: int) -> None:

@@ -226,7 +226,7 @@ class Tokenizer:
         )
 
     def pad(self, encoded: Mapping[str, Any], padding: bool | str = True, **options: Any) -> Any:
-        """What a call returned for several texts, padded; `options` are those of a call."""
+        """Pads the result of __call__ for several texts; `options` as in __call__."""
         layout = self._layout({"truncation": False, **options, "padding": padding})
         rows = [list(row) for row in encoded["input_ids"]]
         return layout.pack(rows, is_many=True, pad_token_id=self.pad_token_id)
@@ -272,7 +272,7 @@ class Tokenizer:
         return {token_id for token_id, text in self._special.items() if text not in shown}
 
     def whole_text(self, token_id: int) -> str:
-        """What the token adds to any text that ends with a whole character; "" if that depends."""
+        """The text that the token adds after any whole character; "" if it depends on the text."""
         text = self._whole_texts.get(token_id)
         if text is None:
             text = ""

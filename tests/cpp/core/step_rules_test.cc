@@ -95,7 +95,7 @@ TEST(StepRules, ADraftModelHasSeenWhatItRanOfATree) {
   }
 }
 
-// What a head ran on the features of its target is what it has seen: the committed tokens. Its
+// A head has seen only what it ran on its target's features: the committed tokens. Its
 // state of a draft is none of them.
 TEST(StepRules, AHeadRunsAcceptedDraftsAgain) {
   for (const bool is_tree : {false, true}) {

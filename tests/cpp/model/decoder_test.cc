@@ -212,7 +212,7 @@ TEST_F(DecoderTest, TiedHeadIsResidentOnce) {
                           tied.run(tokens, 32));
 }
 
-// What a draft head does: layers of its own between another model's embedding and head.
+// A decoder like a draft head: its own layers between another model's embedding and LM head.
 TEST_F(DecoderTest, PartsMayBeAnotherDecoders) {
   Tensors tensors = llama_tensors();
   write_checkpoint(directory_, tensors);

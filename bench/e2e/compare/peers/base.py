@@ -12,7 +12,7 @@ from pathlib import Path
 DRAFT_TOKENS = 5  # a draft model's, the same for every peer
 
 AUTO = "auto"  # the widest instruction set that the machine has
-# What oneDNN calls the other instruction sets of x86-64, by what Engine's cpu_isa calls them.
+# oneDNN's names of the other x86-64 instruction sets, by the names of Engine's cpu_isa.
 ONEDNN_ISAS = {
     "avx2": "AVX2",
     "avx_vnni": "AVX2_VNNI",

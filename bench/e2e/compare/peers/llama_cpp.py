@@ -178,5 +178,5 @@ def _version(server: Path) -> str:
 
 
 def make_backend() -> Backend:
-    """What the worker serves."""
+    """The backend that the worker serves."""
     return _LlamaCpp()

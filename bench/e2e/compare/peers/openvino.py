@@ -142,5 +142,5 @@ def _exported(setup: Setup, model: str, precision: str) -> Path:
 
 
 def make_backend() -> Backend:
-    """What the worker serves."""
+    """The backend that the worker serves."""
     return _OpenVino()

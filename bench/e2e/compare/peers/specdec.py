@@ -105,5 +105,5 @@ class _Specdec:
 
 
 def make_backend() -> Backend:
-    """What the worker serves."""
+    """The backend that the worker serves."""
     return _Specdec()

@@ -90,5 +90,5 @@ class _Transformers:
 
 
 def make_backend() -> Backend:
-    """What the worker serves."""
+    """The backend that the worker serves."""
     return _Transformers()

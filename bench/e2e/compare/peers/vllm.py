@@ -137,5 +137,5 @@ class _Vllm:
 
 
 def make_backend() -> Backend:
-    """What the worker serves."""
+    """The backend that the worker serves."""
     return _Vllm()

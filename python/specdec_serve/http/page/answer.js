@@ -11,7 +11,7 @@ export class Answer {
     this.tokens = kept.tokens ?? [];
     /** Steps with drafts, {at, nodes}, as the server gives them. */
     this.steps = kept.steps ?? [];
-    /** What the request said beside its messages. */
+    /** The request's fields beside its messages. */
     this.params = kept.params ?? {};
     /** null while it comes; "stop", "length", "stopped" (by the user) or "error". */
     this.finish = kept.finish ?? null;
@@ -96,7 +96,7 @@ export class Answer {
     };
   }
 
-  /** What the browser keeps, as the constructor takes it. */
+  /** The state that the browser stores, in the form that the constructor takes. */
   toJSON() {
     const { text, tokens, steps, params, finish, error, times } = this;
     return { text, tokens, steps, params, finish, error, times };

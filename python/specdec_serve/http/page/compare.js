@@ -11,7 +11,7 @@ export function plainParams(answer) {
   return params;
 }
 
-/** What the two show: whether texts are equal, and the speeds. */
+/** The result of the comparison: whether the texts are equal, and the speeds. */
 export function verdict(drafted, plain) {
   const texts = [drafted.text, plain.text];
   if (drafted.finish === "stopped") {

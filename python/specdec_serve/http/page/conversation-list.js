@@ -9,7 +9,7 @@ export class ConversationList {
     this._actions = actions;
   }
 
-  /** Shows `conversations`, of which `current` is open. */
+  /** Shows `conversations`; `current` is the open one. */
   show(conversations, current) {
     const focused = document.activeElement?.closest("#conversations li")?.dataset.id;
     this._root.replaceChildren(

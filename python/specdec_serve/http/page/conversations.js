@@ -20,7 +20,7 @@ export class Conversation {
     );
   }
 
-  /** What the list shows. */
+  /** The entries of the list. */
   get name() {
     return this.title || "New conversation";
   }

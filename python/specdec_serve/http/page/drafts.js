@@ -59,7 +59,7 @@ export function legend(answer) {
   );
 }
 
-/** What is said of one token: lines, and the tree of its step. */
+/** The details of one token: lines, and the tree of its step. */
 export function describe(answer, index) {
   const token = answer.tokens[index];
   const draft = answer.draftOf(index);

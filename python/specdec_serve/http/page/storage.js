@@ -1,4 +1,4 @@
-// What the browser keeps for this page. Servers behind different paths of one host keep apart.
+// The browser's storage of this page. Servers at different paths of one host have separate storage.
 
 const PREFIX = `specdec-native:${new URL("..", import.meta.url).pathname}:`;
 const memory = new Map(); // where the browser keeps nothing
