@@ -1,4 +1,4 @@
-// Counts drafts and accepted drafts: of a completion, of an engine or of one drafter.
+// Counts drafts and accepted drafts, per completion, engine or drafter.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 namespace specdec {
 
 struct AcceptanceStats {
-  int64_t num_steps = 0;                       // verifications with at least one draft
-  int64_t num_draft_tokens = 0;                // drafts that were verified (nodes of a tree)
-  int64_t num_accepted_tokens = 0;             // drafts that were accepted
-  int64_t num_emitted_tokens = 0;              // in those steps: accepted drafts and one more each
+  int64_t num_steps = 0;            // verifications with at least one draft
+  int64_t num_draft_tokens = 0;     // drafts that were verified (nodes of a tree)
+  int64_t num_accepted_tokens = 0;  // drafts that were accepted
+  int64_t num_emitted_tokens = 0;   // in those steps: accepted drafts, plus one token per step
   std::vector<int64_t> proposed_per_position;  // [depth - 1] steps that drafted to that depth
   std::vector<int64_t> accepted_per_position;  // [depth - 1] steps that kept that depth
   std::vector<int64_t> histogram;              // [number accepted] steps

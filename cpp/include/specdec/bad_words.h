@@ -12,7 +12,7 @@
 
 namespace specdec {
 
-// What each token of a vocabulary adds to a text, in bytes. A token that adds nothing is empty.
+// The bytes that each token of a vocabulary adds to a text; empty for a token that adds none.
 class VocabularyTexts {
  public:
   // One text a token id, for all ids of the model.
@@ -62,7 +62,7 @@ class BadWords {
   State step(State state, uint8_t byte) const;
   // The state after the text; -1 where the text completes a word.
   State walk(State state, std::string_view text) const;
-  // Of the tokens that share their first `length` bytes, which led to `state`.
+  // Forbids the bad ones among tokens that share their first `length` bytes, which led to `state`.
   void forbid_rest(State state, std::span<const int32_t> tokens, int length,
                    std::span<uint32_t> mask) const;
 
@@ -71,7 +71,7 @@ class BadWords {
   std::vector<uint32_t> allowed_at_start_;  // a mask
 };
 
-// What `grammar` allows without the bad words; null: any other text, which may then end anywhere.
+// The texts that `grammar` allows, without the bad words; null: any text, which may end anywhere.
 // Throws InvalidArgument("bad_words") where the two are for vocabularies of different sizes.
 std::shared_ptr<const Grammar> without(std::shared_ptr<const BadWords> words,
                                        std::shared_ptr<const Grammar> grammar = nullptr);

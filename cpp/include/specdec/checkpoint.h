@@ -1,4 +1,4 @@
-// What can be learned of a checkpoint without loading it.
+// Information about a checkpoint that needs no loading.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What an engine is made of.
+// The configuration of an engine.
 #pragma once
 
 #include <array>
@@ -53,7 +53,8 @@ struct EngineConfig {
   // kEngineOptions, below, says what members without a comment mean and which values they take.
   ModelDType dtype = ModelDType::kAuto;
   LoadFormat load_format = LoadFormat::kAuto;
-  // A JSON object whose keys replace those of config.json; empty: none. A draft model has its own.
+  // A JSON object whose keys replace those of config.json; empty: none. A draft model has its own
+  // overrides.
   std::string hf_overrides;
   std::string quantization = "auto";
   std::string device = "auto";
@@ -83,8 +84,8 @@ struct EngineConfig {
   std::vector<int> tapped_layers;
   bool tap_final_hidden = false;
   SpeculativeConfig speculative;
-  // Of distributed_executor_backend "mp" and "ray": what the processes of the other ranks join, or
-  // are about to.
+  // With distributed_executor_backend "mp" and "ray": the group that the processes of the other
+  // ranks have joined or will join.
   std::shared_ptr<RankGroup> rank_group;
 
   // Throws InvalidArgument naming the first field that is out of range.
@@ -229,7 +230,7 @@ inline constexpr std::tuple kEngineOptions = {
             .range = between(0.1, 86400)}),
 };
 
-// What was resolved from EngineConfig and the checkpoint once an engine is up.
+// Values resolved from EngineConfig and the checkpoint once an engine is running.
 struct ModelInfo {
   std::string architecture;  // as config.json names it, e.g. "LlamaForCausalLM"
   std::string dtype;

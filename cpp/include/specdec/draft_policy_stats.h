@@ -1,4 +1,4 @@
-// What the automatic draft length decided.
+// Statistics of the automatic draft length.
 #pragma once
 
 #include <cstdint>

@@ -27,12 +27,12 @@
 
 namespace specdec {
 
-// What one drafter contributed.
+// The contribution of one drafter.
 struct DrafterStats {
   std::string name;
   int64_t num_draft_tokens = 0;
   int64_t num_accepted_tokens = 0;
-  int64_t memory_bytes = 0;  // of its own bookkeeping on the host
+  int64_t memory_bytes = 0;  // of its bookkeeping on the host
 };
 
 // Steps by the number of tokens they computed, drafts included: the last token of a bucket, and of
@@ -77,7 +77,7 @@ struct EngineStats {
 struct EngineLoad {
   int num_running = 0;             // requests that were scheduled, preempted ones included
   int num_waiting = 0;             // requests that were not yet
-  int64_t num_waiting_tokens = 0;  // of the prompts of those that wait
+  int64_t num_waiting_tokens = 0;  // tokens of the waiting requests' prompts
   int num_free_kv_blocks = 0;      // includes cached blocks nothing refers to
   int num_kv_blocks = 0;
 };
@@ -125,10 +125,10 @@ class Engine {
 
   // Whether the models are on several devices, whose ranks may be gone while no step runs.
   bool has_ranks() const;
-  // Looks at the ranks without waiting for them. Where one is gone, all requests and the engine end
-  // as in step(), which looks itself.
+  // Checks the ranks without waiting for them. If one has died, all requests and the engine end as
+  // in step(), which makes the same check.
   std::vector<RequestOutput> check_ranks();
-  // What has ended the engine, EngineFailed or RankFailure; null while it works.
+  // The error that ended the engine, EngineFailed or RankFailure; null while it works.
   std::exception_ptr failure() const;
 
   bool has_unfinished_requests() const;

@@ -1,4 +1,4 @@
-// An engine that a thread of its own steps, for callers on several threads.
+// An engine with its own stepping thread, for callers on several threads.
 //
 //   specdec::EngineLoop loop(config);
 //   loop.add({{.id = 1, .request = {loop.model_info(), {1, 2, 3}, params}}});
@@ -70,16 +70,16 @@ class EngineLoop {
   std::optional<Batch> take_outputs();
 
   // The engine's methods of these names, called between two steps. They throw Unavailable once the
-  // loop has ended, and in the loop's own thread.
+  // loop has ended, and when called from the loop's own thread.
   EngineStats stats();
   int reset_prefix_cache();
 
-  // How busy the engine is, without waiting for it: as of the last step, with what was queued since
-  // among the waiting. Nothing runs or waits once the loop has ended.
+  // How busy the engine is, without waiting for it: the state after the last step, with requests
+  // queued since counted as waiting. Once the loop has ended, nothing runs or waits.
   EngineLoad load() const;
 
-  // What has ended the engine, EngineFailed or RankFailure, without waiting for a step; null while
-  // it works. A rank that is gone is noticed within a second, also where no request runs.
+  // The error that ended the engine, EngineFailed or RankFailure, without waiting for a step; null
+  // while it works. The death of a rank is noticed within a second, even while no request runs.
   std::exception_ptr failure() const;
 
   // Whether the caller is the thread that steps, which custom drafters run in.

@@ -1,5 +1,5 @@
-// Errors a user of the library can meet. Everything thrown on purpose derives from specdec::Error;
-// the Python binding maps each class to the built-in exception named beside it.
+// Errors that a user of the library can meet. Everything thrown on purpose derives from
+// specdec::Error; the Python binding maps each class to the built-in exception named beside it.
 #pragma once
 
 #include <stdexcept>
@@ -48,7 +48,8 @@ class Unavailable : public Error {
   using Error::Error;
 };
 
-// RuntimeError: a request's grammar cannot go on: it has become too costly, or leaves no token.
+// RuntimeError: a request's grammar cannot go on, because it has become too costly or allows no
+// token.
 class GrammarError : public Error {
  public:
   using Error::Error;
@@ -61,8 +62,8 @@ class EngineFailed : public Error {
   using Error::Error;
 };
 
-// RuntimeError: a rank of an engine on several devices is gone, has failed or did not answer in
-// time. It has ended the engine. The message names the rank, the operation and the cause.
+// RuntimeError: a rank of an engine on several devices has died, failed or not answered in time,
+// which ended the engine. The message names the rank, the operation and the cause.
 class RankFailure : public EngineFailed {
  public:
   RankFailure(int rank, std::string operation, const std::string& cause);

@@ -1,5 +1,5 @@
-// What a request's text must look like, as the engine sees grammars: whoever compiles one stands
-// behind these two classes. LlGuidance (llguidance.h) and BadWords (bad_words.h) do.
+// The interface between the engine and grammars, which constrain a request's text. Grammar
+// compilers implement these two classes: LlGuidance (llguidance.h) and BadWords (bad_words.h) do.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 
 namespace specdec {
 
-// How far one completion has come in a grammar. One thread at a time uses it, now this one and now
-// that, while other threads use the matchers of other completions. A library that gives up (a
-// limit, a fault of its own) throws Error, which ends the completion's request.
+// The state of one completion in a grammar. Used by one thread at a time, but not always the same
+// one, while other threads use the matchers of other completions. A library that gives up (a limit,
+// a fault of its own) throws Error, which ends the completion's request.
 class GrammarMatcher {
  public:
   virtual ~GrammarMatcher() = default;
 
-  // Sets bit t % 32 of word t / 32 where token t may come next, and clears the others,
-  // [ceil(vocab_size / 32)]. Where the text is complete the end tokens are among them; where
-  // nothing else may follow they are alone.
-  // The mask is a function of the tokens gone past alone.
+  // Sets bit t % 32 of word t / 32 where token t may come next and clears the other bits,
+  // [ceil(vocab_size / 32)] words. Where the text is complete, the end tokens are allowed; where
+  // nothing else may follow, only they are. The mask depends only on the tokens that the matcher
+  // has advanced past.
   virtual void fill_mask(std::span<uint32_t> mask) = 0;
   // Goes past a token. Throws Error where the grammar forbids the token.
   virtual void advance(int32_t token) = 0;
-  // An independent matcher at the same place.
+  // An independent matcher in the same state.
   virtual std::unique_ptr<GrammarMatcher> clone() const = 0;
   // Tokens that spell the text without which the grammar cannot go on, such as the punctuation and
   // the keys of JSON. Empty where the text is free.
@@ -36,7 +36,7 @@ class Grammar {
   virtual ~Grammar() = default;
   // At the beginning of the text.
   virtual std::unique_ptr<GrammarMatcher> make_matcher() const = 0;
-  // Token ids it was compiled for: those of the model.
+  // The number of token ids it was compiled for, which must be the model's.
   virtual int vocab_size() const = 0;
   // Tokens that end the text. Without any the text may end anywhere, and the request says how.
   virtual std::span<const int32_t> end_token_ids() const = 0;

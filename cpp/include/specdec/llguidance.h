@@ -13,15 +13,15 @@
 
 namespace specdec {
 
-// What llguidance has to know of a tokenizer.
+// The tokenizer data that llguidance needs.
 struct GrammarVocabulary {
   // The model's, which may be more than the tokenizer's: the others are never allowed.
   int vocab_size = 0;
   // The text of tokenizer.json.
   std::string tokenizer_json;
   std::vector<int32_t> end_token_ids;
-  // Token ids of a text (UTF-8), without special tokens around it: a function of the text alone.
-  // Called by any thread, seldom, since results are kept. What it throws ends the request.
+  // Token ids of a text (UTF-8) without special tokens around it; must depend on the text alone.
+  // Any thread may call it, but rarely, since results are cached. An exception ends the request.
   std::function<std::vector<int32_t>(std::string_view)> tokenize;
 };
 

@@ -1,4 +1,4 @@
-// Where the library's messages go.
+// Destination of the library's messages.
 #pragma once
 
 #include <functional>

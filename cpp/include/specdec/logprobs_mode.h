@@ -1,5 +1,5 @@
-// What entries of reported tokens are made of: the logits as given or after all of the row's
-// processors, and whether they hold the log-softmax or the logit itself.
+// How logprobs are reported: from the logits as given or after all of the row's processors, and as
+// log-softmax or as the logit itself.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// What a pass of a model reads, computes and exchanges, from config.json alone: weights are neither
-// loaded nor looked at.
+// How much a pass of a model reads, computes and exchanges, from config.json alone; weights are not
+// read.
 #pragma once
 
 #include <optional>
@@ -19,8 +19,8 @@ struct PartFacts {
   double received_floats = 0;  // of the exchanges, by a rank for each row
 };
 
-// A model as one of `num_ranks` ranks has it: of each part the largest share that any of them has,
-// since the others wait for that one.
+// A model as one of `num_ranks` ranks has it: for each part, the largest share of any rank, since
+// the others wait for that rank.
 struct ModelFacts {
   int num_ranks = 1;
   int hidden_size = 0;  // of a row of the residual stream
@@ -32,7 +32,7 @@ struct ModelFacts {
   PartFacts input = {};  // what leads from embeddings, and from features of a target, to the layers
   std::vector<PartFacts> layers = {};
   PartFacts output = {};     // the output head
-  double table_weights = 0;  // of an embedding that is held beside the output head
+  double table_weights = 0;  // an embedding stored apart from the LM head
   double layer_bytes = 0;    // of a weight of input and layers
   double output_bytes = 0;   // of a weight of the output head and of the embedding
   double kv_bytes = 0;       // of an element of the KV cache
@@ -42,18 +42,18 @@ struct ModelFacts {
   ModelFacts stage(int index, int num_stages) const;
 
   // Weights and KV cache that a pass over `num_rows` rows of `batch` requests with `context` tokens
-  // each reads. Of the experts those that some row needs count, if rows choose at random.
+  // each reads. Experts count if some row needs them, assuming that rows choose at random.
   double pass_bytes(double num_rows, double batch, double context) const;
-  // A multiplication and an addition are two operations. Of the rows `num_scored` run the output
-  // head, all if it is left out.
+  // A multiplication and an addition count as two operations. `num_scored` of the rows run the LM
+  // head; all rows if omitted.
   double pass_flops(double num_rows, double context, std::optional<double> num_scored = {}) const;
   int num_exchanges() const;
   double received_bytes(double num_rows) const;
-  // Of weights, and of the keys and values of `num_tokens` tokens.
+  // Memory of the weights, and of the keys and values of `num_tokens` tokens.
   double memory_bytes(double num_tokens) const;
 };
 
-// What weights and KV cache are held in, by the names of the engine's options.
+// Storage formats of weights and KV cache, by the names of the engine's options.
 struct FactsFormats {
   std::string dtype = "auto";  // that of config.json
   std::string quantization = "auto";

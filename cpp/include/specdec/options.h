@@ -1,6 +1,6 @@
-// Options, each written once: the table below a configuration says of every member what users call
-// it, which values it takes and what it does. The checks in C++, the Python binding and its types,
-// the command line and docs/options.md are made of these tables.
+// Options, each defined once: the table below a configuration gives every member's name, its
+// allowed values and its help text. The checks in C++, the Python binding and its types, the
+// command line and docs/options.md are generated from these tables.
 #pragma once
 
 #include <array>
@@ -61,7 +61,7 @@ struct EnumName {
   const char* name;
 };
 
-// What users call the values of an enum; specialised beside each enum that an option has.
+// The names of an enum's values for users; specialised beside each enum that is an option.
 template <class Enum>
 inline constexpr std::array<EnumName<Enum>, 0> kEnumNames = {};
 

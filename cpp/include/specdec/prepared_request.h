@@ -23,7 +23,7 @@ class PreparedParams {
  private:
   friend class PreparedRequest;
 
-  // What an engine admits.
+  // The limits within which an engine admits requests.
   struct Limits {
     int vocab_size = 0;
     int max_model_len = 0;
@@ -54,8 +54,8 @@ class PreparedRequest {
       : PreparedRequest(PreparedParams(engine, std::move(params)), std::move(prompt_token_ids),
                         std::move(options)) {}
 
-  // Completions [first, first + count) of the n, as a request of their own that samples what they
-  // do in the whole. The prompt's logprobs come with completion 0.
+  // Completions [first, first + count) of the n, as a separate request that samples the same tokens
+  // as in the whole. The prompt's logprobs come with completion 0.
   PreparedRequest part(int first, int count) const;
 
   const std::vector<int32_t>& prompt_token_ids() const { return prompt_token_ids_; }

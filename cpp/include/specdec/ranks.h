@@ -13,20 +13,20 @@ namespace specdec {
 class Communicator;
 class ShmGroup;
 
-// Processes that whoever makes the engine starts. They join by the name.
+// The processes of the other ranks, started by whoever makes the engine. They join by the name.
 class RankGroup {
  public:
-  // Of this host ("mp").
+  // A group on this host ("mp").
   explicit RankGroup(int num_ranks);
-  // Of several hosts ("ray"). This process, which is rank 0, listens at one of its addresses, where
-  // the others' hosts reach it, and a port that is free.
+  // A group over several hosts ("ray"). This process, rank 0, listens at an address of its own that
+  // the other hosts reach, and a free port.
   RankGroup(int num_ranks, const std::string& host, int port);
   ~RankGroup();
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
 
   const std::string& name() const { return name_; }
-  // Ends a group of this host for what is known of that rank's process. A group of several hosts
+  // Ends a group on this host because of a failure of `rank`'s process. A group over several hosts
   // notices by itself.
   void fail(int rank, const std::string& cause);
   // As rank 0; waits until all have come.
@@ -34,7 +34,7 @@ class RankGroup {
 
  private:
   int num_ranks_;
-  std::unique_ptr<ShmGroup> shm_;  // null: of several hosts
+  std::unique_ptr<ShmGroup> shm_;  // null: several hosts
   std::string name_;
 };
 
@@ -43,9 +43,9 @@ class RankGroup {
 // environment is missing or has another number of ranks.
 bool is_leading_rank(const EngineConfig& config);
 
-// A rank that does not lead: loads its share of the models and computes with the others until the
-// engine is destroyed. Of "mp" and "ray" the rank is `rank` of the group `name`; of
-// "external_launcher" both follow from torchrun's environment. Throws what loading throws, and
+// Runs a rank that does not lead: loads its share of the models and computes with the others until
+// the engine is destroyed. With "mp" and "ray" it is rank `rank` of the group `name`; with
+// "external_launcher" both come from torchrun's environment. Throws the errors of loading, and
 // RankFailure.
 void serve_rank(const EngineConfig& config, const std::string& name = "", int rank = 0);
 

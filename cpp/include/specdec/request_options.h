@@ -8,15 +8,15 @@
 namespace specdec {
 
 struct RequestOptions {
-  // Requests share cached beginnings of prompts with requests of the same salt only, so that nobody
-  // else can tell from the time of a first token what was asked before. A suffix drafter learns
-  // from requests of every salt, so that the times of later tokens may still tell something.
+  // Requests share cached beginnings of prompts only with requests of the same salt, so that no
+  // other user can tell from the time of a first token what was asked before. A suffix drafter
+  // learns from requests of every salt, so the times of later tokens may still reveal something.
   std::string cache_salt = {};
   // Lower goes first. Other than 0 only where the engine's scheduling_policy is "priority".
   int64_t priority = 0;
   // The first tokens of the answer, where another engine has generated them from the same prompt,
-  // parameters and seed. This one computes them with the prompt and reports those that follow:
-  // the answer is the same as if it had been generated whole. Needs n = 1.
+  // parameters and seed. This engine computes them with the prompt and reports the tokens after
+  // them: the answer is the same as if one engine had generated all of it. Requires n = 1.
   std::vector<int32_t> resumed_token_ids = {};
 };
 

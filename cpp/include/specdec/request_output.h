@@ -1,4 +1,4 @@
-// What Engine::step() returns for each request that made progress.
+// The results of Engine::step() for each request that made progress.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ struct DraftedToken {
   bool is_accepted = false;
 };
 
-// What one step drafted for a completion, and kept.
+// The tokens that one step drafted for a completion, and the number kept.
 struct DraftStep {
   int num_draft_tokens = 0;  // verified: nodes of a tree
   int num_accepted_tokens = 0;
@@ -58,9 +58,9 @@ struct CompletionOutput {
   std::vector<int32_t> new_token_ids;          // since the last RequestOutput
   std::vector<PositionLogprobs> new_logprobs;  // one per new token when logprobs were asked for
   FinishReason finish_reason = FinishReason::kNone;
-  // What was drafted for this completion and kept so far; only on an engine that speculates.
+  // Drafts and accepted drafts of this completion so far; only on an engine that speculates.
   std::optional<AcceptanceStats> acceptance;
-  // Of this step, where drafts were verified and SamplingParams::record_draft_steps or
+  // For this step, where drafts were verified and SamplingParams::record_draft_steps or
   // record_draft_trees asks for it.
   std::optional<DraftStep> draft_step;
   std::optional<int32_t> stop_token_id;  // the stop token that ended it, if one of stop_token_ids

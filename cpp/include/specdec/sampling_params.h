@@ -28,7 +28,8 @@ struct SamplingParams {
   std::vector<int32_t> allowed_token_ids;
   // After logit_bias and before the penalties, one after the other. None may be null.
   std::vector<std::shared_ptr<LogitsProcessor>> logits_processors;
-  // What the text must look like; null: anything. without() (bad_words.h) makes one of bad words.
+  // The grammar that the text must match; null: any text. without() (bad_words.h) makes one from
+  // bad words.
   std::shared_ptr<const Grammar> grammar;
   int max_tokens = 16;
   int min_tokens = 0;

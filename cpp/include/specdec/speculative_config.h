@@ -21,8 +21,8 @@ class CustomDrafter {
   virtual ~CustomDrafter() = default;
 
   // Continuations of `tokens` (prompt and output so far), each at most max_tokens long, most likely
-  // first; they are merged into one tree. Empty for no draft. Tokens outside the vocabulary are an
-  // error of the request.
+  // first; the engine merges them into one tree. Empty for no draft. A token outside the vocabulary
+  // is an error of the request.
   virtual std::vector<std::vector<int32_t>> propose(std::span<const int32_t> tokens,
                                                     int max_tokens) = 0;
 };
@@ -50,7 +50,7 @@ inline constexpr auto kEnumNames<DraftMethod> =
 
 // How a draft model picks its tokens, after the request's own processors.
 enum class DraftSampleMethod : uint8_t {
-  kGreedy,  // the most likely ones, whatever the temperature
+  kGreedy,  // the most likely tokens, whatever the temperature
   // Drawn: where drafts are compared with the target's tokens, with the noise that the target will
   // use, so that both agree as often as they can; where drafts are weighed, with noise of their
   // own.
@@ -182,7 +182,7 @@ inline constexpr auto kEnumNames<DraftLengthPolicy> = std::to_array<EnumName<Dra
     {{DraftLengthPolicy::kAuto, "auto"}, {DraftLengthPolicy::kFixed, "fixed"}});
 
 enum class Verification : uint8_t {
-  kExact,      // tokens are those of plain decoding, whatever is drafted
+  kExact,      // tokens equal those of plain decoding, whatever is drafted
   kStandard,   // same distribution: accept with min(1, p/q), else draw from the residual
   kBlock,      // the same over a chain as a whole (Sun et al. 2024); accepts at least as much
   kSynthetic,  // accepts at given rates whatever the tokens: for measuring only
@@ -233,8 +233,8 @@ struct SpeculativeConfig {
   }
   // Nodes of a level of a draft tree that may get children.
   int widest_level() const { return speculative_token_tree.empty() ? tree_width : max_nodes(); }
-  // Of Verification::kSynthetic: per position, the share of steps that accept it of those that
-  // accepted all positions before it.
+  // For Verification::kSynthetic: per position, the share of steps that accept it among the steps
+  // that accepted all earlier positions.
   std::vector<double> conditional_acceptance_rates() const;
   // Throws InvalidArgument naming the key and what to write instead.
   void validate() const;

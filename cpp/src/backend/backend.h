@@ -58,7 +58,7 @@ class Backend {
   // A lookup table over `weight`, which must be packed by this backend, not gated, and outlive the
   // table.
   virtual std::unique_ptr<EmbeddingTable> embedding_from(const PackedLinear& weight) = 0;
-  // A lookup table [num_embeddings, dim] with storage of its own.
+  // A lookup table [num_embeddings, dim] with its own storage.
   virtual std::unique_ptr<EmbeddingTable> make_embedding(const WeightView& table,
                                                          WeightFormat format) = 0;
   // A float32 copy of a vector (norm weights, biases); parts are concatenated.
@@ -66,11 +66,11 @@ class Backend {
   // A copy of token ids where the operations can read them.
   virtual Buffer make_ids(std::span<const int32_t> ids) = 0;
 
-  // Bytes of keys or values of one layer: what PagedKvView::keys and ::values must point to.
+  // Bytes of one layer's keys, or of its values: the size of PagedKvView::keys and of ::values.
   virtual size_t kv_layer_bytes(const PagedKvView& shape) const = 0;
 
-  // The arrays of a batch, or ids of rows, where the operations can read them: arguments take what
-  // these return. It stays valid until the step after the next begins.
+  // Copies the arrays of a batch, or row ids, to memory that operations can read; pass the result
+  // to the operations. It stays valid until the step after the next begins.
   virtual BatchView stage(const BatchView& batch) = 0;
   virtual const int32_t* stage_ids(std::span<const int32_t> ids) = 0;
 
@@ -86,7 +86,7 @@ class Backend {
   virtual void embed(const EmbedArgs& args) = 0;
   virtual void norm(const NormArgs& args) = 0;
   virtual void linear(const LinearArgs& args) = 0;
-  // False: it cannot without the outputs in memory, and has done nothing.
+  // False: the backend needs the outputs in memory for this, and has done nothing.
   virtual bool best_tokens(const BestTokensArgs& args) {
     static_cast<void>(args);
     return false;
@@ -111,7 +111,7 @@ class Backend {
   // groups of ranks that there was such work in, or a rehearsal of it.
   virtual bool can_record_ranks() const { return false; }
 
-  // Called before the host waits for another rank, which may wait for what was queued here.
+  // Called before the host waits for another rank, since that rank may wait for work queued here.
   virtual void flush() {}
 
   // Runs `work` without computing or waiting for anything, for the memory that a backend's

@@ -18,7 +18,8 @@
 
 namespace specdec {
 
-// Of a head that scores part of its target's vocabulary: as in SampleArgs. Empty: all of it.
+// For a draft head that scores only part of its target's vocabulary, as in SampleArgs. Empty: all
+// of it.
 struct DraftVocabulary {
   const int32_t* token_ids = nullptr;
   int target_vocab_size = 0;
@@ -33,8 +34,8 @@ class StepModel {
   virtual void forward(const BatchView& batch, int level = 0) = 0;
   // Logits of rows of the last forward: [num_rows, vocab_size()].
   virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits) = 0;
-  // The likeliest tokens of such rows, of the target's vocabulary (BestTokensArgs); false: it
-  // cannot say without their logits, and has done nothing.
+  // The likeliest tokens of such rows, as ids of the target's vocabulary (BestTokensArgs). False:
+  // not possible without their logits, and nothing was done.
   virtual bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens) {
     static_cast<void>(row_ids), static_cast<void>(num_rows), static_cast<void>(tokens);
     return false;
@@ -43,7 +44,7 @@ class StepModel {
   virtual DraftVocabulary draft_vocabulary() const { return {}; }
   // May be called once there is a cache, which is made after the device step.
   virtual std::span<const PagedKvView> kv_layers() const = 0;
-  // What its passes leave for a drafter, to be moved with the KV; width 0: nothing.
+  // The features that its passes store for a drafter, which move with the KV; width 0: none.
   virtual PagedRowsView features() const { return {}; }
 };
 
@@ -52,9 +53,9 @@ struct DeviceStepConfig {
   int max_rows = 0;    // of a pass
   int block_size = 0;  // tokens
   int max_blocks_per_request = 0;
-  int max_logprobs = 0;  // most likely tokens reported beside the sampled one
-  // What may be drafted for a request in one step. Wider than 1, the draft model grows trees, the
-  // same ones that ModelDrafter grows.
+  int max_logprobs = 0;  // most likely tokens reported in addition to the sampled one
+  // Limits of a request's drafts in one step. With a width above 1 the draft model grows trees,
+  // equal to those of ModelDrafter.
   TreeShape tree = {};
   DraftSampling sampling = DraftSampling::kCoupled;  // of the draft model's tokens
   Verification verification = Verification::kExact;
@@ -67,7 +68,7 @@ struct DeviceStepConfig {
   DraftModelKind draft_kind = DraftModelKind::kModel;
 };
 
-// A request's seat: its place in the device step, as the host sets it between steps.
+// A request's seat in the device step, as the host sets it between steps.
 struct DeviceSeat {
   bool is_active = false;
   int num_tokens = 0;  // committed; the last has no KV yet
@@ -90,27 +91,29 @@ struct NewBlock {
   int32_t block = 0;
 };
 
-// What the host drafted for a seat. Node 0 is the root and node i + 1 is draft i, which continues
-// node parents[i].
+// The host's drafts for a seat. Node 0 is the root, and node i + 1 is draft i, a child of node
+// parents[i].
 struct HostDraft {
   int seat = 0;
   std::span<const int32_t> tokens;
   std::span<const int32_t> parents;
 };
 
-// What a grammar allows after the root of a seat and after each of its drafts, in their order.
+// The tokens that a grammar allows after a seat's root and after each of its drafts, in their
+// order.
 struct HostMasks {
   int seat = 0;
   std::vector<std::span<const uint32_t>> nodes;  // SampleRow::allowed_mask
 };
 
 struct DeviceStepPlan {
-  int num_seats = 0;   // in use: seats 0 to num_seats - 1, of which inactive ones have no rows
-  int num_passes = 0;  // of the draft model: how deep its drafts get
-  // Drafts made on the host, in place of num_passes; seats that are not listed have none. Such a
+  int num_seats = 0;   // seats 0 to num_seats - 1 are in use; inactive seats have no rows
+  int num_passes = 0;  // of the draft model: the depth of its drafts
+  // Drafts made on the host, instead of num_passes; seats that are not listed have none. Such a
   // step is launched only when no other is under way.
   std::span<const HostDraft> host_drafts = {};
-  // Seats that are not listed may get any token. The same holds for such a step; it has no passes.
+  // Grammar masks; seats that are not listed may get any token. A step with masks has no passes
+  // either, and is launched only when no other is under way.
   std::span<const HostMasks> masks = {};
   int max_unseen = 2;  // tokens of a request the draft model has not seen: a power of two
   bool want_logprobs = false;

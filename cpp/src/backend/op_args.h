@@ -26,13 +26,13 @@ namespace specdec {
 class Communicator;  // comm/communicator.h
 struct SharedHeads;  // backend/shared_heads.h
 
-// A matrix of a checkpoint, borrowed. Integers stand for scale * code (+ min), with a scale (and a
-// min) for every group_size inputs of a row; 8-bit floats for scale * value, with a scale for every
-// block of weights.
+// A matrix of a checkpoint, borrowed. Integer weights are scale * code (+ min), with a scale (and a
+// min) per group_size inputs of a row; 8-bit floats are scale * value, with a scale per block of
+// weights.
 struct WeightView {
   // Floating point [rows, in_features], or codes: int8 or 8-bit floats [rows, in_features], or 4
-  // bits in uint8 [rows, in_features / 2], input 2i in the low half of byte i. 4-bit codes stand
-  // for scale * (code - 8), or with mins for scale * code + min.
+  // bits in uint8 [rows, in_features / 2], input 2i in the low half of byte i. 4-bit codes mean
+  // scale * (code - 8), or with mins scale * code + min.
   TensorView values;
   const uint16_t* scales = nullptr;  // [rows, in_features / group_size] float16, null: not integers
   const uint16_t* mins = nullptr;    // likewise, or null
@@ -41,8 +41,8 @@ struct WeightView {
   const float* block_scales = nullptr;
   int64_t block_rows = 0;
   int64_t block_cols = 0;
-  // Of a matrix of floating point that is made up where it is needed: values.data is null. Only
-  // for backends with makes_random_weights().
+  // For a floating-point matrix that is generated where it is needed: values.data is null. Only for
+  // backends with makes_random_weights().
   RandomSource random = {};
 
   bool is_integer() const { return scales != nullptr; }
@@ -55,9 +55,9 @@ struct WeightView {
   int64_t in_features() const { return values.shape[1] * (bits() == 4 ? 2 : 1); }
 };
 
-// How a packed matrix is stored. Products with integer weights round their inputs to 8 bits too, in
-// groups of kQuantGroup with a scale of their own. (So it is on the CPU; on a GPU they take inputs
-// as they are, like those with 8-bit floats.)
+// How a packed matrix is stored. On the CPU, projections with integer weights also round their
+// inputs to 8 bits, with a scale per group of kQuantGroup. A GPU uses the inputs unrounded, as with
+// 8-bit floats.
 enum class WeightFormat : uint8_t {
   kAct,             // the backend's act dtype
   kInt8,            // one scale an output
@@ -93,8 +93,8 @@ struct PackArgs {
   // Two parts of equal shape, gate and up, laid side by side for ActivatedLinearArgs::gated.
   bool gated = false;
   // The order of the sums over k: slices that are folded pairwise (core/k_slices.h). The weight
-  // keeps the inputs of k_slices->run, while the parts are those of the whole matrix. Null: all
-  // inputs, one sum in order of k. Not of gated weights.
+  // keeps the inputs of k_slices->run, while the parts cover the whole matrix. Null: all inputs,
+  // one sum in order of k. Not supported for gated weights.
   const KSlices* k_slices = nullptr;
 
   // Shared with the other ranks of a group, which then all call linear() on their shares with as
@@ -149,13 +149,13 @@ struct BatchView {
   // say. At most 64 * mask_words. Null: as many as the request has rows.
   const int32_t* num_tree_slots = nullptr;  // [num_requests]
   int mask_words = 1;
-  // Of a draft head's rows, else null. Where a row reads what it continues, in the rows of
-  // features: the slot of the token before it, or of its parent.
+  // For rows of a draft head, else null: the slot of the features that the row reads, which is the
+  // slot of the previous token or of the parent.
   const int64_t* feature_slots = nullptr;  // [num_rows]
-  // Where the row's own state goes, for its children to read; -1: nowhere.
+  // The slot to which the row's own state goes, for its children to read; -1: none.
   const int64_t* state_slots = nullptr;  // [num_rows]
-  // The arrays lie where those of every staged batch of this shape do: work on them may be
-  // recorded.
+  // The arrays are at the same addresses for every staged batch of this shape, so work on them may
+  // be recorded.
   bool is_recordable = false;
 };
 
@@ -170,8 +170,8 @@ struct PagedKvView {
   int head_dim = 0;
 };
 
-// Rows of features behind the same block ids as the KV cache: what a slot's token left for a
-// drafter. Row-major on every device, so that a product reads row `slot` through
+// Rows of features under the same block ids as the KV cache: the states of a slot's token, for a
+// drafter. Row-major on every device, so that a projection can read row `slot` through
 // ProjectionInput::row_ids.
 struct PagedRowsView {
   void* rows = nullptr;  // [num_slots, width] act
@@ -233,9 +233,9 @@ struct LinearArgs {
   float soft_cap = 0.0f;  // cap(x) = soft_cap * tanh(x / soft_cap); 0: cap(x) = x
 };
 
-// The likeliest token of each row, in place of the outputs of a product: that of the greatest one,
-// the lowest token of equals. NaN counts as -inf, what is above 1e30 as 1e30, as in samplers; 0
-// where all outputs are -inf.
+// Computes each row's likeliest token instead of the outputs of a projection: the token of the
+// greatest output, the lowest such token between equals. NaN counts as -inf and values above 1e30
+// as 1e30, as in samplers. The result is 0 where all outputs are -inf.
 struct BestTokensArgs {
   LinearArgs linear;                   // without `out`, and nothing is accumulated
   const int32_t* token_ids = nullptr;  // [out_features] of the outputs; null: outputs are tokens
@@ -265,8 +265,8 @@ struct QkvArgs {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   bool norm_all_heads = false;
-  // With norm_all_heads, where these are some of the heads: whose the others are. The weights are
-  // those of these heads, and all ranks make the call with as many rows.
+  // With norm_all_heads, where these are only some of the heads: which ranks have the others. The
+  // weights are those of these heads, and all ranks make the call with the same number of rows.
   const SharedHeads* shared_heads = nullptr;
   float norm_eps = 1e-6f;
   const float* rope_cos = nullptr;  // [max_positions, rotary_dim / 2], or null for none
@@ -278,9 +278,10 @@ struct QkvArgs {
   void* q = nullptr;  // out [num_rows, num_heads * head_dim] act
 };
 
-// Softmax attention over the paged cache. A row sees the committed slots and, of its own request's
-// rows, itself and its ancestors; with a window only the last `sliding_window` of those positions.
-// The result is computed in order of position, so a tree row equals the same path run as a chain.
+// Softmax attention over the paged cache. A row sees the committed slots and, among its own
+// request's rows, itself and its ancestors; with a window, only the last `sliding_window` of those
+// positions. The result is computed in order of position, so a tree row equals the same path run as
+// a chain.
 struct TreeAttentionArgs {
   const void* q = nullptr;  // [num_rows, num_heads * head_dim] act
   const BatchView* batch = nullptr;
@@ -354,8 +355,8 @@ class RowProcessor {
   virtual void apply(std::span<float> logits) = 0;
 };
 
-// One row of logits to sample from. Everything here belongs to the row's own path: what the request
-// committed, then the draft tokens from the root to the row.
+// One row of logits to sample from. Its parameters depend on the row's path: the request's
+// committed tokens, then the draft tokens from the root to the row.
 struct SampleRow {
   float temperature = 1.0f;  // below 1e-5: greedy
   int top_k = 0;             // 0: all
@@ -378,11 +379,11 @@ struct SampleRow {
   const float* given_logits = nullptr;
   uint64_t seed = 0;
   int64_t position = 0;       // of the token to be sampled
-  uint32_t noise_stream = 0;  // 0: what plain decoding draws with; the others are independent of it
+  uint32_t noise_stream = 0;  // 0: the noise of plain decoding; other streams are independent of it
   int num_candidates = 0;     // of the result: most likely draws to report, best first
   // Out [vocab_size, or target_vocab_size]: normalised, after all processors; or null.
   float* distribution = nullptr;
-  int num_logprobs = 0;  // top-N to report beside the token
+  int num_logprobs = 0;  // top-N to report in addition to the token
   bool want_logprobs = false;
   // >= 0: report this token's logprobs (processed modes: after this row's processors), sample
   // nothing.
@@ -401,8 +402,8 @@ struct SampleResult {
   // been drawn without it, ... (Gumbel top-k: draws without replacement). Greedy rows: by logit,
   // with the softmax of the processed logits. Fewer where fewer tokens are permitted.
   std::vector<Candidate> candidates;
-  PositionLogprobs logprobs;  // chosen first, then the top-N; empty unless wanted
-  // Set where the row's processor failed: it was sampled without.
+  PositionLogprobs logprobs;  // chosen first, then the top-N; empty unless asked for
+  // Set where the row's processor failed; the row was sampled without it.
   std::exception_ptr error;
 };
 
@@ -410,10 +411,10 @@ struct SampleArgs {
   float* logits = nullptr;  // [num_rows, vocab_size]; overwritten
   std::span<const SampleRow> rows;
   int vocab_size = 0;
-  // Of a head that scores some tokens of the target's vocabulary only: the target's id of every
-  // column, [vocab_size], distinct, where the backend's operations can read it; or null. Rows,
-  // results and noise then speak of target_vocab_size ids, and ids without a column have the logit
-  // -inf. So a draft head draws with the numbers the target will use.
+  // For a draft head that scores only some tokens of the target's vocabulary: the target's id of
+  // each column, [vocab_size], distinct, in memory that the backend's operations can read; or null.
+  // Rows, results and noise then use target_vocab_size ids, and ids without a column have the logit
+  // -inf. So a draft head draws with the same noise as the target.
   const int32_t* token_ids = nullptr;
   int target_vocab_size = 0;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;

@@ -1,6 +1,6 @@
 // How the ranks of a group share a packed weight: by inputs, with partial sums that every rank
-// folds, or by outputs, which every rank gathers. What PackArgs says of it, for as long as the
-// weight lives.
+// folds, or by outputs, which every rank gathers. Keeps the settings of PackArgs for the weight's
+// lifetime.
 #pragma once
 
 #include <array>
@@ -22,8 +22,8 @@ class RankShare {
   bool by_inputs() const { return ranks_ != nullptr && outputs_.empty(); }
   bool by_outputs() const { return !outputs_.empty(); }
 
-  // Of weights shared by inputs. A rank's part of an exchange is its planes of partial sums, one
-  // for every subtree of its run: [planes, rows, width] float32.
+  // For weights split by inputs. A rank's part of an exchange is its planes of partial sums, one
+  // per subtree of its run: [planes, rows, width] float32.
   int num_planes(int rank) const { return num_planes_[rank]; }
   // All ranks' planes, in order, and how they fold to one.
   const FoldPlan& plan() const { return plan_; }
@@ -31,7 +31,7 @@ class RankShare {
   std::array<const float*, kNumSlices> planes_of(std::span<const std::span<const std::byte>> parts,
                                                  int64_t plane_floats) const;
 
-  // Of weights shared by outputs.
+  // For weights split by outputs.
   int64_t first_output(int rank) const { return outputs_[rank]; }
   int64_t num_outputs(int rank) const { return outputs_[rank + 1] - outputs_[rank]; }
   int64_t num_outputs() const { return outputs_.back(); }

@@ -25,7 +25,7 @@ int parse_cuda_index(std::string_view device) {
   return error == std::errc() && end == digits.data() + digits.size() ? index : -1;
 }
 
-// The GPU for a rank, of those that this build can run on; the CPU where there is none.
+// The rank's GPU among those that this build supports; the CPU where there is none.
 DeviceChoice best_device(int rank) {
   bool has_gpu = false;
   for (const DeviceInfo& gpu : cuda::list_cuda_devices()) {

@@ -1,4 +1,4 @@
-// Which heads of a layer's attention each of several ranks has.
+// Which attention heads of a layer each of several ranks has.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct SharedHeads {
 
   int num_heads() const { return by_rank.back().first_head + by_rank.back().num_heads; }
   int num_kv_heads() const { return by_rank.back().first_kv_head + by_rank.back().num_kv_heads; }
-  // Of a row of a rank's part of the exchange, float32: its q, then its k.
+  // Floats per row in a rank's part of the exchange: its q, then its k.
   int64_t part_width(int rank, int head_dim) const {
     return int64_t{by_rank[rank].num_heads + by_rank[rank].num_kv_heads} * head_dim;
   }

@@ -1,5 +1,5 @@
-// What a step brought: the same record whether the host ran its passes one by one or the device ran
-// them as one launch.
+// The outcome of a step: the same record whether the host ran its passes one by one or the device
+// ran them as one launch.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,9 @@ struct SequenceOutcome {
 
 struct StepOutcome {
   std::vector<SequenceOutcome> sequences;
-  double draft_seconds = 0;   // the draft model's passes, where the device ran them
-  double target_seconds = 0;  // the target's pass; on the device sampling and verification, too
+  double draft_seconds = 0;  // the draft model's passes, where the device ran them
+  // The target's pass; on the device it includes sampling and verification
+  double target_seconds = 0;
   double sample_seconds = 0;  // sampling and verification by the host
 };
 

@@ -1,5 +1,5 @@
-// Copies bytes between the ranks of a group. Ranks compute the shares of one model; a communicator
-// only copies, and every sum of what it brings is the backend's, in an order of its own.
+// Copies bytes between the ranks of a group. Ranks compute shares of one model. A communicator only
+// copies; the backend adds up what the ranks sent, in a fixed order.
 #pragma once
 
 #include <chrono>
@@ -13,13 +13,13 @@ namespace specdec {
 
 // How long a rank waits for the others.
 enum class Patience {
-  kDeadline,  // the group's timeout; then RankFailure
-  kForever,   // until something comes; a rank that is gone ends the wait all the same
+  kDeadline,  // the group's timeout, then RankFailure
+  kForever,   // until a message comes; the death of a rank ends the wait all the same
 };
 
-// Collective operations are called by all ranks of the group, in the same order, each by one thread
-// at a time. Every one throws RankFailure, and all later ones do, once a rank of the group has
-// called abort(), is gone, or does not come within the timeout.
+// All ranks of the group call collective operations in the same order, each rank from one thread at
+// a time. Once a rank has called abort(), has died, or does not come within the timeout, the
+// operation and all later ones throw RankFailure.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -28,36 +28,36 @@ class Communicator {
   // How long a rank waits for the others.
   std::chrono::milliseconds timeout() const { return timeout_; }
 
-  // Where the caller's part of the next exchange goes: at least `size_bytes`, aligned to 64.
-  // Valid until exchange() returns.
+  // Buffer for the caller's part of the next exchange: at least `size_bytes`, aligned to 64. Valid
+  // until exchange() returns.
   virtual std::byte* part(size_t size_bytes) = 0;
-  // Brings everybody's part to everybody: [size()] views by rank, the caller's own among them.
+  // Brings every rank's part to every rank: [size()] views by rank, the caller's own included.
   // Parts may differ in size. The views are valid until the next exchange() or broadcast() begins.
   virtual std::span<const std::span<const std::byte>> exchange(size_t size_bytes) = 0;
   // Brings `message` of rank `root` to all others, whatever its size.
   virtual void broadcast(std::vector<std::byte>& message, int root,
                          Patience patience = Patience::kDeadline) = 0;
-  // Brings bytes from one rank to one other. The receiver knows their number. send() may return
-  // before receive() begins, or wait for receive(): two ranks must not both send first.
+  // Copies bytes from one rank to one other. The receiver knows the size. send() may return before
+  // receive() begins, or wait for receive(): two ranks must not both send first.
   virtual void send(int to, std::span<const std::byte> message) = 0;
   virtual void receive(int from, std::span<std::byte> message) = 0;
-  // Like send(), but waits for nobody while `to` has not received fewer than two of the messages
-  // before this one.
+  // Like send(), but does not wait as long as `to` has at most one of this rank's earlier messages
+  // left to receive.
   virtual void post(int to, std::vector<std::byte> message) = 0;
-  // The same for a message whose size only the sender knows.
+  // Like receive(), for a message whose size only the sender knows.
   virtual void receive_any_size(int from, std::vector<std::byte>& message,
                                 Patience patience = Patience::kDeadline) = 0;
   // Returns once all ranks have called it.
   void barrier() { exchange(0); }
 
-  // A group of the ranks first .. first + size - 1 of this one, which call it at the same point of
-  // their operations; the others do not. The group may not outlive this one, shares its timeout,
-  // and an abort of one is an abort of both. Failures name ranks by their numbers in the outermost
-  // group. Different groups may be used by different threads.
+  // A group of the ranks first .. first + size - 1 of this group. Those ranks call it at the same
+  // point of their operations; the others do not. The subgroup may not outlive this group and
+  // shares its timeout, and an abort of either aborts both. Failures name ranks by their numbers in
+  // the outermost group. Different groups may be used by different threads.
   virtual std::unique_ptr<Communicator> subgroup(int first, int size) = 0;
 
-  // Throws RankFailure of "idle" where the group has failed or a rank is known to be gone, without
-  // waiting: for a rank that has nothing to do with the others for long.
+  // Throws RankFailure("idle") where the group has failed or a rank is known to have died, without
+  // waiting. A rank that has no operation with the others for a long time calls it.
   virtual void check_ranks() = 0;
 
   // Ends the waits of all ranks of the group with RankFailure, which names this rank and `cause`.

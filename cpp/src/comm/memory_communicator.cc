@@ -17,11 +17,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// About what sleeping and waking cost; a CPU that waits longer is worth more asleep. With more
-// ranks than CPUs, waiting takes a CPU from the others.
+// About the cost of sleeping and waking, so a longer wait is cheaper asleep. With more ranks than
+// CPUs, a spinning rank takes a CPU from the others.
 constexpr std::chrono::microseconds kSpin{20};
 constexpr std::chrono::microseconds kSpinOvercommitted{2};
-// Between two looks at whether the others' processes live.
+// Longest time between two checks that the other ranks' processes are alive.
 constexpr std::chrono::milliseconds kLongestSleep{100};
 
 void pause_cpu() {
@@ -66,8 +66,8 @@ void MemoryCommunicator::wait(SharedCount& count, uint32_t announcements, int ra
       pause_cpu();
     }
   }
-  // What had been announced before a rank left or died is taken as ever, so that the last words of
-  // a leader reach all.
+  // Announcements made before a rank left or died still count, so that a leader's last message
+  // reaches every rank.
   for (bool process_looked_at = false;;) {
     word = count.word.load(std::memory_order_acquire);
     if (SharedCount::reached(word, announcements)) return;
@@ -93,7 +93,7 @@ void MemoryCommunicator::wait(SharedCount& count, uint32_t announcements, int ra
 
 std::byte* MemoryCommunicator::part(size_t size_bytes) {
   part_bytes_ = size_bytes;
-  // The others have left the exchange that used this area: they came to the one after it.
+  // Every rank has left the exchange that used this area: each has come to the exchange after it.
   return region_->grow(part_area(rank(), num_exchanges_ % 2), size_bytes);
 }
 

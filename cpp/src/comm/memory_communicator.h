@@ -12,13 +12,14 @@
 
 namespace specdec {
 
-// An exchange copies nothing: a rank writes its part into an area of its own, which the others see,
-// announces it and waits for theirs. Parts have two areas that take turns, because a rank that has
-// begun an exchange may still be read from by one that has not left the exchange before.
+// An exchange copies nothing: a rank writes its part into its own area, which the others see,
+// announces the part and waits for the others' parts. A rank has two areas that take turns, because
+// a rank that has begun an exchange may still be read by one that has not left the exchange before.
 class MemoryCommunicator final : public Communicator {
  public:
-  // Rank `rank` of a group of `size` that is, from `first_rank`, all or some of the region's ranks.
-  // `share` is the group's: num_counts() and num_areas() of the region.
+  // Rank `rank` of a group of `size` ranks, which are the region's ranks from `first_rank` on.
+  // `share` is the group's part of the region's counts and areas, num_counts() and num_areas() of
+  // them.
   MemoryCommunicator(std::shared_ptr<SharedRegion> region, SharedRegion::Share share,
                      int first_rank, int rank, int size, std::chrono::milliseconds timeout);
   ~MemoryCommunicator() override;
@@ -39,25 +40,25 @@ class MemoryCommunicator final : public Communicator {
 
  private:
   struct Wait;
-  // Of the collective operations a rank has come to: before a part or a message of an own is
-  // announced, after another's message is copied.
+  // Count of collective operations that this rank has reached. Raised before the rank announces its
+  // own part or message, and after it has copied another's message.
   SharedCount& operations(int rank) { return region_->count(share_.first_count + rank); }
-  // Of the messages from one rank to another.
+  // Counts of the messages from one rank to another.
   SharedCount& sent(int from, int to) { return pair_count(from, to, 0); }
   SharedCount& received(int from, int to) { return pair_count(from, to, 1); }
   SharedCount& pair_count(int from, int to, int which) {
     return region_->count(share_.first_count + size() + (from * size() + to) * 2 + which);
   }
-  // Areas by turn, 0 or 1.
+  // Indices of areas; `turn` is 0 or 1.
   size_t part_area(int rank, int turn) const { return share_.first_area + rank * 4 + turn; }
   size_t message_area(int rank, int turn) const { return share_.first_area + rank * 4 + 2 + turn; }
   size_t pair_area(int from, int to, int turn) const {
     return share_.first_area + size() * 4 + (from * size() + to) * 2 + turn;
   }
-  // Until `rank` has announced so much.
+  // Waits until `rank` has raised `count` to `announcements`.
   void wait(SharedCount& count, uint32_t announcements, int rank, Patience patience,
             const char* operation);
-  // The oldest message of `from`, once there is one.
+  // Waits for a message of `from` and returns the oldest.
   std::span<const std::byte> next_message(int from, Patience patience);
 
   std::shared_ptr<SharedRegion> region_;
@@ -69,9 +70,10 @@ class MemoryCommunicator final : public Communicator {
   uint32_t num_operations_ = 0;
   uint32_t num_exchanges_ = 0;
   uint32_t num_broadcasts_ = 0;
-  std::array<uint32_t, 2> message_operation_{};  // at which an own message area was used last, + 1
-  std::vector<uint32_t> num_sent_;               // by receiver
-  std::vector<uint32_t> num_received_;           // by sender
+  // 1 + the operation that last used each of this rank's message areas
+  std::array<uint32_t, 2> message_operation_{};
+  std::vector<uint32_t> num_sent_;      // by receiver
+  std::vector<uint32_t> num_received_;  // by sender
   std::vector<std::span<const std::byte>> views_;
 };
 

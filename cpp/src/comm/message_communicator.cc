@@ -13,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kLongestWait{100};
-constexpr size_t kLongestPiece = size_t{1} << 30;  // systems may count in int
+constexpr size_t kLongestPiece = size_t{1} << 30;  // some systems count in int
 
 std::byte* grown(Buffer& buffer, size_t num_bytes) {
   if (buffer.size_bytes() < num_bytes || buffer.empty())
@@ -77,7 +77,8 @@ void MessageCommunicator::transfer(Kind kind, Patience patience, const char* ope
       of.incoming_.clear();
     }
   } clear{*this};
-  wait({}, std::chrono::milliseconds(0));  // a failure that has been told counts before what came
+  // A failure already reported takes precedence over messages that have come
+  wait({}, std::chrono::milliseconds(0));
   check(operation);
   const auto start = Clock::now();
   for (;;) {

@@ -29,21 +29,22 @@ class MessageCommunicator : public Communicator {
  protected:
   MessageCommunicator(int rank, int size, std::chrono::milliseconds timeout);
 
-  // What an operation still waits for.
+  // A rank whose bytes an operation still waits for.
   struct Pending {
     int rank = 0;
     bool write = false;
     bool read = false;
   };
-  // Move what can be moved without waiting, and return how many bytes that was. What is left comes
-  // again in the next call. `more` is to follow at once. A rank that is gone fails the group.
+  // Transfer as many bytes as possible without waiting, and return how many. The rest is passed
+  // again in the next call. `more`: another write follows at once. The death of the rank fails the
+  // group.
   virtual size_t write_some(int rank, std::span<const std::byte> bytes, bool more) = 0;
   virtual size_t read_some(int rank, std::span<std::byte> bytes) = 0;
-  // Waits until something of this can move or the group fails, but not longer than that.
+  // Waits until a pending transfer can go on, the group fails, or `longest` has passed.
   virtual void wait(std::span<const Pending> pending, std::chrono::milliseconds longest) = 0;
-  // Ends the group for a cause that is rank's; the first call counts.
+  // Ends the group for a failure of `rank`. Only the first call has an effect.
   virtual void fail(int rank, std::string_view cause) noexcept = 0;
-  // Throws RankFailure of `operation` where the group has failed.
+  // Throws RankFailure(operation) where the group has failed.
   virtual void check(const char* operation) = 0;
 
  private:
@@ -57,33 +58,36 @@ class MessageCommunicator : public Communicator {
     int rank;
     Header header;
     std::span<const std::byte> body;
-    size_t done = 0;  // of header and body
+    size_t done = 0;  // bytes transferred of header and body
   };
-  // Moves on in every operation after post(), which waits for nobody.
+  // A posted message. Every operation after post() continues its transfer; post() itself does not
+  // wait.
   struct Posted {
     std::vector<std::byte> bytes;
-    Outgoing message;  // whose body the bytes are
+    Outgoing message;  // its body is `bytes`
   };
   struct Incoming {
     int rank;
-    std::function<std::byte*(size_t num_bytes)> place;  // where so many bytes go
+    std::function<std::byte*(size_t num_bytes)> place;  // returns where to put the body
     Header header{};
     std::byte* body = nullptr;
     size_t done = 0;
   };
-  // Until all has moved. One rank's header and body never wait for another's.
+  // Runs until everything is transferred. One rank's header and body never wait for another's.
   void transfer(Kind kind, Patience patience, const char* operation);
   bool push(Outgoing& message);
   static bool is_done(const Outgoing& message);
   bool push_posted();
   bool pull(Incoming& message, Kind kind);
 
-  std::array<Buffer, 2> own_parts_;  // take turns: others' views of one end when the next begins
+  // Used in turn: others may read one until the next exchange begins
+  std::array<Buffer, 2> own_parts_;
   int turn_ = 0;
   size_t part_bytes_ = 0;
   std::vector<Buffer> parts_;  // by rank
   std::vector<std::span<const std::byte>> views_;
-  std::vector<std::deque<Posted>> posted_;  // by receiver, oldest first; before what is outgoing
+  // By receiver, oldest first; sent before the current operation's messages
+  std::vector<std::deque<Posted>> posted_;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   std::vector<Pending> pending_;

@@ -20,8 +20,8 @@ namespace {
 
 constexpr uint64_t kMagic = 0x6d6d6f6365707300;  // "\0specomm"
 constexpr uint32_t kVersion = 1;
-constexpr size_t kGrowth = size_t{64} << 10;  // areas grow by multiples
-// Of what the first group needs: as much again three times for its subgroups.
+constexpr size_t kGrowth = size_t{64} << 10;  // areas grow by multiples of this
+// Counts and areas in multiples of the first group's: one for it and three for its subgroups.
 constexpr size_t kSubgroupFactor = 4;
 
 enum FailureState : uint32_t { kNone, kWritten, kComplete };
@@ -48,7 +48,7 @@ void SharedCount::sleep(uint32_t seen, std::chrono::nanoseconds longest) {
 
 struct alignas(kCacheLineBytes) SharedRegion::Header {  // followed by the counts
   std::atomic<uint64_t> magic;                          // written last
-  uint64_t key;                                         // random: the name has it, too
+  uint64_t key;                                         // random, also part of the name
   uint32_t version;
   int32_t num_ranks;
   uint64_t num_bytes;
@@ -59,7 +59,7 @@ struct alignas(kCacheLineBytes) SharedRegion::Header {  // followed by the count
   std::atomic<uint64_t> areas_taken;
 
   struct Process {
-    std::atomic<int32_t> id;  // 0: has not entered. Written after start_time.
+    std::atomic<int32_t> id;  // 0: the rank has not entered. Written after start_time.
     uint64_t start_time;
     std::atomic<int32_t> claimed;
   } processes[kMaxRanks];
@@ -246,7 +246,7 @@ void SharedRegion::check(const char* operation) const {
   const Header& h = header();
   uint32_t state = h.failure.load(std::memory_order_acquire);
   if (state == kNone) return;
-  // Its writer needs less than a microsecond, unless killed there.
+  // The writer needs less than a microsecond, unless it is killed meanwhile.
   for (int looks = 0; state != kComplete && looks < 100; ++looks) {
     usleep(100);
     state = h.failure.load(std::memory_order_acquire);

@@ -14,7 +14,7 @@ constexpr std::chrono::milliseconds kBetweenLooks{1};
 std::unique_ptr<Communicator> join(const std::shared_ptr<SharedRegion>& region, int rank,
                                    std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  // Made first: its destructor tells the others that this rank gave up.
+  // Made first, because its destructor tells the others that this rank gave up.
   auto communicator = std::make_unique<MemoryCommunicator>(region, SharedRegion::Share{}, 0, rank,
                                                            region->num_ranks(), timeout);
   for (int missing = region->first_missing(); missing >= 0; missing = region->first_missing()) {

@@ -31,9 +31,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMagic = 0x6d6d6f6363657073;  // "speccomm"
 constexpr uint32_t kVersion = 1;
-constexpr uint32_t kControl = 0;  // in place of a group's number
+constexpr uint32_t kControl = 0;  // instead of a group's number
 constexpr std::chrono::milliseconds kBetweenTries{20};
-constexpr std::chrono::milliseconds kHelloTime{1000};  // that a stranger may keep others waiting
+// Longest time that an unknown peer may keep others waiting
+constexpr std::chrono::milliseconds kHelloTime{1000};
 const char* const kGone = "left the group, or its process has ended";
 
 class Socket {
@@ -59,7 +60,7 @@ struct Endpoint {
   socklen_t length = 0;
 
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&address); }
-  // Both kinds of address have the port at the same place.
+  // IPv4 and IPv6 addresses have the port at the same offset.
   void set_port(uint16_t port) { reinterpret_cast<sockaddr_in*>(&address)->sin_port = htons(port); }
   uint16_t port() const { return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port); }
 };
@@ -70,20 +71,20 @@ struct Hello {
   uint32_t size = 0;
   uint32_t rank = 0;
   uint32_t group = kControl;
-  uint32_t port = 0;  // at which the rank listens
+  uint32_t port = 0;  // on which the rank listens
   uint32_t reserved = 0;
 };
 
 struct Reply {
   uint64_t magic = kMagic;
-  char field[24] = {};  // of what was refused; empty: welcome
+  char field[24] = {};  // the field that was refused; empty: accepted
   char text[232] = {};
 };
 
-// What a control connection brings.
+// The message of a control connection.
 struct Farewell {
   uint32_t is_failure = 0;  // 0: the rank leaves
-  int32_t rank = 0;         // whose failure it is
+  int32_t rank = 0;         // the rank that failed
   char cause[248] = {};
 };
 
@@ -112,7 +113,7 @@ bool read_all(const Socket& socket, T& value, Clock::time_point deadline) {
   return true;
 }
 
-// Of a few hundred bytes on a new connection, which never wait.
+// For messages of a few hundred bytes on a new connection, which never block.
 template <class T>
 bool write_all(const Socket& socket, const T& value) {
   return ::send(socket.file(), &value, sizeof(T), system::send_flags(/*more=*/false)) == sizeof(T);
@@ -167,7 +168,8 @@ Socket listen_at(Endpoint& endpoint) {
   return listener;
 }
 
-// What the ranks of all groups of a process share: who is where, and what has ended the group.
+// State that all groups of a process share: the addresses of the ranks, and the failure that ended
+// the group.
 class Network {
  public:
   Network(const SocketAddress& master, int rank, int size, std::chrono::milliseconds timeout)
@@ -204,7 +206,7 @@ class Network {
   int rank() const { return rank_; }
   uint32_t new_group() { return (++num_groups_ << 16) | static_cast<uint32_t>(rank_); }
 
-  // The connections of a group of the ranks first .. first + size - 1; none with this one.
+  // The connections of a group of the ranks first .. first + size - 1, none to this rank itself.
   std::vector<Socket> connect_group(uint32_t group, int first, int size) {
     const auto deadline = Clock::now() + timeout_;
     std::vector<Socket> connections(size);
@@ -260,7 +262,7 @@ class Network {
       Socket socket = new_socket(endpoint);
       const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
           std::max(deadline - Clock::now(), Clock::duration(kBetweenTries)));
-      timeval limit{};  // of connect(), too
+      timeval limit{};  // applies to connect(), too
       limit.tv_sec = static_cast<time_t>(left.count() / 1'000'000);
       limit.tv_usec = static_cast<suseconds_t>(left.count() % 1'000'000);
       setsockopt(socket.file(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
@@ -269,7 +271,7 @@ class Network {
         Hello hello{.size = static_cast<uint32_t>(size_),
                     .rank = static_cast<uint32_t>(rank_),
                     .group = group};
-        if (!listener_) {  // at the address that rank 0 sees
+        if (!listener_) {  // listens at the address that rank 0 sees
           Endpoint own;
           own.length = sizeof own.address;
           getsockname(socket.file(), own.get(), &own.length);
@@ -296,7 +298,8 @@ class Network {
     }
   }
 
-  // The connection of that rank for that group. Others that come meanwhile are kept.
+  // Accepts rank `from`'s connection for `group`. Connections of others that come meanwhile are
+  // kept.
   Socket accept(int from, uint32_t group, Clock::time_point deadline) {
     const auto key = std::pair(group, from);
     while (kept_.count(key) == 0) {
@@ -362,8 +365,8 @@ class Network {
   std::map<std::pair<uint32_t, int>, Socket> kept_;  // accepted, by group and rank
   std::atomic<uint32_t> num_groups_{0};
   std::chrono::milliseconds timeout_;
-  std::mutex mutex_;              // of the following, once all ranks have come
-  std::vector<Socket> controls_;  // by rank; none for this one and for those that are gone
+  std::mutex mutex_;              // guards the following, once all ranks have come
+  std::vector<Socket> controls_;  // by rank; none for this rank and for ranks that have left
   std::optional<Farewell> failure_;
 };
 

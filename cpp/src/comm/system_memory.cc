@@ -75,7 +75,7 @@ uint64_t start_time(pid_t process) {
 
 #else
 
-void wake(std::atomic<uint32_t>&) {}  // those that wait look again by themselves
+void wake(std::atomic<uint32_t>&) {}  // waiters poll by themselves
 
 void wait(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds longest) {
   constexpr std::chrono::nanoseconds kBetweenLooks = std::chrono::microseconds(50);
@@ -94,7 +94,7 @@ int open_memory_file(pid_t, int) {
       "ranks as processes of one host share memory on Linux only; use ranks as threads");
 }
 
-int give_pages(int, size_t, size_t) { return 0; }  // they come as they are touched
+int give_pages(int, size_t, size_t) { return 0; }  // pages come when they are touched
 
 int open_process(pid_t) {
   errno = ENOSYS;

@@ -54,7 +54,7 @@ int accept_tcp(int listener, sockaddr* peer, socklen_t* length) {
 
 void keep_alive(int socket) {
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(socket, IPPROTO_TCP, TCP_KEEPALIVE, 10);  // TCP_KEEPIDLE of others
+  set(socket, IPPROTO_TCP, TCP_KEEPALIVE, 10);  // called TCP_KEEPIDLE elsewhere
   set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set(socket, IPPROTO_TCP, TCP_KEEPCNT, 4);
 }

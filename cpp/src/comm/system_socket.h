@@ -10,10 +10,10 @@ namespace specdec::system {
 int new_tcp_socket(int family);
 int accept_tcp(int listener, sockaddr* peer, socklen_t* length);
 
-// A host that went off without a word is noticed in half a minute.
+// A host that vanishes without closing its connection is noticed in half a minute.
 void keep_alive(int socket);
 
-// Flags of a send() that neither waits nor raises a signal. `more` follows at once.
+// Flags of a send() that neither waits nor raises a signal. `more`: another send follows at once.
 int send_flags(bool more);
 
 }  // namespace specdec::system

@@ -9,8 +9,8 @@
 
 namespace specdec {
 
-// One for each rank. A rank whose communicator is destroyed has left its group, which ends the
-// waits of the others for it.
+// One communicator per rank. Destroying a rank's communicator leaves the group, which ends the
+// others' waits for that rank.
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
     int size, std::chrono::milliseconds timeout);
 

@@ -9,7 +9,7 @@
 
 namespace specdec {
 
-// Throws InvalidArgument naming the option, what it may be and what it is.
+// Throws InvalidArgument with the option's name, its range and the given value.
 void check_number(const OptionText& option, double value);
 
 template <class Value>

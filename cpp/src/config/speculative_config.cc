@@ -98,7 +98,7 @@ void check_token_tree(bool is_good, const std::string& message) {
   if (!is_good) throw InvalidArgument("speculative_token_tree", message);
 }
 
-// Every node's parent and siblings of smaller rank are in the tree, too.
+// Checks that the tree has every node's parent and its siblings of smaller rank.
 void validate_paths(const std::vector<std::vector<int>>& paths) {
   const std::set<std::vector<int>> all(paths.begin(), paths.end());
   check_token_tree(all.size() == paths.size(), "has a path twice");
@@ -202,7 +202,8 @@ void validate_batch_size_range(const BatchSizeRange& range) {
   }
 }
 
-// Ranges are inclusive, the first starts at 1 and none overlap; their order does not matter.
+// Checks that ranges do not overlap and the first starts at 1. Ends are inclusive; the order of the
+// ranges does not matter.
 void validate_batch_sizes(std::vector<BatchSizeRange> ranges) {
   if (ranges.empty()) return;
   for (const BatchSizeRange& range : ranges) validate_batch_size_range(range);

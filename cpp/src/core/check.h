@@ -1,5 +1,5 @@
 // SPECDEC_CHECK: for our own mistakes, never for the user's. Always on; throws InternalError with
-// both operands. What a user or a machine can cause is thrown as a typed error instead.
+// both operands. Errors that a user or a machine can cause are thrown as typed errors instead.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What the machine lets this process use.
+// The CPUs and memory nodes that this process may use.
 #pragma once
 
 #include <string>
@@ -15,14 +15,14 @@ struct CpuTopology {
     std::vector<int> cpus;   // ascending
     std::vector<int> cores;  // the first CPU of each physical core
   };
-  std::vector<Node> nodes;  // those with an allowed CPU, at least one
+  std::vector<Node> nodes;  // nodes with an allowed CPU, at least one
 
   int num_slow_cores = 0;  // efficiency cores: see num_fast_cores
 
   int num_cpus() const;
   int num_cores() const;
-  // Those with at least two thirds of the fastest one's capacity. A thread on any other would hold
-  // up every parallel loop.
+  // Cores with at least two thirds of the fastest core's capacity. A thread on a slower core would
+  // hold up every parallel loop.
   int num_fast_cores() const { return num_cores() - num_slow_cores; }
 };
 
@@ -39,7 +39,7 @@ std::vector<int> assign_nodes(const CpuTopology& topology, int num_threads);
 // The CPUs of a list as the kernel writes it ("0-3,8"), ascending; empty when it is malformed.
 std::vector<int> parse_cpu_list(std::string_view text);
 
-// How many CPUs' time the control group grants per period, rounded down; 0: it sets no limit.
+// CPUs' worth of time that the control group grants per period, rounded down; 0: no limit.
 int cgroup_cpu_limit();
 
 // The limit in a cgroup v2 cpu.max file ("max 100000", "150000 100000"), as above; 0: none.

@@ -10,7 +10,7 @@ namespace specdec {
 enum class DraftSampling : uint8_t {
   kArgmax,       // the most likely tokens, whatever the temperature
   kCoupled,      // with the noise the target will use: agrees as often as it can
-  kIndependent,  // with noise of its own, for drafts that are weighed
+  kIndependent,  // with separate noise, for rejection verification
 };
 
 constexpr DraftSampling draft_sampling(DraftSampleMethod method, Verification verification) {

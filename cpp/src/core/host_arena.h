@@ -1,5 +1,5 @@
-// Many buffers that are each too small for huge pages of their own. The arena cuts them one after
-// the other from large regions of huge pages.
+// Many buffers that are each too small for their own huge pages. The arena cuts them one after the
+// other from large regions of huge pages.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace specdec {
 
-// The arena does not suit buffers that come and go: it frees a region only when none of the
-// region's buffers is left. Buffers may outlive the arena.
+// Not for buffers with varying lifetimes: the arena frees a region only when all of the region's
+// buffers are gone. Buffers may outlive the arena.
 class HostArena {
  public:
   // Zero-filled and 64-byte aligned, like Buffer::host. Throws OutOfMemory naming `purpose`.

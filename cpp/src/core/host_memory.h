@@ -10,7 +10,7 @@ namespace specdec {
 // cgroup limit where that is less. 0 when neither can be read.
 int64_t available_host_memory_bytes();
 
-// Of a page of memory, the least that can be mapped or protected.
+// Bytes of a page, the smallest unit that can be mapped or protected.
 size_t page_bytes();
 
 // Gives memory that the heap holds for later use back to the system.

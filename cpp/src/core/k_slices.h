@@ -34,7 +34,7 @@ struct SliceRun {
   bool operator==(const SliceRun&) const = default;
 };
 
-// Where the slices of a whole matrix are, and which run of them a weight holds.
+// The slice bounds of a whole matrix, and the run of slices that a weight holds.
 struct KSlices {
   std::array<int64_t, kNumSlices + 1> bounds{};  // slice s: inputs [bounds[s], bounds[s + 1])
   SliceRun run;
@@ -58,7 +58,7 @@ struct KSlices {
   constexpr int64_t begin() const { return bounds[run.first]; }
   constexpr int64_t end() const { return bounds[run.end()]; }
   constexpr int64_t in_features() const { return end() - begin(); }
-  // Where the i-th slice of the run begins in the run's own inputs; i = count: where the last ends.
+  // Start of the run's i-th slice among the run's own inputs; i = count: the end of the last slice.
   constexpr int64_t local_bound(int i) const { return bounds[run.first + i] - begin(); }
 };
 
@@ -89,9 +89,9 @@ constexpr SliceNodes<kMaxSubtrees> subtrees_of(SliceRun run) {
   return subtrees;
 }
 
-// What to do with a stack of partial sums once the sum of one more node is there.
+// Tells what to do with a stack of partial sums after the sum of one more node is computed.
 struct FoldStep {
-  int num_folds = 0;    // sum = top of the stack + sum, so often
+  int num_folds = 0;    // number of times that sum = top of the stack + sum
   int slot = 0;         // then the sum is put here, on top
   bool is_left = true;  // no later step folds it
 };
@@ -111,7 +111,7 @@ constexpr FoldPlan fold_plan(std::span<const SliceRun> nodes) {
   for (SliceRun node : nodes) {
     SPECDEC_CHECK(plan.num_steps == 0 || stack[depth - 1].end() == node.first);
     FoldStep& step = plan.steps[plan.num_steps];
-    // Of equal size and the left half of what both make: siblings.
+    // The two have equal size and together form a node: they are siblings.
     while (depth > 0 && stack[depth - 1].count == node.count &&
            stack[depth - 1].first % (2 * node.count) == 0) {
       --depth;
@@ -135,7 +135,7 @@ constexpr FoldPlan fold_plan(SliceRun run) {
   return fold_plan(slices.span());
 }
 
-// The sums that are left when sums [plan.num_steps] are folded, in place at the front of `sums`.
+// Folds sums [plan.num_steps] in place; the remaining sums are at the front of `sums`.
 inline void fold(const FoldPlan& plan, float* sums) {
   for (int i = 0; i < plan.num_steps; ++i) {
     const FoldStep& step = plan.steps[i];

@@ -1,5 +1,5 @@
-// Weights that are made up: what load_format="dummy" has instead of a checkpoint's. An element
-// depends on its tensor and its place alone, so that any part of a tensor can be made anywhere.
+// Random weights, which load_format="dummy" uses instead of a checkpoint's. An element depends only
+// on its tensor and its index, so any part of a tensor can be generated anywhere.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct RandomSource {
   bool operator==(const RandomSource&) const = default;
 };
 
-// Of the whole tensor with this name. Its elements are uniform in +-sqrt(3 / fan_in), so that sums
-// over fan_in inputs keep the size of one.
+// The source for the whole tensor `name`. Elements are uniform in +-sqrt(3 / fan_in), so that sums
+// over fan_in inputs keep the scale of one input.
 RandomSource random_source(std::string_view name, int64_t fan_in);
 
 // `count` elements from the source's first on, as the dtype: float32, bfloat16 or float16. Eight

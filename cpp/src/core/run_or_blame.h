@@ -9,8 +9,8 @@
 namespace specdec {
 
 // Calls work(0, count). If that throws, calls work(i, i + 1) for every i, and fail(i, error) for
-// each i that throws alone, too. The work must allow repetition. EngineFailed, which is nobody's,
-// is thrown on.
+// each i that also throws alone. The work must be repeatable. EngineFailed, which is no single
+// item's fault, is rethrown.
 template <class Work, class Fail>
 void run_or_blame(size_t count, const Work& work, const Fail& fail) {
   if (count > 1) {

@@ -1,12 +1,12 @@
-// Rules of a step that the host and the kernels of a device follow alike. They are plain constexpr
-// functions, written once: nvcc compiles them for the device (--expt-relaxed-constexpr).
+// Rules of a step that the host and a device's kernels share. They are plain constexpr functions,
+// written once: nvcc compiles them for the device (--expt-relaxed-constexpr).
 #pragma once
 
 #include <cstdint>
 
 namespace specdec {
 
-// ---- what is sampled
+// ---- sampling
 
 // Below this temperature the likeliest token is taken, and nothing is drawn.
 inline constexpr float kGreedyTemperature = 1e-5f;
@@ -25,9 +25,9 @@ struct TreeShape {
   }
 };
 
-// How many tokens deep a step may draft for a request with `num_tokens` committed tokens that ends
-// at `max_num_tokens`: at most `max_depth`, and never so deep that the token which every step
-// commits beside the accepted drafts would have no place.
+// How deep a step may draft for a request with `num_tokens` committed tokens that ends at
+// `max_num_tokens`: at most `max_depth`, and leaving room for the token that every step commits
+// after the accepted drafts.
 constexpr int draft_depth_limit(int max_depth, int num_tokens, int max_num_tokens) {
   const int room = max_num_tokens - num_tokens - 1;
   const int limit = max_depth < room ? max_depth : room;
@@ -36,7 +36,7 @@ constexpr int draft_depth_limit(int max_depth, int num_tokens, int max_num_token
 
 // ---- what a draft model has seen: the tokens whose KV it has
 
-// What a model reads that drafts, and what it keeps of a text.
+// Which input a draft model reads, and which state it keeps per token.
 enum class DraftModelKind : uint8_t {
   kModel,          // reads tokens
   kHead,           // reads its target's features, and its own states where there are none yet
@@ -47,22 +47,22 @@ enum class DraftModelKind : uint8_t {
 // last committed token is one of them.
 inline constexpr int kMaxUnseen = 16;
 
-// The first token that a step's first draft pass runs, of a request with `num_tokens` committed
-// tokens, of which `num_seen` have been seen. A head has no row for token 0, as there are no
-// features before it: with that token alone (the result is num_tokens) nothing can be drafted.
+// The first token that a step's first draft pass runs, for a request with `num_tokens` committed
+// tokens of which the draft model has seen `num_seen`. A draft head has no row for token 0, since
+// no features precede it: with that token alone (the result is num_tokens) it cannot draft.
 constexpr int first_unseen(DraftModelKind kind, int num_tokens, int num_seen) {
   if (kind == DraftModelKind::kModel) return num_seen;
   const int first = kind == DraftModelKind::kStatelessHead ? num_tokens - 1 : num_seen;
   return first > 1 ? first : 1;
 }
 
-// The committed tokens a draft model has seen after a step in which it drafted `num_drafts` tokens,
-// of which `num_accepted` were accepted. `num_tokens` is how many were committed before the step:
-// all of them have been seen, because the draft model began with the last.
+// How many committed tokens a draft model has seen after a step in which it drafted `num_drafts`
+// tokens, of which `num_accepted` were accepted. `num_tokens` is the number committed before the
+// step; all of these have been seen, because the draft model began with the last.
 //
-// A model that reads tokens ran every token of a chain but the last. It ran only part of a tree's
-// nodes: the parent of every node, so all accepted nodes but perhaps the last. A head ran drafts on
-// states of its own, and runs those that were accepted again on the features of its target.
+// A model that reads tokens ran every token of a chain but the last. Of a tree it ran only some
+// nodes: the parent of every node, so all accepted nodes except possibly the last. A draft head ran
+// drafts on its own states, so it runs the accepted ones again on the target's features.
 constexpr int num_seen_after(DraftModelKind kind, int num_tokens, int num_drafts, int num_accepted,
                              bool is_tree) {
   if (kind != DraftModelKind::kModel) return num_tokens;
@@ -108,8 +108,8 @@ constexpr int coin_of(int attempt) { return attempt + 1; }
 constexpr uint32_t uniform_counter(int depth, int index) {
   return static_cast<uint32_t>(depth * kMaxUniformIndex + index);
 }
-// The uniform in (0, 1) that 64 random bits stand for: 52 of them are used, so that adding a half
-// is exact and neither 0 nor 1 comes out.
+// Maps 64 random bits to a uniform number in (0, 1). 52 bits are used, so that adding a half is
+// exact and the result is neither 0 nor 1.
 constexpr double uniform_of(uint64_t bits) {
   return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
 }

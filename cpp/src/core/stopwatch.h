@@ -10,7 +10,7 @@ inline double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Adds the seconds of its own life to a total.
+// Adds the seconds of its lifetime to a total.
 class Stopwatch {
  public:
   explicit Stopwatch(double& total) : total_(total), start_(now_seconds()) {}

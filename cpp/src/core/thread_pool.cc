@@ -62,13 +62,13 @@ class Ticket {
   uint64_t word_ = 0;
 };
 
-// One thread's part of a job. The two words are on lines of their own: the caller watches `state`
+// One thread's part of a job. The two words are on separate cache lines: the caller watches `state`
 // while the owner still takes pieces.
 struct Share {
   // epoch << 24 | pieces taken. A word of an older job means that no thread has begun this job,
   // because a finished job leaves all its pieces taken.
   alignas(kCacheLineBytes) std::atomic<uint64_t> taken{0};
-  // 2 * epoch: the thread works on this job; 2 * epoch + 1: it has left it.
+  // 2 * epoch: the thread works on this job; 2 * epoch + 1: it has left the job.
   alignas(kCacheLineBytes) std::atomic<uint64_t> state{0};
 
   // The next piece that no thread has taken; none when all are taken or the job is over.
@@ -92,8 +92,8 @@ struct Share {
 
 // run() publishes a job under a new ticket, takes pieces of its own share and then pieces left in
 // other shares, and waits for the workers that are inside the job. A worker that comes late finds
-// every piece taken, and nobody waits for it. Only a thread that holds a piece reads the job, and
-// the job cannot change before that piece is done.
+// every piece taken, and no thread waits for it. Only a thread that holds a piece reads the job,
+// and the job cannot change before that piece is done.
 struct ThreadPool::State {
   explicit State(int num_threads) : shares(num_threads) {}
 

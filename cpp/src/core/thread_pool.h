@@ -15,7 +15,7 @@ namespace specdec {
 class ThreadPool {
  public:
   // num_threads includes the calling thread; at least 1. Where the process has CPUs of several
-  // memory nodes, each thread keeps to one: workers always, the caller in a StepScope (see
+  // memory nodes, each thread stays on one node: workers always, the caller within a StepScope (see
   // assign_nodes).
   explicit ThreadPool(int num_threads);
   ThreadPool(int num_threads, const CpuTopology& topology);

@@ -38,7 +38,7 @@ int tail_stride(const BatchView& batch, int request) {
 
 int64_t partial_stride(int head_dim) { return round_up(head_dim) + kPartialExtra; }
 
-// Scratch for any unit of the plan.
+// Scratch large enough for any unit of the plan.
 ScratchShape scratch_shape(const TreeAttentionArgs& args, const AttentionPlan& plan) {
   const int group_size = args.num_heads / args.kv.num_kv_heads;
   const int64_t group_floats = int64_t{kLanes} * args.kv.head_dim;  // of float32 at most
@@ -128,7 +128,7 @@ AttentionTask make_task(const TreeAttentionArgs& args, DType act_dtype, const At
 
 float* CpuBackend::grow_scratch(Buffer& buffer, int64_t num_floats) {
   const size_t size_bytes = num_floats * sizeof(float);
-  // Half more than asked for, because a context grows with every step.
+  // Allocates half more than asked for, because a context grows with every step.
   if (buffer.size_bytes() < size_bytes) {
     buffer = {};
     buffer = Buffer::host(size_bytes + size_bytes / 2, "scratch of the CPU backend");

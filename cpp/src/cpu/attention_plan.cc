@@ -10,9 +10,8 @@
 namespace specdec::cpu {
 namespace {
 
-// (row, head) pairs of a unit, where a request has more. They are enough to use keys and values
-// many times while these are in the cache, and few enough for the unit's scores to stay there as
-// well.
+// Target number of (row, head) pairs per unit. With this many pairs, keys and values are reused
+// often while they are in the cache, and the unit's scores still fit beside them.
 constexpr int kTargetPairs = 128;
 // A position's keys and values take as long to read as this many pairs take to compute.
 constexpr int64_t kReadCost = 16;

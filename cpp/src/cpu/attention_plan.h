@@ -1,6 +1,7 @@
 // How threads share the attention of a batch. A unit is some query rows and one KV head over chunks
-// of positions; slices of about equal cost hold parts of units. Where a slice ends within a unit,
-// the thread that completes the unit merges its chunks. No result depends on the plan.
+// of positions. Threads take slices of about equal cost, each holding parts of units. When a slice
+// ends within a unit, the thread that completes the unit merges its chunks. No result depends on
+// the tiling.
 #pragma once
 
 #include <cstdint>

@@ -69,11 +69,11 @@ class CpuBackend final : public Backend {
 
  private:
   void norm_and_split_qkv(const QkvArgs& args);
-  // Of norms over all heads, from sums [rows, outputs] of these. By row.
+  // Scales of norms over all heads, one per row, from the sums [rows, outputs].
   std::span<const RowScales> row_scales(const QkvArgs& args, const float* sums);
   void activated_norm(const NormArgs& args);
 
-  // What linear() does with the sums of a cell.
+  // Stores a cell's sums as linear() does.
   void store(const LinearArgs& args, const SumsCell& cell) const {
     kernels_.epilogue.store({.cell = cell,
                              .bias = args.bias,
@@ -83,18 +83,18 @@ class CpuBackend final : public Backend {
                              .soft_cap = args.soft_cap,
                              .accumulate = args.accumulate});
   }
-  // Of weights that ranks share (shared_linear.cc).
+  // linear() for weights whose inputs are split over ranks (shared_linear.cc).
   void linear_by_inputs(const LinearArgs& args);
   void linear_by_outputs(const LinearArgs& args);
   void gather_embeddings(const EmbedArgs& args, float* out);
-  // Where this rank's planes of `num_rows` rows go: [num_planes, num_rows, padded_outputs].
+  // This rank's buffer for the planes of `num_rows` rows: [num_planes, num_rows, padded_outputs].
   float* part_for_planes(const CpuPackedLinear& weight, int64_t num_rows);
   void compute_planes(const CpuPackedLinear& weight, const ProjectionInput& in, float* planes,
                       int64_t plane_rows);
-  // All ranks' planes.
+  // Returns the planes of all ranks.
   std::array<const float*, kNumSlices> exchange_planes(const CpuPackedLinear& weight,
                                                        int64_t num_rows);
-  // Folds the planes' rows from first_row on, and what linear() does with the sums.
+  // Folds the planes' rows from first_row on, then stores the sums as linear() does.
   void finish_planes(const LinearArgs& args, const std::array<const float*, kNumSlices>& planes,
                      int64_t first_row);
 
@@ -107,7 +107,7 @@ class CpuBackend final : public Backend {
   Projector projector_;
   std::optional<ThreadPool::StepScope> step_;
 
-  // Which kernels serve a cache; checks its shape.
+  // The kernels that serve a cache. Checks its shape.
   KvKind kv_kind(const PagedKvView& kv) const;
 
   // Scratch of at least num_floats floats with arbitrary contents. The buffer never shrinks.
@@ -124,7 +124,8 @@ class CpuBackend final : public Backend {
 // The host as a device: its model name, memory, default threads and widest kernel set.
 DeviceInfo cpu_device_info();
 
-// Throws InvalidArgument or Unavailable, naming the field, for what this machine cannot do.
+// Throws InvalidArgument or Unavailable, naming the field, for settings that this machine cannot
+// run.
 std::unique_ptr<Backend> make_cpu_backend(const BackendConfig& config);
 
 }  // namespace specdec::cpu

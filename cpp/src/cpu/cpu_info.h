@@ -1,4 +1,4 @@
-// What the host calls itself.
+// The host's description of itself.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace specdec::cpu {
 
-std::string cpu_model_name();     // as the machine reports it, else its architecture
-int64_t physical_memory_bytes();  // 0 when it cannot be told
+std::string cpu_model_name();     // as reported by the machine, else its architecture
+int64_t physical_memory_bytes();  // 0 where the system does not tell
 
 }  // namespace specdec::cpu

@@ -32,7 +32,7 @@ std::vector<Isa> compiled_isas();   // narrowest first
 // what the operating system reports.
 bool is_supported(Isa isa);
 Isa best_isa();                // the widest set that is compiled in and supported
-PrefetchInto prefetch_into();  // what suits this machine (see kernels/prefetch.h)
+PrefetchInto prefetch_into();  // the choice for this machine (see kernels/prefetch.h)
 // "auto" or a name. Throws InvalidArgument (field cpu_isa) for an unknown name and Unavailable for
 // one this build or machine does not have.
 Isa parse_isa(std::string_view name);

@@ -1,5 +1,5 @@
-// What the machine supports. SPECDEC_ISAS=NATIVE asks this file before there is a library
-// (native_isas.cc), so this file needs no other source.
+// Which instruction sets the machine supports. SPECDEC_ISAS=NATIVE runs this file before the
+// library is built (native_isas.cc), so this file needs no other source.
 #include "cpu/isa.h"
 
 #if defined(__x86_64__)
@@ -59,7 +59,7 @@ bool has_avx512_bf16() {
          has_bits(cpuid(7, 0).ecx, bit(11));  // BF16, VNNI
 }
 
-// Linux hands out the 8 KiB tile state only to processes that ask; the answer covers all threads.
+// Linux grants the 8 KiB tile state only to processes that ask. The answer covers all threads.
 bool request_amx_permission() {
 #if defined(__linux__)
   constexpr long kArchReqXcompPerm = 0x1023;

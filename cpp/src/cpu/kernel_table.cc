@@ -5,7 +5,7 @@
 
 namespace specdec::cpu {
 
-// Each is kernels/kernel_set.cc compiled for that instruction set.
+// Each namespace is kernels/kernel_set.cc compiled for that instruction set.
 #define SPECDEC_ISA(name)                    \
   namespace name {                           \
   KernelTable kernel_set(PrefetchInto into); \

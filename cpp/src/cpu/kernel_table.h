@@ -25,8 +25,8 @@ struct KernelTable {
 };
 
 enum class Isa;
-// `isa` must be compiled in and supported by this machine. Kernels prefetch as suits this machine,
-// or as told, where the set has those for both.
+// `isa` must be compiled in and supported by this machine. The kernels prefetch as suits this
+// machine, or as the second overload is told; sets without both variants ignore the choice.
 KernelTable kernel_table(Isa isa);
 KernelTable kernel_table(Isa isa, PrefetchInto into);
 

@@ -37,7 +37,7 @@ QkvTask qkv_task(const QkvArgs& args, const SumsCell& cell) {
           .norm_eps = args.norm_eps};
 }
 
-// Rows [begin, end) of a norm, to rows of `out` from 0 on.
+// Task that normalises rows [begin, end) and writes them to `out`, the first at row 0.
 RowsTask norm_task(const NormArgs& args, int64_t begin, int64_t end, void* out) {
   return {.x = args.x + begin * args.dim,
           .dim = args.dim,
@@ -159,14 +159,15 @@ void CpuBackend::project_qkv(const QkvArgs& args) {
   SPECDEC_CHECK_EQ(args.rotary_dim % 2, 0);
   if (args.norm_all_heads) return norm_and_split_qkv(args);
   const auto kernel = kernels_.epilogue.qkv[kv_kind(kv)];
-  // Whole heads in whole blocks.
+  // A unit is the smallest number of blocks that holds whole heads.
   const int64_t unit_blocks = std::lcm(int64_t{kv.head_dim}, CpuPackedLinear::kBlockOutputs) /
                               CpuPackedLinear::kBlockOutputs;
   projector_.run(weight, args.in, unit_blocks,
                  [&](const SumsCell& cell) { kernel(qkv_task(args, cell)); });
 }
 
-// The norms need a row's sums of all heads: they are stored first, and split in a second pass.
+// These norms need a row's sums of all heads, so a first pass stores the sums and a second splits
+// them.
 void CpuBackend::norm_and_split_qkv(const QkvArgs& args) {
   SPECDEC_CHECK(args.q_norm != nullptr && args.k_norm != nullptr);
   const int64_t num_outputs = packed(args.weight).out_features();
@@ -199,7 +200,7 @@ void CpuBackend::norm(const NormArgs& args) {
   const bool is_dense = args.out_stride == 0 || args.out_stride == args.dim;
   pool_.parallel_for(args.num_rows, grain, [&](int64_t begin, int64_t end, int) {
     if (is_dense) return kernel(norm_task(args, begin, end, out_row(args, begin)));
-    // The kernel fills what lies between two rows with zeros, so it gets them one by one.
+    // The kernel fills the gap between two rows with zeros, so rows are passed one by one.
     for (int64_t row = begin; row < end; ++row) {
       kernel(norm_task(args, row, row + 1, out_row(args, row)));
     }

@@ -65,13 +65,13 @@ void CpuBackend::moe(const MoeArgs& args) {
   float* const results = scratch;                    // [num_choices, hidden], by expert
   void* const act = results + num_choices * hidden;  // [rows of one expert, inner]
 
-  // Experts' inputs may be shared by ranks: then all choices' planes are exchanged at once.
+  // When ranks share the experts' inputs, the planes of all choices are exchanged at once.
   const auto& first_down = static_cast<const CpuPackedLinear&>(*args.down[0]);
   const bool is_shared = first_down.share().by_inputs();
   float* const own = is_shared ? part_for_planes(first_down, num_choices) : nullptr;
 
-  std::vector<int64_t> place(num_choices);  // of a choice among the results
-  std::vector<int32_t> row_ids;             // of one expert
+  std::vector<int64_t> place(num_choices);  // a choice's index among the results
+  std::vector<int32_t> row_ids;             // rows of one expert
   for (int64_t begin = 0; begin < num_choices;) {
     const int expert = choices[by_expert[begin]].expert;
     int64_t end = begin;

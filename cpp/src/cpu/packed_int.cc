@@ -33,7 +33,7 @@ void store_at(uint8_t* p, T value) {
   std::memcpy(p, &value, sizeof(value));
 }
 
-// A quantised row of a checkpoint.
+// One quantised row of a checkpoint.
 class SourceRow {
  public:
   SourceRow(const WeightView& part, int64_t row)
@@ -48,7 +48,7 @@ class SourceRow {
   }
   bool is_int4() const { return is_int4_; }
   bool has_mins() const { return mins_ != nullptr; }
-  // A weight is scale * code + min.
+  // The stored code; the weight is scale * code + min.
   int code(int64_t k) const {
     if (!is_int4_) return static_cast<int8_t>(codes_[k]);
     const int code = k % 2 == 0 ? codes_[k / 2] & 0x0f : codes_[k / 2] >> 4;
@@ -125,7 +125,7 @@ IntRow::IntRow(const IntLayout& layout) : layout_(layout), codes_(layout.padded_
   if (layout.has_mins()) mins_.resize(layout.num_groups());
 }
 
-// Whether the codes and scales of the row fit the layout as they are.
+// Whether the layout can hold the row's codes and scales unchanged.
 bool IntRow::can_keep(const WeightView& part, int64_t row) const {
   if (!part.is_integer() || !layout_.is_grouped()) return false;
   const SourceRow source(part, row);
@@ -134,7 +134,7 @@ bool IntRow::can_keep(const WeightView& part, int64_t row) const {
   if (!layout_.is_int4()) return true;
   if (!source.is_int4()) return false;
   if (source.has_mins() == layout_.has_mins()) return true;
-  // scale * (code - 8) = scale * code + min with min = -8 scale, if that is a float16.
+  // The layout computes scale * (code - 8), so min must be -8 scale, and -8 scale a float16.
   for (int64_t k = 0; k < layout_.in_features(); k += part.group_size) {
     constexpr int kLargestExponent = 0x1e - 3;
     if (((source.scale(k) >> 10) & 0x1f) > kLargestExponent) return false;

@@ -11,9 +11,9 @@
 
 namespace specdec::cpu {
 
-int code_offset(PackedFormat format);  // of integer weights: what their codes are more than levels
+int code_offset(PackedFormat format);  // subtracted from a stored code to get the level
 
-// Sizes and places within a block of 16 outputs.
+// Sizes and offsets within a block of 16 outputs.
 class IntLayout {
  public:
   // `signed_int8`: see LinearKernels.
@@ -35,7 +35,7 @@ class IntLayout {
   int64_t min_at(int64_t group, int64_t lane) const;    // float16
   int64_t output_scale_at(int64_t lane) const;          // float32, of kInt8
   int64_t codes_at(int64_t record) const;
-  // What four stored codes of 8 bits differ by from unsigned ones.
+  // XOR mask that turns four stored 8-bit codes into unsigned ones.
   uint32_t flips() const { return signed_int8_ ? 0x80808080u : 0u; }
 
  private:
@@ -50,16 +50,17 @@ class IntLayout {
   int64_t first_record_;
 };
 
-// One row of W as a layout stores it. The object is reused from row to row and holds the scratch.
+// One row of W as a layout stores it. Reused from row to row, because it holds the scratch.
 class IntRow {
  public:
   explicit IntRow(const IntLayout& layout);
 
-  // Takes row `row` of `part`: its codes and scales where the layout can hold them, else quantised.
+  // Reads row `row` of `part`. Keeps its codes and scales where the layout can hold them, else
+  // quantises the row.
   void read(const WeightView& part, int64_t row, const QuantizeKernels& kernels);
 
-  // Puts the row's inputs from `first` on, a whole number of records, into a block of `layout`, of
-  // the same format.
+  // Writes the row's inputs from `first` on, a whole number of records, to a block of `layout`,
+  // which must have the same format.
   void put(int64_t first, const IntLayout& layout, int64_t lane, uint8_t* block) const;
   void get(int64_t lane, const uint8_t* block);
   void to_float(float* out) const;  // [in_features]

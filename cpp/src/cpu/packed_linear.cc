@@ -12,8 +12,7 @@ namespace {
 
 constexpr int64_t kLanes = CpuPackedLinear::kBlockOutputs;
 constexpr int64_t kBf16Depth = 32;  // k of an AMX tile product
-// Ends of slices are multiples of it: no step of a kernel, nor a record of integers, has inputs of
-// two slices.
+// Slices end at multiples of this, so no kernel step and no record of integers spans two slices.
 constexpr int64_t kSliceUnit = 64;
 
 PackedFormat packed_format_of(WeightFormat format, DType act_dtype) {
@@ -59,7 +58,7 @@ To convert(From value) {
   }
 }
 
-// Calls body with a null pointer of the element type that stands for `dtype`.
+// Calls body with a null pointer to the element type of `dtype`.
 template <class Body>
 void with_source_type(DType dtype, Body&& body) {
   if (dtype == DType::kF32) return body(static_cast<const float*>(nullptr));
@@ -67,7 +66,7 @@ void with_source_type(DType dtype, Body&& body) {
   return body(static_cast<const Half*>(nullptr));
 }
 
-// Which row of which part each lane of a block holds.
+// Maps each lane of a block to a row of a part.
 class OutputMap {
  public:
   explicit OutputMap(const PackArgs& args) : parts_(args.parts), gated_(args.gated) {}
@@ -100,7 +99,7 @@ class OutputMap {
   bool gated_;
 };
 
-// How many elements of one output lie side by side: pairs of k in bfloat16, single ones in float32.
+// Elements of one output that are adjacent: pairs of k in bfloat16, single elements in float32.
 template <class To>
 constexpr int64_t kGroup = std::is_same_v<To, BFloat16> ? 2 : 1;
 
@@ -116,7 +115,7 @@ void pack_row(const From* row, int64_t num_k, int64_t lane, To* block) {
   for (int64_t i = 0; k + i < num_k; ++i) out[i] = convert<To>(row[k + i]);
 }
 
-// Inputs [first, first + num_k) of the parts. `values` is scratch for quantised rows.
+// Packs inputs [first, first + num_k) of the parts. `values` is scratch for quantised rows.
 template <class To>
 void pack_block(const OutputMap& map, int64_t block, int64_t first, int64_t num_k,
                 std::vector<float>& values, To* out) {
@@ -211,7 +210,7 @@ const float* CpuPackedLinear::output_scales(int64_t block) const {
 
 void CpuPackedLinear::pack_floats(const PackArgs& args, HostArena& arena, ThreadPool& pool) {
   const bool is_bf16 = packed_format_ == kPackedBf16;
-  // A rank without inputs has zeros: products need some k.
+  // A rank without inputs gets one input of zeros, because kernels need at least one k.
   padded_k_ = std::max<int64_t>(in_features_, 1);
   if (is_bf16) padded_k_ = (padded_k_ + kBf16Depth - 1) / kBf16Depth * kBf16Depth;
   block_bytes_ = padded_k_ * kBlockOutputs * (is_bf16 ? 2 : 4);
@@ -239,7 +238,7 @@ void CpuPackedLinear::pack_integers(const PackArgs& args, const QuantizeKernels&
   data_ = arena.allocate(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
   const OutputMap map(args);
   pool.parallel_for(num_blocks_, 4, [&](int64_t begin, int64_t end, int) {
-    IntRow row(whole);  // scales may be those of the whole row
+    IntRow row(whole);  // scales may cover the whole row
     for (int64_t block = begin; block < end; ++block) {
       uint8_t* out = data_.as<uint8_t>() + block * block_bytes_;
       for (int64_t lane = 0; lane < kLanes; ++lane) {

@@ -1,4 +1,5 @@
-// Weights in the layouts of kernels/linear.h, and lookup tables over them or of their own.
+// Weights in the layouts of kernels/linear.h, and embedding tables that own such weights or borrow
+// them.
 #pragma once
 
 #include <cstdint>
@@ -39,17 +40,19 @@ class CpuPackedLinear final : public PackedLinear {
   int64_t num_blocks() const { return num_blocks_; }
   int64_t block_bytes() const { return block_bytes_; }
   const void* block(int64_t index) const { return data_.as<char>() + index * block_bytes_; }
-  int64_t num_outputs() const { return num_outputs_; }  // those packed: the rank's own
+  int64_t num_outputs() const { return num_outputs_; }  // packed on this rank
   int64_t padded_outputs() const { return num_blocks_ * kBlockOutputs; }
 
-  // The steps of its sums, and how many sums of an output they leave.
+  // The steps of its sums, and the number of sums that they leave per output.
   std::span<const SumStep> steps() const { return steps_; }
   int num_planes() const { return num_planes_; }
   const RankShare& share() const { return share_; }
-  // Of sums that are left unscaled: of one block, or null where the format has none.
+  // One block's output scales, which the kernels leave to the caller; null where the format has
+  // none.
   const float* output_scales(int64_t block) const;
 
-  // out [in_features] = row `output` as stored, in float32. Not of gated weights.
+  // Writes row `output` as stored, in float32, to out [in_features]. Gated weights are not
+  // supported.
   void unpack_row(int64_t output, float* out) const;
 
  private:
@@ -65,7 +68,7 @@ class CpuPackedLinear final : public PackedLinear {
   bool is_gated_;
   RankShare share_;
   int64_t num_outputs_ = 0;
-  int64_t first_input_ = 0;  // of the parts'
+  int64_t first_input_ = 0;  // of the parts' inputs
   int64_t in_features_ = 0;
   int64_t padded_k_ = 0;
   int64_t num_blocks_ = 0;

@@ -7,28 +7,28 @@
 namespace specdec::cpu {
 namespace {
 
-// Floats of a cell's sums: few enough to stay in the cache between product and epilogue.
+// Floats in a cell's sums: few enough that the sums stay in the cache until the epilogue.
 constexpr int64_t kCellFloats = 16 << 10;
 constexpr int64_t kMaxRowChunk = 128;
 constexpr int64_t kPartialFloats =
     kMaxRowChunk * kMaxPartials * kMaxCellBlocks * CpuPackedLinear::kBlockOutputs;
 constexpr int64_t kMinRowChunk = 32;
-// Cells of work each thread should have to choose from.
+// Cells per thread that the tiling aims for.
 constexpr int64_t kCellsPerThread = 8;
 // Below this many weights times rows, giving work to other threads costs more than it saves.
 constexpr int64_t kMinWorkBytes = 16 << 10;
-// Blocks that a kernel works on together, when there are more rows than it takes at once.
+// Blocks that a kernel works on together when the rows need several passes.
 constexpr int64_t kKernelBlocks = 3;
 constexpr int64_t kKernelRows = 16;
-// Up to this many elements of rows, each thread prepares all rows for itself and waits for nobody.
-// Codes take several times as long to make as values (two threads of Zen 4, 8 rows of 576: 6% of a
-// product).
+// Up to this many elements, each thread prepares all rows for itself and waits for nobody. Making
+// codes takes several times as long as converting values (two threads of Zen 4, 8 rows of 576: 6%
+// of a product), so codes use another limit.
 constexpr int64_t kPrivateElements = 16 << 10;
 constexpr int64_t kPrivateCodes = 4 << 10;
 constexpr int64_t kAlignment = 64;
-// Rows that lie this far apart compete for the same few places in a level-1 cache.
+// Rows at multiples of this distance compete for the same few sets of the level-1 cache.
 constexpr int64_t kAliasBytes = 2 << 10;
-constexpr int64_t kFewRows = 8;  // so few do not crowd each other out even then
+constexpr int64_t kFewRows = 8;  // this few rows do not evict each other even when they alias
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -54,7 +54,7 @@ RowNorm kind_of(const NormParams* norm) {
   return norm->kind == NormKind::kRms ? kRmsNorm : kLayerNorm;
 }
 
-// How prepared rows are stored. An element of a row of codes is a group of them.
+// How prepared rows are stored. In rows of codes, one element is a group of codes.
 struct Projector::RowsLayout {
   DType dtype;
   int64_t element_bytes;

@@ -1,5 +1,5 @@
-// Runs a matrix product from rows to results: prepares the rows, cuts the product into cells of
-// rows x blocks, and passes each cell's sums to an epilogue while they are in the cache.
+// Runs a projection from rows to results: prepares the rows, cuts the work into cells of rows x
+// blocks, and passes each cell's sums to an epilogue while they are in the cache.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,14 @@ namespace specdec::cpu {
 
 RowNorm kind_of(const NormParams* norm);  // null: none
 
-// A cell's sums; those of further planes of partial sums lie plane_stride floats further on.
+// A cell's sums. The sums of further planes follow at multiples of plane_stride floats.
 struct PlanesCell {
   SumsCell cell;
   int64_t plane_stride;
 };
 
-// How a product is cut into cells. A unit is the blocks that an epilogue needs together; cell index
-// = row chunk * num_units + unit.
+// How a projection is cut into cells. A unit is the blocks that an epilogue needs together; cell
+// index = row chunk * num_units + unit.
 struct ProjectionPlan {
   int64_t unit_blocks;
   int64_t num_units;
@@ -49,7 +49,7 @@ class Projector {
     run_planes(weight, in, unit_blocks, [&](const PlanesCell& planes) { epilogue(planes.cell); });
   }
 
-  // Likewise of a weight that ranks share by inputs: epilogue(PlanesCell).
+  // The same for a weight whose inputs are split over ranks: calls epilogue(PlanesCell).
   template <class Epilogue>
   void run_planes(const CpuPackedLinear& weight, const ProjectionInput& in, int64_t unit_blocks,
                   Epilogue&& epilogue) {
@@ -71,10 +71,10 @@ class Projector {
  private:
   ProjectionPlan make_plan(const CpuPackedLinear& weight, int64_t num_rows,
                            int64_t unit_blocks) const;
-  // Prepares the rows for all threads, or arranges that each does on its own.
+  // Prepares the rows for all threads, or has each thread prepare its own copy.
   void begin(const CpuPackedLinear& weight, const ProjectionInput& in);
   struct RowsLayout;
-  RowsLayout rows_layout() const;  // of the product being run
+  RowsLayout rows_layout() const;  // for the projection being run
   const void* rows_for(int thread);
   void prepare(int64_t row_begin, int64_t row_end, char* storage) const;
   PlanesCell compute(const CpuPackedLinear& weight, const ProjectionPlan& plan, int64_t row_chunk,
@@ -86,14 +86,14 @@ class Projector {
   Buffer sums_;         // [num_threads, kCellFloats]
   Buffer partials_;     // [num_threads, kPartialFloats]
 
-  // The product being run.
+  // The projection being run.
   const CpuPackedLinear* weight_ = nullptr;
   ProjectionInput in_;
   int64_t storage_bytes_ = 0;          // of one copy of the prepared rows
   const void* shared_rows_ = nullptr;  // null: each thread prepares its own
   uint64_t turn_ = 0;
   struct alignas(kCacheLineBytes) Turn {
-    uint64_t prepared = 0;  // the last turn for which this thread prepared its rows
+    uint64_t prepared = 0;  // turn for which this thread last prepared its rows
   };
   std::vector<Turn> turns_;  // [num_threads]
 };

@@ -16,7 +16,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr DrawCutoff kKeepAll = {-kInfinity, std::numeric_limits<int32_t>::max()};
 
-// A listed candidate costs several times as much as a token of a pass over the whole row.
+// Drawing from a listed candidate costs this many times as much per token as a pass over the row.
 constexpr int kListedDrawCost = 8;
 
 bool changes_logits(const SampleRow& params) {
@@ -53,9 +53,9 @@ int32_t first_permitted(const SampleRow& params, int vocab_size) {
   return 0;
 }
 
-// Draws from logits / temperature, truncated; the `num_best` best draws are left in the scratch's
-// `drawn`. With `store` the processed logits are left in `logits` (truncation always divides in
-// place). -1: nothing to draw, or num_best is 0.
+// Draws from logits / temperature after truncation, and leaves the `num_best` best draws in the
+// scratch's `drawn`. With `store`, the processed logits are left in `logits` (truncation always
+// divides in place). Returns -1 when no token can be drawn or num_best is 0.
 int32_t draw_token(const SamplingKernels& kernels, const SampleRow& params, float* logits,
                    int vocab_size, bool store, int num_best, SamplingScratch& scratch) {
   const DrawNoise noise = {params.seed, params.position, params.noise_stream};
@@ -110,7 +110,7 @@ void write_distribution(const SamplingKernels& kernels, const float* logits, int
   for (int i = 0; i < vocab_size; ++i) out[i] = static_cast<float>(out[i] * softmax.scale);
 }
 
-// Candidates from the scratch's `drawn`; for greedy rows, the greatest logits.
+// Reports the candidates: the scratch's `drawn`, or for greedy rows the greatest logits.
 void report_candidates(const SamplingKernels& kernels, const SampleRow& params, const float* logits,
                        int vocab_size, int num_candidates, SamplingScratch& scratch,
                        SampleResult* result) {
@@ -133,7 +133,7 @@ void report_candidates(const SamplingKernels& kernels, const SampleRow& params, 
   }
 }
 
-// The token's entry, then the `num_top` greatest (all for a negative number).
+// Reports the token's entry, then the `num_top` greatest (all for a negative number).
 void report_logprobs(const SamplingKernels& kernels, const float* logits, int vocab_size,
                      int32_t token, int num_top, bool holds_logits, SamplingScratch& scratch,
                      PositionLogprobs* out) {
@@ -172,7 +172,7 @@ void SamplingScratch::reserve(int vocab_size) {
   values.resize(size);
   weights.resize(size);
   keys.resize(size);
-  row.resize(size);  // last, so that a row of this size means that all buffers have grown
+  row.resize(size);  // resized last: a row of this size means that all buffers have grown
 }
 
 Sampler::Sampler(const SamplingKernels& kernels, ThreadPool& pool)
@@ -195,7 +195,7 @@ void Sampler::sample(const SampleArgs& args) {
                      });
 }
 
-// One buffer for all rows of a thread stays in its caches.
+// Each thread reuses one buffer for all its rows, so that the buffer stays in its caches.
 float* Sampler::spread(const SampleArgs& args, const float* logits, SamplingScratch& scratch) {
   scratch.spread.assign(static_cast<size_t>(args.target_vocab_size), -kInfinity);
   for (int i = 0; i < args.vocab_size; ++i) scratch.spread[args.token_ids[i]] = logits[i];

@@ -7,9 +7,10 @@
 // Candidates are the greatest perturbed logits, as the draw perturbs them. Their probabilities and
 // the distribution are exp(logit - max) / sum, the sum in the fixed order of ExpSum.
 //
-// A NaN logit counts as -inf, and +inf as 1e30. Where nothing is left to choose from, the result is
-// the lowest token the masks permit (the lowest allowed one where the bans take them all; token 0
-// without an allowed set), with log-probability -inf; it is the one candidate, with probability 1.
+// A NaN logit counts as -inf, and +inf as 1e30. When no token can be drawn, the result is the
+// lowest token that the masks permit: the lowest allowed one where the bans take them all, token 0
+// without an allowed set. Its log-probability is -inf, and it is the only candidate, with
+// probability 1.
 #pragma once
 
 #include <span>
@@ -49,7 +50,8 @@ class Sampler {
   // `raw` is overwritten.
   void sample_row(const SampleArgs& args, int row, float* raw, int vocab_size,
                   SamplingScratch& scratch) const;
-  // A row's logits over the target's vocabulary, of a head that scores some of it.
+  // Scatters a row's logits over the target's vocabulary, for an LM head that scores only part of
+  // it.
   static float* spread(const SampleArgs& args, const float* logits, SamplingScratch& scratch);
 
   const SamplingKernels& kernels_;

@@ -25,7 +25,7 @@ float round_up(double x) {
   return static_cast<double>(rounded) < x ? std::nextafter(rounded, kInfinity) : rounded;
 }
 
-// A value that at least `count` tokens reach, namely the count-th greatest block maximum.
+// A value that at least `count` tokens reach: the count-th greatest block maximum.
 float lower_bound_of_top(const RowView& row, int count, SamplingScratch& scratch) {
   if (count > row.num_blocks()) return -kInfinity;
   auto& order = scratch.block_order;
@@ -42,7 +42,7 @@ int collect(const SamplingKernels& kernels, const RowView& row, float threshold,
                                   scratch.tokens.data(), scratch.values.data());
 }
 
-// Drops the listed candidates that the cutoff does not let through.
+// Drops the listed candidates that the cutoff rejects.
 int apply_cutoff(DrawCutoff cutoff, int count, SamplingScratch& scratch) {
   int kept = 0;
   for (int i = 0; i < count; ++i) {
@@ -99,7 +99,7 @@ DrawCutoff top_p_cutoff(const SamplingKernels& kernels, int count, float max, do
       scratch.keys[num_keys++] = key_of(scratch.values[i], scratch.tokens[i]);
     }
   } else {
-    // Finds the bucket of logits in which the target is reached, and sorts only that one.
+    // Finds the bucket of logits in which the target is reached, and sorts only that bucket.
     kernels.exp_shifted(scratch.values.data(), max, count, scratch.weights.data());
     scratch.buckets.assign(kNumBuckets, 0.0);
     int last_used = 0;
@@ -136,7 +136,8 @@ double weight_of_listed(const SamplingKernels& kernels, int count, float max,
 }  // namespace
 
 uint64_t key_of(float logit, int32_t token) {
-  // Floats sort like their bits once the negative ones are flipped. -0 becomes +0 before that.
+  // Floats sort like their bits once the negative ones are flipped. Adding 0 turns -0 into +0
+  // first.
   uint32_t bits = std::bit_cast<uint32_t>(logit + 0.0f);
   bits ^= (bits >> 31) != 0 ? 0xFFFFFFFFu : 0x80000000u;
   return static_cast<uint64_t>(~bits) << 32 | static_cast<uint32_t>(token);
@@ -165,7 +166,8 @@ KeptTokens select_kept(const SamplingKernels& kernels, const RowView& row, const
   const bool has_top_k = params.top_k > 0 && params.top_k < row.vocab_size;
   const bool has_top_p = params.top_p < 1.0f;
   const bool has_min_p = params.min_p > 0.0f;
-  // The list holds all tokens that min_p and top_k may keep; with neither, all that top_p may keep.
+  // The list holds every token that min_p and top_k may keep; without either, every token that
+  // top_p may keep.
   float listed_from = -kInfinity;
   if (has_min_p) {
     kept.cutoff.value = round_up(max + std::log(static_cast<double>(params.min_p)));
@@ -204,7 +206,7 @@ void select_top(const SamplingKernels& kernels, const RowView& row, int count,
   } else {
     std::sort(keys.begin(), keys.begin() + listed);
   }
-  // `listed` is short of `count` only if every token above -inf is listed.
+  // `listed` has fewer than `count` tokens only if every token above -inf is listed.
   int filled = sorted;
   for (int token = 0, next = 0; filled < count; ++token) {
     if (next < listed && scratch.tokens[next] == token) {

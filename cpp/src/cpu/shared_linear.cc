@@ -1,5 +1,5 @@
-// Products with weights that the ranks of a group share: each computes its share, the communicator
-// brings everybody's to everybody, and every rank finishes all of the result.
+// Projections with weights that the ranks of a group share: each rank computes its share, the
+// communicator brings every share to every rank, and every rank finishes the whole result.
 #include <algorithm>
 
 #include "backend/shared_heads.h"
@@ -126,7 +126,8 @@ void CpuBackend::linear_by_outputs(const LinearArgs& args) {
   });
 }
 
-// Squares are added in one order whoever has the heads: each rank has the sums of all of them.
+// Squares are added in the same order however heads are split: every rank has the sums of all
+// heads.
 std::span<const RowScales> CpuBackend::row_scales(const QkvArgs& args, const float* sums) {
   const int dim = args.kv.head_dim;
   const int64_t num_rows = args.in.num_rows;
@@ -160,7 +161,7 @@ std::span<const RowScales> CpuBackend::row_scales(const QkvArgs& args, const flo
   return row_scales_;
 }
 
-// Each rank brings the rows that it has, in the order in which the batch names them.
+// Each rank sends the rows that it holds, in the order in which the batch names them.
 void CpuBackend::gather_embeddings(const EmbedArgs& args, float* out) {
   const CpuPackedLinear& table = static_cast<const CpuEmbeddingTable&>(*args.table).rows();
   const RankShare& share = table.share();

@@ -10,8 +10,8 @@
 namespace specdec {
 namespace {
 
-constexpr int kMaxLogprobs = 20;  // of a request; the host runs those that want more
-// Of a step: bounds its buffers, of which weighed drafts need a distribution a row.
+constexpr int kMaxLogprobs = 20;  // per request; the host runs requests that want more
+// Per step. Bounds the buffers: rejection verification needs a distribution per row.
 constexpr int kMaxRows = 2048;
 constexpr int kMaxWeighedRows = 512;
 // Steps until the policy is asked again whether the draft model may catch up, once it said no.
@@ -29,8 +29,8 @@ std::vector<int32_t> stop_tokens_of(const SamplingParams& params) {
   return tokens;
 }
 
-// A pass of the draft model that catches up has a power of two of rows a request, at least what one
-// that drafted a token has not seen.
+// Rows per request of a draft model's catch-up pass: a power of two, at least the number of unseen
+// tokens after a step that drafted one token.
 int padded(DraftModelKind kind, int num_unseen) {
   const int usual = max_unseen_after(kind, /*depth=*/1);
   return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(num_unseen, usual))));
@@ -215,7 +215,7 @@ int DeviceExecutor::most_passes() const {
   const int rows_per_seat =
       config_.step_rows() / static_cast<int>(std::bit_ceil(seating_->seats.size()));
   if (rows_per_seat < shape_.width) return 0;
-  // The first pass of the step after it has to find room, too.
+  // There must also be room for the first pass of the next step.
   const auto fits = [&](int num_passes) {
     return shape_.num_nodes(num_passes) < rows_per_seat &&
            padded(kind(), max_unseen_after(kind(), num_passes)) <= rows_per_seat;
@@ -280,7 +280,7 @@ bool DeviceExecutor::make_masks(const Step& step) {
 
 // ---- steps
 
-// Blocks change at the end of a table only: past what is committed.
+// Blocks change only at the end of a table, past the committed tokens.
 void DeviceExecutor::add_new_blocks(const Sequence& sequence, int index,
                                     std::vector<NewBlock>& added) {
   std::vector<int32_t>& known = seating_->seats[index].blocks;

@@ -1,12 +1,13 @@
-// Runs steps of pure decoding on a device that needs no host between their passes (DeviceStep).
-// Each running request has a seat there. A step planned ahead is launched while the one before it
-// runs; the device drafts for it by itself. A step the host drafted for is verified by the same
-// launch.
+// Runs pure decoding steps on a device that needs no host between their passes (DeviceStep). Each
+// running request has a seat there. A step planned ahead is launched while the previous one runs,
+// and the device drafts for it by itself. The same launch verifies a step for which the host
+// drafted.
 //
 // Either the device's seats are those of the running requests (`seating_`), or it has none. Seats
-// are taken while nothing is under way. They are given up when half of them are empty and once the
-// host has run a step, which it does when there is other work than decoding, when a request needs
-// what a device step does not do, and when the draft model has to catch up (`host_is_next_`).
+// are taken while no step is under way. They are given up when half of them are empty, and once the
+// host has run a step. The host runs a step when there is other work than decoding, when a request
+// needs something that a device step does not do, and when the draft model has to catch up
+// (`host_is_next_`).
 #pragma once
 
 #include <cstdint>
@@ -42,8 +43,9 @@ class DeviceExecutor final : public StepExecutor {
  public:
   static constexpr int kMaxUnderWay = 2;  // steps
 
-  // Takes the memory of steps, before the KV cache gets what is left. Null where the backend has no
-  // device steps, or none that serve this speculation or these ranks. All ranks call it alike.
+  // Allocates the memory of device steps, before the KV cache gets the rest. Null where the backend
+  // has no device steps, or none for this speculation or these ranks. All ranks make the call
+  // alike.
   static std::unique_ptr<DeviceStep> make_step(const EngineModels& models,
                                                const DeviceExecutorConfig& config);
   // The step as made with the same configuration. The next two are borrowed; `drafting` may be
@@ -51,10 +53,10 @@ class DeviceExecutor final : public StepExecutor {
   DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting, ThreadPool& threads,
                  const DeviceExecutorConfig& config);
 
-  // The passes of the draft model that a step planned ahead for `running`, all sequences that run,
-  // should have; none without a draft model on the device. Nothing where the host has to run the
-  // next step: it drafts or makes masks, a request needs what device steps do not do, or the draft
-  // model is so far behind that it has to catch up there.
+  // The number of draft model passes for a step planned ahead for `running`, all running sequences;
+  // zero passes without a draft model on the device. Empty where the host has to run the next step:
+  // it drafts or makes masks, a request needs something that device steps do not do, or the draft
+  // model is so far behind that it has to catch up on the host.
   std::optional<PassesAhead> passes_ahead(std::span<CompletionState* const> running);
   // The shape of the trees that the device drafts; each pass adds a level.
   const TreeShape& tree_shape() const { return shape_; }
@@ -67,7 +69,7 @@ class DeviceExecutor final : public StepExecutor {
   StepOutcome wait() override;
   int num_under_way() const { return device_->num_under_way(); }
 
-  // The host ran a step: what the device knows of its requests is out of date.
+  // After the host ran a step, the device's state of its requests is out of date.
   void give_up_seats() {
     seating_.reset();
     host_is_next_ = false;
@@ -112,7 +114,7 @@ class DeviceExecutor final : public StepExecutor {
   ModelDrafter* drafter_;  // whose model runs on the device; null: the device drafts nothing
   ThreadPool& threads_;
   bool drafts_on_host_;
-  TreeShape shape_;  // of what the device drafts
+  TreeShape shape_;  // shape of the device's drafts
   std::optional<Seating> seating_;
   bool host_is_next_ = false;
   int num_steps_until_catch_up_ = 0;

@@ -51,8 +51,9 @@ std::unique_ptr<Drafter> Drafting::make_drafter(int id, int vocab_size, DraftMod
   return drafter;
 }
 
-// A head drafts what its target has run, and a model with one pass for all levels has passes of
-// another kind: what those cost is learned in steps.
+// A draft head reads features of its target's passes, so it is timed after the target, on the same
+// blocks. A model with one pass for all levels runs passes of another kind, whose cost is learned
+// in steps.
 void Drafting::time_passes(ModelRunner& target, const DraftModels& models, int max_rows,
                            const BlockTable& blocks, PassClock clock) {
   DraftPolicy* policy = drafters_->policy();

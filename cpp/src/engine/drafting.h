@@ -1,4 +1,5 @@
-// How the engine drafts: asks the drafters in each step and tells them what became of their drafts.
+// How the engine drafts: asks the drafters in each step and tells them the outcomes of their
+// drafts.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +22,17 @@
 
 namespace specdec {
 
-// What one sequence got in a step, before its tokens are appended.
+// The tokens that one sequence got in a step, before they are appended.
 struct StepRecord {
   CompletionState* completion = nullptr;
-  const DraftTree* tree = nullptr;  // what was verified, whoever drafted it; null: no drafts
-  // Set in a step planned ahead, for which the device drafts: passes of the draft model, or 0.
+  const DraftTree* tree = nullptr;  // the verified tree, whoever drafted it; null: no drafts
+  // Set in a step planned ahead, for which the device drafts: number of draft model passes, or 0.
   std::optional<int> num_passes = std::nullopt;
   std::span<const int> accepted = {};    // nodes of the tree
   std::span<const int32_t> tokens = {};  // empty where it does not sample
 };
 
-// What the device drafts in a step planned ahead.
+// The device's drafting in a step planned ahead.
 struct PassesAhead {
   int num_passes = 0;  // of the draft model
   DraftPlan drafting;
@@ -51,14 +52,14 @@ class Drafting {
 
   // The drafts (tree nodes) of the step being planned. Valid while this object is.
   DraftBudget budget() const;
-  // What is planned for the step, which its later calls take.
+  // Returns the draft plan of the step, which the later calls for this step take.
   DraftPlan begin_step(const ExecutionPlan& plan);
-  // Drafts a tree for every sequence of the plan with draft slots and writes its size to the plan.
-  // Returns the sequences for which drafting failed; they have no drafts.
+  // Drafts a tree for every sequence of the plan with a draft budget, and writes its size to the
+  // plan. Returns the sequences for which drafting failed; these have no drafts.
   std::vector<Failure> draft(ExecutionPlan& plan, DraftPlan& step,
                              const std::function<CompletionState&(const Sequence&)>& completion_of);
-  // The tree of plan.sequences[index]; null without drafts. Valid until as many more plans as there
-  // are groups got theirs.
+  // The tree of plan.sequences[index]; null without drafts. Valid until as many later plans as
+  // there are groups have been drafted for.
   const DraftTree* tree(size_t index) const;
 
   // The drafter whose model runs in device steps; null without one.
@@ -67,8 +68,8 @@ class Drafting {
   int longest_draft(const Sequence& sequence) const {
     return sequence.max_draft_depth(config_.num_speculative_tokens);
   }
-  // Passes of the draft model in a device step, at most `limit`. Of each sequence the model has not
-  // seen `num_unseen` tokens.
+  // Number of draft model passes in a device step, at most `limit`. The model has not seen
+  // `num_unseen` tokens of each sequence.
   PassesAhead plan_passes(std::span<const Sequence* const> sequences, int limit, int num_unseen);
 
   // Every sequence of a step.
@@ -77,7 +78,7 @@ class Drafting {
   void record_passes(DraftPlan& step, int num_passes, int num_rows, double seconds);
   // The rest of a step, from the target's pass on, took so long.
   void end_step(const DraftPlan& step, double seconds);
-  // The sequence is over, for whatever reason.
+  // Called when a sequence ends, for whatever reason.
   void finish(const Sequence& sequence);
 
   TreeShape tree_shape() const { return tree_shape_of(config_); }

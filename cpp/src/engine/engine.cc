@@ -240,7 +240,7 @@ void Engine::Impl::record_drafts(Step& step, const StepOutcome& outcome) {
   }
 }
 
-// What a completion got in this step.
+// Reports the tokens that a completion got in this step.
 void Engine::Impl::report(CompletionState& completion, int num_new_tokens,
                           std::vector<PositionLogprobs> logprobs, Outputs& outputs) {
   const Sequence& sequence = completion.sequence;

@@ -1,4 +1,4 @@
-// What is behind specdec::Engine.
+// The implementation of specdec::Engine.
 #pragma once
 
 #include <cstdint>
@@ -58,15 +58,15 @@ class Engine::Impl {
 
   // Whether completions return states.
   bool has_taps() const { return !config_.tapped_layers.empty() || config_.tap_final_hidden; }
-  // Where the lengths of drafts adapt.
+  // Called where draft lengths adapt.
   void time_passes();
   void fill_model_info();
 
   std::vector<RequestOutput> run_step();
   // Steps of the host that may be under way at once: as many as the model has stages.
   int num_groups() const { return config_.pipeline_parallel_size; }
-  // A step of decoding that can be launched before the outcomes of those under way are known;
-  // nothing when there is none.
+  // A decoding step that can be launched before the outcomes of the steps under way are known;
+  // empty when there is none.
   std::optional<Step> plan_ahead();
   Step plan_and_draft();
   Step step_of(ExecutionPlan plan);
@@ -102,7 +102,7 @@ class Engine::Impl {
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Drafting> drafting_;  // null without speculation
   std::unique_ptr<HostExecutor> host_;
-  std::unique_ptr<DeviceExecutor> device_;  // null where the device does no steps of its own
+  std::unique_ptr<DeviceExecutor> device_;  // null where the device runs no steps by itself
   ModelInfo info_;
   EngineStats stats_;
 
@@ -113,7 +113,7 @@ class Engine::Impl {
   std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;
   std::unordered_map<uint64_t, CompletionState*> completions_;  // by ordinal
 
-  DraftTree device_tree_;       // what the device drafted for one sequence; kept for its memory
+  DraftTree device_tree_;       // the device's drafts for one sequence; kept to reuse its memory
   std::deque<Step> under_way_;  // launched and not committed, oldest first
   double latest_launch_time_ = 0;
   double last_wait_end_ = 0;

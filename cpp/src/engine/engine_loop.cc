@@ -22,7 +22,7 @@
 namespace specdec {
 namespace {
 
-// What callers queue for the thread.
+// Commands that callers queue for the thread.
 struct Add {
   uint64_t id;
   PreparedRequest request;
@@ -37,7 +37,7 @@ struct StopCompletion {
 using Call = std::packaged_task<void(Engine&)>;
 using Command = std::variant<Add, Abort, StopCompletion, Call>;
 
-// An unfinished request, as far as callers were told.
+// An unfinished request, as last reported to callers.
 struct Unfinished {
   std::shared_ptr<void> context;
   bool by_step;
@@ -50,7 +50,8 @@ struct Unfinished {
   bool any_open() const { return std::ranges::find(is_open, true) != is_open.end(); }
 };
 
-// How far the loop runs ahead of whoever takes the outputs: steps past a stop string are wasted.
+// How far the loop runs ahead of the caller that takes the outputs: steps past a stop string are
+// wasted.
 constexpr int kMostStepsAhead = 4;
 
 // How soon a loop that has nothing to do sees that a rank is gone.
@@ -74,20 +75,20 @@ struct EngineLoop::State {
   pid_t process = getpid();
   ModelInfo info;
 
-  mutable std::mutex mutex;        // guards what follows; never held while the engine works
-  std::condition_variable wake;    // the thread has something to do
-  std::condition_variable news;    // take_outputs() has something to return
+  mutable std::mutex mutex;      // guards the following members; never held while the engine works
+  std::condition_variable wake;  // the thread has something to do
+  std::condition_variable news;  // take_outputs() has something to return
   std::shared_ptr<Engine> engine;  // null once the loop has ended; only the thread changes it
   std::vector<Command> commands;
   std::unordered_map<uint64_t, Unfinished> unfinished;
-  int num_running_freely = 0;  // of `unfinished`, those that are not by_step
+  int num_running_freely = 0;  // entries of `unfinished` that are not by_step
   uint64_t last_asked_step = 0;
-  Batch batch;  // what was not taken yet
+  Batch batch;  // outputs that were not taken yet
   uint64_t last_taken_step = 0;
   EngineLoad load;     // of the engine, as of the last step
   int num_queued = 0;  // requests among the commands, or among those the thread executes
   int64_t num_queued_tokens = 0;
-  int num_steps_ahead = 0;     // steps with outputs that nobody has taken
+  int num_steps_ahead = 0;     // steps whose outputs were not taken yet
   std::exception_ptr failure;  // of the engine, once it has failed
   bool is_stopping = false;
   bool has_ended = false;
@@ -120,7 +121,8 @@ struct EngineLoop::State {
     if (output.metrics.arrival_time == 0) output.metrics = request.metrics;
     request.metrics = output.metrics;
     LoopOutput entry{.context = request.context, .output = std::move(output)};
-    // Where its last completions were stopped meanwhile, that command ends it and reports nothing.
+    // If the request's last completions were stopped meanwhile, that command ends the request and
+    // reports nothing.
     if (!request.any_open()) entry.output.finished = true;
     if (entry.output.finished) {
       for (int i = 0; i < static_cast<int>(request.is_open.size()); ++i) {
@@ -183,7 +185,8 @@ EngineLoop::EngineLoop(const std::function<Engine()>& make) : state_(std::make_s
   state_->thread = std::thread([&loaded, &make, state = state_] {
     state->thread_id = std::this_thread::get_id();
     try {
-      // The thread that steps loads, too: memory is near the threads that first wrote it.
+      // The stepping thread also loads, because memory is placed near the thread that first writes
+      // it.
       state->engine = std::make_shared<Engine>(make());
       state->info = state->engine->model_info();
       state->load = state->engine->load();
@@ -334,7 +337,7 @@ void EngineLoop::step_until_stopped(State& state) {
     lock.unlock();
     outputs.clear();
     for (Command& command : commands) state.execute(command, outputs);
-    commands.clear();  // without the mutex: what callers put into parameters may want the GIL
+    commands.clear();  // cleared without the mutex: destroying parameters may need the GIL
     if (wants_step || must_check) {
       std::vector<RequestOutput> ended =
           wants_step ? state.engine->step() : state.engine->check_ranks();

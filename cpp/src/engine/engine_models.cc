@@ -29,7 +29,8 @@ int max_logit_rows(const EngineConfig& config) {
       std::min<int64_t>(config.max_num_seqs * rows_per_sequence, kMaxLogitRows));
 }
 
-// What completions return and what draft heads read, which are one and the same row of features.
+// The taps that completions return and the taps that draft heads read must be the same row of
+// features.
 TapSpec resolve_taps(const EngineConfig& config, const ModelConfig& model,
                      const TapSpec& of_heads) {
   TapSpec taps{.layer_inputs = config.tapped_layers,

@@ -1,4 +1,5 @@
-// The models of an engine with their caches, on one device: what every rank of it has a share of.
+// The models of an engine with their caches on one device: the part of the engine that every rank
+// has a share of.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,7 @@ class EngineModels {
   ModelRunner& target() const { return *target_; }
   DraftModels& draft_models() const { return *draft_models_; }
   const RankPlace& place() const { return place_; }
-  // The target's and those of the drafters, by RankCalls' ids; null where this rank has no share.
+  // The target's runner and the drafters', by RankCalls' ids; null where this rank has no share.
   std::vector<ModelRunner*> runners();
 
  private:

@@ -62,7 +62,7 @@ void Engine::Impl::fail_requests(const std::vector<Failure>& failures, Outputs& 
   }
 }
 
-// What the step has left behind may be anything: nothing is looked at but the requests.
+// The step may have left anything in a broken state, so only the requests are read.
 std::vector<RequestOutput> Engine::Impl::fail_engine(const std::exception_ptr& error) {
   const std::string message =
       str_cat("the engine has failed: ", message_of(error), "; make a new engine");

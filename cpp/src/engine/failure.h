@@ -13,7 +13,7 @@ struct Failure {
   std::string message;
 };
 
-// What an error of a step tells its user.
+// The message that a user sees for an error of a step.
 std::string message_of(const std::exception_ptr& error);
 
 }  // namespace specdec

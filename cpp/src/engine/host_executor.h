@@ -19,9 +19,9 @@ class HostExecutor final : public StepExecutor {
   // The runner is borrowed.
   HostExecutor(ModelRunner& runner, LogprobsMode logprobs_mode, const SpeculativeConfig& config);
 
-  // Packs the rows. Stages of the model on other ranks begin with them; everything else is done as
-  // the step is waited for. What is thrown for one sequence while its rows are packed or sampled
-  // becomes its outcome's error; the step runs without it.
+  // Packs the rows. Model stages on other ranks start on them; all other work is done when the step
+  // is waited for. An error for one sequence, while its rows are packed or sampled, becomes its
+  // outcome's error; the step runs without that sequence.
   void launch(const Step& step) override;
   StepOutcome wait() override;
   int num_under_way() const { return static_cast<int>(under_way_.size()); }

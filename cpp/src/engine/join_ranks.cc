@@ -36,7 +36,7 @@ int number_of(const char* variable) {
   return number_of(variable, text);
 }
 
-// Of the name of a group of several hosts: what is before its last colon, and the port.
+// Splits the name of a group of several hosts at its last colon into host and port.
 SocketAddress address_of(const std::string& name) {
   const size_t colon = std::min(name.rfind(':'), name.size());
   return {.host = name.substr(0, colon),

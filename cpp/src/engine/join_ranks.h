@@ -16,8 +16,8 @@ struct LaunchedRank {
   int size = 1;
 };
 
-// What torchrun ("external_launcher") has told this process. Throws InvalidArgument where it has
-// not, or the number is not the configuration's.
+// The rank that torchrun ("external_launcher") has set for this process. Throws InvalidArgument
+// where it has set none, or where the number of ranks is not the configuration's.
 LaunchedRank launched_rank(const EngineConfig& config);
 
 // The group that torchrun's processes form: at MASTER_ADDR and the port after MASTER_PORT, which
@@ -25,11 +25,11 @@ LaunchedRank launched_rank(const EngineConfig& config);
 std::unique_ptr<Communicator> join_launched(const EngineConfig& config);
 
 int num_ranks(const EngineConfig& config);
-// Those that share this host, its cores and its memory: all of them, unless torchrun says
+// Number of ranks on this host, which share its cores and memory: all ranks, unless torchrun says
 // otherwise.
 int num_ranks_of_host(const EngineConfig& config);
-// Which of the devices that a rank's process sees is its own, from config.device on. Ray shows each
-// process only its own.
+// Which of the devices visible to a rank's process belongs to it, counted from config.device. Ray
+// shows each process only its own devices.
 int device_of_rank(const EngineConfig& config, int rank);
 std::chrono::milliseconds timeout_of(const EngineConfig& config);
 

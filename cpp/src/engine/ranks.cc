@@ -59,7 +59,7 @@ void Ranks::stop() {
   has_stopped_ = true;
   try {
     calls_->stop();
-  } catch (const std::exception& error) {  // a rank is gone: those that are left are told, too
+  } catch (const std::exception& error) {  // a rank has died: the remaining ranks are told, too
     group_->abort(error.what());
   }
   calls_.reset();

@@ -1,5 +1,5 @@
-// The ranks of an engine on several devices. Rank 0 leads: it is the engine. The others load their
-// shares of the same models and repeat its calls.
+// The ranks of an engine on several devices. Rank 0 leads: it is the engine. The other ranks load
+// their shares of the same models and repeat the leader's calls.
 #pragma once
 
 #include <deque>
@@ -18,15 +18,16 @@
 
 namespace specdec {
 
-// What the leader holds while the engine lives.
+// The leader's side, which lives as long as the engine.
 class Ranks {
  public:
-  // Starts the other ranks, or joins those that were started with this process; null where the
+  // Starts the other ranks, or joins ranks that were started with this process; null where the
   // engine is on one device.
   static std::unique_ptr<Ranks> start(const EngineConfig& config, const BackendMaker& make_backend);
   ~Ranks();
 
-  // What `load` returns. Where a rank that is a thread ends it, throws that rank's own error.
+  // Returns what `load` returns. If `load` fails because a rank in another thread failed, throws
+  // that rank's error instead.
   template <class Load>
   static auto loading(Ranks* ranks, Load&& load) {
     try {
@@ -60,8 +61,8 @@ class Ranks {
   std::vector<std::exception_ptr> errors_;  // that have ended a thread, by rank
 };
 
-// The life of a rank that does not lead. Returns when the leader stops; an error of its own ends
-// the group, with its message as the cause.
+// Runs a rank that does not lead. Returns when the leader stops; an error here ends the group, with
+// its message as the cause.
 void serve_rank(const EngineConfig& config, const BackendMaker& make_backend, Communicator& group);
 
 }  // namespace specdec

@@ -23,20 +23,20 @@ namespace specdec {
 
 struct Request;
 
-// One of a request's completions: the scheduler's sequence and what sampling it needs to know.
+// One of a request's completions: the scheduler's sequence and its sampling state.
 class CompletionState final : public SampleRowSource {
  public:
   CompletionState(Request& owner, int completion_index, uint64_t noise_seed, uint64_t ordinal,
                   const std::vector<int32_t>& prompt, int block_size, int max_model_len);
 
-  // Drops what the rows of the step before point to.
+  // Drops the storage of the previous step's rows.
   void begin_step() { row_storage_.clear(); }
   SampleRow make_row(std::span<const int32_t> path) override;
   // A row that reports the logprobs of `token` after `path` and samples nothing.
   SampleRow make_known_row(std::span<const int32_t> path, int32_t token);
   // Records a token once the scheduler has kept it.
   void committed(int32_t token);
-  // Where it stands in its grammar; null without one.
+  // The state of the completion in its grammar; null without one.
   GrammarPath* grammar() { return grammar_.has_value() ? &*grammar_ : nullptr; }
 
   Request& request;
@@ -48,7 +48,7 @@ class CompletionState final : public SampleRowSource {
   std::shared_ptr<const TappedStates> tapped_states;  // since it finished, where there are taps
 
  private:
-  // What one row's spans point to where it differs from the request's own.
+  // Storage for the spans of a row whose values differ from the request's own.
   struct RowStorage {
     std::vector<TokenCount> counts;
     std::vector<int32_t> banned;
@@ -57,7 +57,7 @@ class CompletionState final : public SampleRowSource {
 
   // True when penalties read the token counts.
   bool needs_counts() const;
-  // Tokens that may not follow `path`, of those the row allows otherwise.
+  // Tokens that may not follow `path` although the row's other parameters allow them.
   std::vector<int32_t> banned_tokens(std::span<const int32_t> path, const SampleRow& row) const;
 
   TokenCounts counts_;  // of prompt and output

@@ -18,16 +18,16 @@ void fill_defaults(EngineConfig& config, DeviceKind device);
 // a dtype that was asked for.
 DType resolve_dtype(const EngineConfig& config, const ModelConfig& model, DeviceKind device);
 
-// What a KV cache is made of: "auto" is the dtype computed in.
+// The format of the KV cache; "auto" is the activations' dtype.
 KvFormat resolve_kv_format(const EngineConfig& config, DType act_dtype);
 
-// Tokens of the longest request: as asked, else the checkpoint's maximum. Throws InvalidArgument
-// where the checkpoint cannot hold what was asked for.
+// Tokens of the longest request: as configured, else the checkpoint's maximum. Throws
+// InvalidArgument where the checkpoint cannot hold the configured length.
 int resolve_max_model_len(const EngineConfig& config, const ModelConfig& model);
 
-// `max_model_len` lowered, where the user left it open, to the most tokens that a KV cache of the
-// device could hold: what is tabulated for every position is not made for more. `memory` is the
-// device's before anything is there.
+// Lowers `max_model_len`, where the user left it open, to the most tokens that a KV cache on the
+// device could hold, so that tables over positions are not made longer than that. `memory` is the
+// device's before anything is allocated.
 int limit_to_cache(int max_model_len, const EngineConfig& config, DeviceKind device,
                    const ModelConfig& model, const KvFormat& format, const MemoryInfo& memory);
 

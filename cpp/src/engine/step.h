@@ -20,12 +20,12 @@ class StepExecutor;
 
 struct Step {
   ExecutionPlan plan;
-  // Of plan.sequences, index by index. A completion may end while a step planned ahead is under
-  // way: its pointers are valid at the launch, its ordinal at the commit.
+  // Parallel to plan.sequences. A completion may end while a step planned ahead is under way: its
+  // pointers are valid at the launch, its ordinal at the commit.
   std::vector<uint64_t> ordinals;
   std::vector<CompletionState*> completions;
   std::vector<const DraftTree*> trees;  // drafted by the host, kept by Drafting; null: none
-  DraftPlan drafting;                   // what the policy of draft lengths has planned, if any
+  DraftPlan drafting;                   // the draft policy's plan, if it has one
   // Set for a step planned before the outcomes of the steps under way are known: how many passes of
   // the draft model the device makes for it.
   std::optional<int> num_passes = std::nullopt;

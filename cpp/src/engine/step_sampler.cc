@@ -22,9 +22,9 @@ int node_of_token(const SequenceOutcome& outcome, size_t i) {
   return i == 0 ? DraftTree::kRoot : outcome.accepted[i - 1];
 }
 
-// A row that could not be made, or whose processor failed, yields no token. Where it is the root,
-// that is the sequence's error; after drafts it will be in the next step, as it would be without
-// them.
+// A row that could not be made, or whose processor failed, yields no token. At the root, that is
+// the sequence's error. After drafts, the error recurs in the next step, where it would also occur
+// without drafts.
 void drop_failed(SampleBatch& batch, size_t first_row, SequenceOutcome& outcome) {
   for (size_t i = 0; i < outcome.tokens.size(); ++i) {
     const auto& error = batch.result(first_row + node_of_token(outcome, i)).error;
@@ -206,7 +206,7 @@ void StepSampler::verify_group(std::span<const SequenceStep> steps, std::span<co
   add_logprobs(steps, group, outcomes);
 }
 
-// Which token a row emits is known only now; its logprobs take a second look at the row.
+// Only now is it known which token a row emits, so logprobs read the row a second time.
 void StepSampler::add_logprobs(std::span<const SequenceStep> steps, std::span<const size_t> group,
                                std::vector<SequenceOutcome>& outcomes) {
   batch_.clear();

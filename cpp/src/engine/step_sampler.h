@@ -38,8 +38,8 @@ class StepSampler {
  private:
   // Throws when any of them fails. Changes nothing but this object's own buffers.
   std::vector<SequenceOutcome> run_together(std::span<const SequenceStep> steps);
-  // Makes the masks of all rows that sample, a request's by one thread. What fails is found again
-  // as its row is made.
+  // Makes the masks of all rows that sample, one thread per request. A failure recurs when its row
+  // is made.
   void make_masks(std::span<const SequenceStep> steps);
   // True when the rows of its drafts need distributions instead of samples.
   bool is_weighed(const SequenceStep& step) const;

@@ -24,10 +24,10 @@ constexpr int kMaxForcedTokens = 128;
 // Texts whose tokens are kept. A grammar has a few hundred: forced text after each token before it.
 constexpr size_t kMaxKeptTexts = 1 << 16;
 
-// Kinds of tokens within strings of JSON, by their greatest length. Where all of a kind may follow,
-// the mask gets them at once, and only the other tokens are tried one by one. llguidance has
-// lengths of 10 and 30 by itself; more of them make masks of strings with a maxLength several times
-// faster.
+// Classes of tokens within JSON strings, by greatest length. Where every token of a class may
+// follow, the mask gets the class at once, and only the other tokens are tried one by one.
+// llguidance has lengths of 10 and 30 by default; more lengths make masks of strings with a
+// maxLength several times faster.
 constexpr std::array<const char*, 7> kTokenSlices = {R"([^"\\\x00-\x1F\x7F]{1,3})",
                                                      R"([^"\\\x00-\x1F\x7F]{1,6})",
                                                      R"([^"\\\x00-\x1F\x7F]{1,10})",
@@ -56,8 +56,8 @@ class CachedTokenize {
     return tokenize->run({reinterpret_cast<const char*>(bytes), num_bytes}, tokens, capacity);
   }
 
-  // What tokenize() threw in calls by this thread since it last asked; empty where nothing failed.
-  // The library calls by the thread that called the library.
+  // The error that tokenize() threw on this thread since the last call; empty where nothing failed.
+  // The library calls tokenize() on the thread that called the library.
   std::string take_error() {
     if (num_errors_.load(std::memory_order_relaxed) == 0) return {};
     const std::lock_guard lock(mutex_);
@@ -178,7 +178,7 @@ class LlMatcher final : public GrammarMatcher {
     }
   }
 
-  // In place of the library's rollback, which now and then leaves the lexer ahead of the text.
+  // Used instead of the library's rollback, which sometimes leaves the lexer ahead of the text.
   std::unique_ptr<GrammarMatcher> clone() const override {
     auto copy =
         std::make_unique<LlMatcher>(tokenizer_, tokenizer_->functions.clone_matcher(matcher_));
@@ -197,15 +197,15 @@ class LlMatcher final : public GrammarMatcher {
   }
 
  private:
-  // Nothing but end tokens may follow. A matcher with an error reads as stopped, too.
+  // Only end tokens may follow. A matcher with an error also reports that it stopped.
   bool has_ended() const {
     if (has_end_token_) return true;
     if (!tokenizer_->functions.is_stopped(matcher_)) return false;
     if (tokenizer_->functions.get_error(matcher_) != nullptr) fail();
     return true;
   }
-  // After each call that may tokenize. A matcher that went on without the tokens it asked for
-  // cannot be trusted any more.
+  // Called after each library call that may tokenize. A matcher that went on without the tokens it
+  // asked for must not be used any further.
   void check(int32_t status) {
     std::string error = tokenizer_->tokenize.take_error();
     if (!error.empty()) tokenize_error_ = std::move(error);

@@ -1,6 +1,6 @@
 // The KV cache's bookkeeping: which blocks are in use, by how many owners, and which may be
-// evicted. It knows no storage. Block 0 is the null block (padding in device batches) and is never
-// given out; the usable ids are 1..num_blocks. One thread at a time.
+// evicted. It does not know the storage. Block 0 is the null block (padding in device batches) and
+// is never given out; the usable ids are 1..num_blocks. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -41,29 +41,29 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  // A block that nobody refers to: a free one, or else the cached one that has been unused longest
-  // (its eviction is announced first). None when every block has an owner.
+  // A block without an owner: a free one, or else the least recently used cached one (its eviction
+  // is announced first). Empty when every block has an owner.
   std::optional<BlockRef> allocate();
 
   // Another reference to a block that is in use or cached.
   BlockRef share(BlockId id);
 
-  // A cached block keeps its content when its last reference goes: it becomes evictable, not free.
-  // Only a block in use can become cached.
+  // A cached block keeps its content when its last reference is released: it becomes evictable, not
+  // free. Only a block in use can become cached.
   void set_cached(BlockId id, bool cached);
   bool is_cached(BlockId id) const;
 
-  // Called with a block that allocate() is about to reuse, before it does (the prefix cache forgets
-  // it). It may uncache other blocks too, and must not throw.
+  // Called with a block just before allocate() reuses it (the prefix cache forgets the block). It
+  // may uncache other blocks too, and must not throw.
   void set_eviction_listener(std::function<void(BlockId)> listener);
 
   int num_blocks() const { return static_cast<int>(states_.size()) - 1; }
   int num_free() const;       // allocatable: free and evictable
   int num_evictable() const;  // cached with no reference
   int ref_count(BlockId id) const;
-  // How often allocate() has handed the block out. Whoever keeps data derived from a block's
-  // content compares this number: where it has changed, the block has new content. Sharing and
-  // caching do not change it.
+  // How many times allocate() has handed the block out. Users that keep data derived from a block's
+  // content compare this number: if it has changed, the block has new content. Sharing and caching
+  // do not change it.
   uint64_t generation(BlockId id) const;
 
   // Throws InternalError if a list or count contradicts another.

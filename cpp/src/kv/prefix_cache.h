@@ -1,6 +1,6 @@
-// A radix tree over full blocks of committed tokens: the path of block contents from the root names
-// a prefix, the node holds the block with its KV. Compares tokens, not hashes, so a hit is exact.
-// The edges below the root carry a salt, too: prefixes of different salts share no block.
+// A radix tree over full blocks of committed tokens: the path of block contents from the root is a
+// prefix, and the node holds the block with its KV. Tokens are compared, not hashes, so a hit is
+// exact. The edges below the root also carry a salt: prefixes of different salts share no block.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,9 @@ class PrefixCache {
   std::vector<BlockRef> match(std::span<const int32_t> tokens, int max_tokens,
                               std::string_view salt = {});
 
-  // Caches the full blocks of a sequence: `tokens` are committed (their KV is written) and lie in
-  // `blocks`. Where another block holds the same prefix already, the cache keeps that other block.
+  // Caches the full blocks of a sequence: `tokens` are committed (their KV is written) and stored
+  // in `blocks`. Where another block already holds the same prefix, the cache keeps that other
+  // block.
   void insert(std::span<const int32_t> tokens, const BlockTable& blocks,
               std::string_view salt = {});
 

@@ -28,7 +28,7 @@ DType parse_dtype(const JsonFields& fields) {
 
 constexpr std::string_view kHeadSuffix = "ForCausalLM";
 
-// "LlamaModel": the same network saved without its head.
+// "LlamaModel": the same network saved without its LM head.
 bool is_base_model_of(std::string_view name, const Family& family) {
   std::string_view stem = family.architecture;
   stem.remove_suffix(kHeadSuffix.size());
@@ -58,7 +58,7 @@ const Family& find_family(const JsonFields& fields) {
   fields.fail("architectures", str_cat("'", asked, "' is not known; known: ", known));
 }
 
-// An integer, or a list of them; an absent key gives none.
+// An integer or a list of integers; empty for an absent key.
 std::vector<int32_t> parse_eos(const JsonFields& fields) {
   constexpr const char* kKey = "eos_token_id";
   const nlohmann::json* value = fields.find(kKey);

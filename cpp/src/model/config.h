@@ -36,18 +36,18 @@ struct RopeConfig {
   bool adds_positions = true;
 };
 
-// Rows x inputs of a matrix that share a scale; 0: no such blocks.
+// Number of rows and inputs of a matrix that share a scale; 0: no block scales.
 struct ScaleBlock {
   int rows = 0;
   int cols = 0;
 };
 
-// Where the norms of a block, attention or MLP, stand.
+// Where a block, attention or MLP, has its norms.
 enum class NormPlaces : uint8_t {
-  kInput,           // of the rows that the block reads
-  kInputAndOutput,  // and of what it adds to the residual stream (Gemma)
-  kOutput,          // of what it adds alone (OLMo 2)
-  kResidual,        // of the residual stream, once the block has added to it (OPT-350m)
+  kInput,           // on the rows that the block reads
+  kInputAndOutput,  // also on the output that it adds to the residual stream (Gemma)
+  kOutput,          // only on the output that it adds (OLMo 2)
+  kResidual,        // on the residual stream, after the block has added to it (OPT-350m)
 };
 
 // RMS norms of q and k.
@@ -57,26 +57,27 @@ enum class QkNorm : uint8_t {
   kAllHeads,  // all heads together (OLMo 2)
 };
 
-// What the attention of a layer reads.
+// Input of a layer's attention.
 enum class AttentionInput : uint8_t {
-  kNormed,         // the residual stream, normalised where NormPlaces says so
-  kRaw,            // the stream as it is (the first layer of EAGLE-1)
-  kWithEmbedding,  // the norm of the token's embedding beside that of the stream (EAGLE-3's first)
+  kNormed,  // the residual stream, normalised where NormPlaces says so
+  kRaw,     // the residual stream without a norm (the first layer of EAGLE-1)
+  // The normalised token embedding beside the normalised stream (EAGLE-3's first layer)
+  kWithEmbedding,
 };
 
 enum class MlpKind : uint8_t { kGated, kPlain, kExperts };
 
-// What one layer computes, where layers of a model may differ.
+// One layer's computation, where the layers of a model may differ.
 struct LayerSpec {
   NormPlaces norms = NormPlaces::kInput;
   AttentionInput attention_input = AttentionInput::kNormed;
   int rope = 0;                     // index into ModelConfig::ropes; -1: positions are not rotated
   int sliding_window = 0;           // 0: full attention
-  float attention_scale = 0.0f;     // of the products of q and k
+  float attention_scale = 0.0f;     // factor of the products of q and k
   float attention_soft_cap = 0.0f;  // scores become cap * tanh(score / cap); 0: none
-  bool is_parallel = false;         // the MLP reads the stream as attention finds it
+  bool is_parallel = false;         // the MLP reads the same residual stream as the attention
   MlpKind mlp = MlpKind::kGated;
-  int inner_size = 0;  // of the MLP, or of each expert
+  int inner_size = 0;  // inner size of the MLP, or of each expert
 
   bool norms_input() const {
     return norms == NormPlaces::kInput || norms == NormPlaces::kInputAndOutput;
@@ -92,8 +93,8 @@ struct ModelConfig {
   TensorNames names;                     // the family's
   DType checkpoint_dtype = DType::kF32;  // dtype / torch_dtype of config.json
   std::string stored_format;             // of matrices held in fewer bits: "gguf q4_k"; empty: none
-  bool random_weights = false;           // made up, not the checkpoint's
-  ScaleBlock scale_block;                // of matrices of 8-bit floats with block scales
+  bool random_weights = false;           // generated, not read from the checkpoint
+  ScaleBlock scale_block;                // for 8-bit floats with block scales
   int num_layers = 0;
   int hidden_size = 0;
   int num_heads = 0;
@@ -104,13 +105,13 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
 
   std::vector<LayerSpec> layers;  // [num_layers]
-  std::vector<RopeConfig> ropes;  // that layers choose from
-  int first_position = 0;         // of a row: 1 for draft heads, which read the token before
+  std::vector<RopeConfig> ropes;  // the layers index this list
+  int first_position = 0;  // position of row 0: 1 for draft heads, which read the previous token
 
-  // The same in all layers.
+  // Equal in all layers.
   NormKind norm_kind = NormKind::kRms;
   float norm_eps = 1e-5f;
-  float norm_offset = 0.0f;  // added to the weights of norms: Gemma stores them less one
+  float norm_offset = 0.0f;  // added to the norms' weights, which Gemma stores less one
   bool final_norm = true;
   QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false;
@@ -118,33 +119,34 @@ struct ModelConfig {
   bool mlp_bias = false;
   Activation activation = Activation::kSilu;
 
-  float embedding_scale = 1.0f;         // of the rows looked up
-  bool rounds_embedding_scale = false;  // to the dtype computed in (Gemma)
+  float embedding_scale = 1.0f;         // factor of the embedding rows
+  bool rounds_embedding_scale = false;  // to the activations' dtype (Gemma)
   bool learned_positions = false;       // OPT
   int learned_position_offset = 0;
   int embed_dim = 0;  // OPT word_embed_proj_dim; 0: hidden_size
 
-  float residual_scale = 1.0f;  // of what a block adds to the residual stream
+  // Factor of a block's output before it is added to the residual stream
+  float residual_scale = 1.0f;
   float logits_scale = 1.0f;
   float logits_soft_cap = 0.0f;  // logits become cap * tanh(logit / cap); 0: none
 
   int num_experts = 0;  // of layers with experts
   int num_experts_per_token = 0;
-  bool renormalize_experts = true;  // weights of the chosen experts add up to 1
+  bool renormalize_experts = true;  // weights of the chosen experts are scaled to sum to 1
 
   std::vector<int32_t> eos_token_ids;  // of generation_config.json, else config.json
-  std::string unknown_keys;  // of config.json, which nothing reads, with the file; empty: none
+  std::string unknown_keys;  // keys of config.json that no code reads, and the file; empty: none
 
   bool any_layer(auto&& holds) const { return std::ranges::any_of(layers, holds); }
 };
 
-// Reads `directory`/config.json; the keys of `overrides`, a JSON object or empty, replace its own.
-// Throws CheckpointError (missing, malformed, unknown architecture — the message lists the known
-// ones).
+// Reads `directory`/config.json. The keys of `overrides`, a JSON object or empty, replace the
+// file's. Throws CheckpointError for a missing or malformed file and for an unknown architecture,
+// listing the known ones.
 ModelConfig load_model_config(const std::string& directory, const std::string& overrides = "");
 
-// Tokens the checkpoint's positions reach. Interpolating rope scalings stretch what config.json
-// states; llama3 states the stretched length already.
+// Number of positions that the checkpoint supports. Interpolating rope scalings stretch the number
+// in config.json; with llama3, config.json has the stretched number already.
 int max_positions(const ModelConfig& config);
 
 }  // namespace specdec

@@ -13,10 +13,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Keys that change nothing a decoder computes for given tokens. One that begins with '*' stands for
-// all that end with the rest.
+// Keys that change nothing in a decoder's computation for given tokens. A key that begins with '*'
+// matches every key with the rest as its suffix.
 constexpr auto kWithoutEffect = std::to_array<std::string_view>({
-    // They say who wrote the file, and for which classes and versions.
+    // Who wrote the file, and for which classes and versions.
     "_commit_hash",
     "_name_or_path",
     "architectures",
@@ -37,11 +37,11 @@ constexpr auto kWithoutEffect = std::to_array<std::string_view>({
     "unsloth_fixed",
     "unsloth_version",
     "version",
-    // The dtype of each tensor is the file's.
+    // Each tensor in the file states its own dtype.
     "dtype",
     "torch_dtype",
     "params_dtype",
-    // They are about training.
+    // Training only.
     "*_loss_coef",
     "*_loss_coefficient",
     "*_pdrop",
@@ -67,9 +67,10 @@ constexpr auto kWithoutEffect = std::to_array<std::string_view>({
     "target_model_type",
     "ttt_steps",
     "z_loss_alpha",
-    // The product of a matrix in this many pieces is the same product.
+    // A matrix multiplied in this many pieces gives the same product.
     "pretraining_tp",
-    // Tokens that mean something to the tokenizer and to templates; which end an answer is read.
+    // Tokens with a meaning for the tokenizer and for templates. The tokens that end an answer are
+    // read elsewhere.
     "*_token_id",
     "*_token_ids",
     "*_token_index",
@@ -77,15 +78,15 @@ constexpr auto kWithoutEffect = std::to_array<std::string_view>({
     "model_max_length",
     "prefix",
     "tokenizer_class",
-    // How long texts were in training or may be: max_position_embeddings says it.
+    // Text lengths in training or in use: max_position_embeddings decides.
     "max_seq_len",
     "max_sequence_length",
     "seq_length",
-    // The kinds of rope that depend on it read it.
+    // Read by the kinds of rope that depend on it.
     "original_max_position_embeddings",
-    // layer_types, or the use of windows, says which layers have one.
+    // layer_types, or the settings of windows, say which layers have a window.
     "max_window_layers",
-    // Defaults of sampling that old files have, which requests say here.
+    // Sampling defaults of old files; here requests set them.
     "assistant_confidence_threshold",
     "assistant_early_exit",
     "assistant_ensemble_weight",
@@ -145,7 +146,7 @@ constexpr auto kWithoutEffect = std::to_array<std::string_view>({
     "typical_p",
     "use_mtp",
     "_from_model_config",
-    // They choose among code of transformers and others that computes the same.
+    // Choices among implementations in transformers and elsewhere that compute the same.
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_attn_implementation_internal",
@@ -171,7 +172,7 @@ constexpr auto kWithoutEffect = std::to_array<std::string_view>({
     "use_bfloat16",
     "use_cache",
     "use_flash_attn",
-    // They are of models that classify, and of parts for pictures and sounds.
+    // For classification models, and for the image and audio parts of others.
     "audio_config",
     "finetuning_task",
     "id2label",
@@ -181,16 +182,16 @@ constexpr auto kWithoutEffect = std::to_array<std::string_view>({
     "problem_type",
     "task_specific_params",
     "vision_config",
-    // Layers that draft stand behind the others, which are as they are without them.
+    // Draft layers come after the others, which compute the same without them.
     "mtp_loss_scaling_factor",
     "num_mtp_layers",
     "num_nextn_predict_layers",
-    // The tensors of a head say it.
+    // Decided by the draft head's tensors.
     "has_lm_head",
     "next_layer_regular",
     "use_aux_hidden_state",
-    // How much a head's authors draft, which speculative_config says here; the mask of models that
-    // draft in parallel is read where they are asked to.
+    // How much the head's authors draft, which speculative_config sets here. The mask token of
+    // models that draft in parallel is read where parallel drafting is asked for.
     "max_paths",
     "medusa_choices",
     "n_candidates",
@@ -202,7 +203,7 @@ constexpr auto kWithoutEffect = std::to_array<std::string_view>({
     "topk",
 });
 
-// Keys with the values at which they ask for what is computed anyway.
+// Keys, with the values at which they ask for the computation that is done anyway.
 struct UsualValue {
   std::string_view key;
   std::string_view values;  // a JSON list
@@ -210,7 +211,7 @@ struct UsualValue {
 constexpr auto kUsual = std::to_array<UsualValue>({
     {"causal", "[true]"},
     {"embedding_multiplier", "[1]"},
-    {"full_attn_mod", "[1]"},  // windows every so many layers (Phi-4-mini)
+    {"full_attn_mod", "[1]"},  // a window every this many layers (Phi-4-mini)
     {"interpolate_factor", "[1]"},
     {"is_causal", "[true]"},
     {"learned_embeddings", "[true]"},
@@ -221,7 +222,7 @@ constexpr auto kUsual = std::to_array<UsualValue>({
     {"use_rope", "[true]"},
 });
 
-// What names of settings of a network are made of. '_' is the border of a word here.
+// Words in the names of a network's settings. '_' separates words here.
 constexpr auto kArithmetic = std::to_array<std::string_view>({
     "_act_",    "_adapter",   "_alpha_",  "_beta_",       "_bits_",  "_cap_",     "_caps_",
     "_conv_",   "_delta_",    "_depth_",  "_dim",         "_eps",    "_ff_",      "_gamma_",
@@ -238,7 +239,7 @@ constexpr auto kArithmetic = std::to_array<std::string_view>({
     "theta",    "window",
 });
 
-// Null is absent; the others are how files say that a setting is not in use.
+// Null means absent; the other values are how files switch a setting off.
 bool is_off(const Json& value) {
   if (value.is_number()) return value == 0;
   if (value.is_boolean()) return !value.get<bool>();
@@ -257,7 +258,7 @@ bool changes_nothing(std::string_view key, const Json& value) {
          });
 }
 
-// Of a key with its scope. Whatever stands in an object of settings, such as rope_scaling, is one.
+// `name` is a key with its scope. Every key in an object of settings, such as rope_scaling, counts.
 bool may_be_arithmetic(std::string_view name) {
   std::string words = "_";
   for (const char c : name) {
@@ -268,7 +269,7 @@ bool may_be_arithmetic(std::string_view name) {
       kArithmetic, [&](std::string_view word) { return words.find(word) != std::string::npos; });
 }
 
-// For a message: as it is, if that can be shown.
+// The name as a message shows it: unchanged if printable.
 std::string shown(const std::string& name) {
   const bool is_plain =
       name.size() <= 100 && std::ranges::all_of(name, [](char c) { return c >= ' ' && c <= '~'; });

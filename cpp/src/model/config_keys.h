@@ -1,4 +1,4 @@
-// Keys of config.json that nothing reads: which change nothing, and which may.
+// Sorts the keys of config.json that no code reads into harmless ones and ones that may matter.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace specdec {
 
-// Looks at the keys of `fields` that no reader has asked for. Throws CheckpointError for one that
-// may change what `architecture` computes. Names the others that are not known at all, with the
-// file, for a warning; empty where there is none.
+// Checks the keys of `fields` that no reader has asked for. Throws CheckpointError for a key that
+// may change the computation of `architecture`. Returns the unknown keys among the others, with the
+// file, for a warning; empty where there are none.
 std::string check_unread(const JsonFields& fields, const std::string& architecture);
 
 }  // namespace specdec

@@ -23,8 +23,7 @@ ScaleBlock parse_block(const JsonFields& fields, const char* key) {
   return {.rows = (*value)[0].get<int>(), .cols = (*value)[1].get<int>()};
 }
 
-// Integers in the layout WeightStore::matrix describes, which the Python package writes from GGUF
-// files.
+// Integers in the layout of WeightStore::matrix, which the Python package writes from GGUF files.
 void parse_native(const JsonFields& fields, ModelConfig& config) {
   if (fields.get_int("group_size", kQuantGroup) != kQuantGroup) {
     fields.fail("group_size", str_cat("expected ", kQuantGroup));
@@ -37,7 +36,8 @@ void parse_fp8(const JsonFields& fields, ModelConfig& config) {
     fields.fail("fmt", str_cat("'", format, "' is not read, only 'e4m3'"));
   }
   config.stored_format = "fp8";
-  // Inputs of products are not rounded to 8-bit floats, and which matrices are the tensors say.
+  // Inputs of projections are not rounded to 8-bit floats here, and the tensors say which matrices
+  // are stored so.
   fields.pass_over({"activation_scheme", "act_per_tensor", "dequantize", "ignored_layers",
                     "is_checkpoint_fp8_serialized", "kv_cache_quant_method", "kv_cache_scheme",
                     "modules_to_not_convert", "scale_fmt", "weight_per_tensor"});
@@ -55,11 +55,11 @@ void check_format(const JsonFields& fields, const std::string& absent) {
 // One entry of config_groups.
 void parse_group(const JsonFields& group, ModelConfig& config) {
   check_format(group, "float-quantized");
-  // Which matrices these are the tensors say, and what is rounded as it is computed is not.
+  // The tensors say which matrices are stored so; activations are not rounded here.
   group.pass_over({"targets", "input_activations", "output_activations"});
   if (!group.has("weights")) return;
   const JsonFields weights = group.get_object("weights");
-  // How scales were found, and what tensors say: their dtypes, and how many inputs share a scale.
+  // How scales were found does not matter, and the tensors give their dtypes and group size.
   weights.pass_over({"observer", "observer_kwargs", "scale_dtype", "zp_dtype", "group_size"});
   const std::string type = weights.get_string("type", "int");
   if (type != "float") weights.fail("type", str_cat("'", type, "' is not read, only 'float'"));

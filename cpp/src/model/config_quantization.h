@@ -1,4 +1,4 @@
-// What config.json says of weights that are stored in fewer bits.
+// Reads how config.json says that weights are stored in fewer bits.
 #pragma once
 
 #include "model/config.h"
@@ -6,8 +6,8 @@
 
 namespace specdec {
 
-// Sets stored_format and scale_block from quantization_config, if there is one. Which matrices are
-// stored so is left to their own dtype. Throws CheckpointError for what is not read.
+// Sets stored_format and scale_block from quantization_config, if there is one. Each matrix's own
+// dtype decides whether it is stored so. Throws CheckpointError for formats that are not supported.
 void parse_quantization_config(const JsonFields& fields, ModelConfig& config);
 
 }  // namespace specdec

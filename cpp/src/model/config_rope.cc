@@ -69,7 +69,7 @@ void parse_llama3(const JsonFields& scaling, RopeConfig& rope) {
 
 void parse_scaling(const JsonFields& fields, const JsonFields& scaling, int max_positions,
                    RopeConfig& rope) {
-  // Of the other kinds.
+  // Keys of the other rope kinds.
   scaling.pass_over({"type", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
                      "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"});
   rope.kind = parse_kind(scaling);
@@ -84,7 +84,7 @@ void parse_scaling(const JsonFields& fields, const JsonFields& scaling, int max_
   if (rope.kind == RopeKind::kDefault) return;
   const bool has_ratio = rope.kind == RopeKind::kYarn || rope.kind == RopeKind::kLongRope;
   if (rope.kind == RopeKind::kLlama3 || has_ratio) {
-    // A value beside the scaling dictionary goes before the one inside, as in transformers.
+    // A value beside the scaling dictionary takes precedence over one inside, as in transformers.
     rope.original_max_position_embeddings =
         fields.get_int("original_max_position_embeddings",
                        scaling.get_int("original_max_position_embeddings", max_positions));
@@ -108,7 +108,7 @@ RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, dou
   rope.partial_rotary_factor =
       fields.get_positive("partial_rotary_factor", default_partial_rotary_factor);
   rope.original_max_position_embeddings = max_position_embeddings;
-  // transformers takes the first where a file has both.
+  // Where a file has both, transformers takes the first.
   fields.pass_over({"rope_parameters"});
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!fields.has(key)) continue;

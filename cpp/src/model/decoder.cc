@@ -71,7 +71,7 @@ struct Decoder::Impl {
   Backend& backend;
   int max_rows;
   SharedHeads all_heads;
-  int first_layer;  // of the whole model's
+  int first_layer;  // index in the whole model's
   LoadedParts loaded;
   const ModelParts& parts;
   DecoderWorkspace work;
@@ -83,7 +83,7 @@ struct Decoder::Impl {
 
 // ---- pieces
 
-// What a block reads: the residual stream, normalised where the layer does so first.
+// The rows that a block reads: the residual stream, normalised first where the layer says so.
 ProjectionInput Decoder::Impl::block_input(const Layer& layer, const NormParams& norm,
                                            int num_rows) const {
   return {.x = work.hidden.data(),
@@ -96,8 +96,8 @@ ProjectionInput Decoder::Impl::act_input(const Buffer& rows, int num_rows) const
   return {.x = rows.data(), .dtype = backend.act_dtype(), .num_rows = num_rows};
 }
 
-// Ends a block: projects `rows` and adds them to the residual stream, with a norm on the way
-// (`output_norm`) or one of the whole stream after it (`norm`) where the layer has such.
+// Ends a block: projects `rows` and adds the result to the residual stream. Where the layer has
+// one, a norm is applied to the result (`output_norm`) or to the whole stream afterwards (`norm`).
 void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffer& rows,
                               const Norm& norm, const Norm& output_norm, int num_rows) {
   const bool norms_output = layer.spec.norms_output();
@@ -152,7 +152,7 @@ void Decoder::Impl::embed(const BatchView& batch, float* out) {
   }
 }
 
-// Writes the rows' keys and values, and their queries into work.q.
+// Writes the rows' keys and values to the cache, and their queries to work.q.
 void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   const NormParams norm = layer.attention_norm.params();
   const bool norms_all_heads = config.qk_norm == QkNorm::kAllHeads;
@@ -182,7 +182,7 @@ void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, cons
   backend.project_qkv(qkv);
 }
 
-// The attention of a layer, before its output projection, into work.attention.
+// Runs a layer's attention, before its output projection, into work.attention.
 void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   project_qkv(layer, batch, kv);
   backend.tree_attention({.q = work.q.data(),
@@ -209,7 +209,7 @@ void Decoder::Impl::expand(const Layer& layer, int num_rows) {
 
 void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
   SPECDEC_CHECK(layer.spec.norms == NormPlaces::kInput &&
-                !layer.spec.is_parallel);  // no family wants more
+                !layer.spec.is_parallel);  // no family needs more
   backend.norm({.norm = layer.mlp_norm.params(),
                 .x = work.hidden.as<float>(),
                 .out = work.normed.data(),
@@ -270,7 +270,7 @@ void Decoder::Impl::forward(const ModelPass& pass) {
   if (fusion) fusion->store_states(pass, work.hidden.as<float>(), final_norm());
 }
 
-// The rows of the residual stream that the head reads.
+// The rows of the residual stream that the LM head reads.
 ProjectionInput Decoder::Impl::head_input(const int32_t* row_ids, int num_rows) const {
   return {.x = work.hidden.data(),
           .dtype = DType::kF32,
@@ -281,7 +281,7 @@ ProjectionInput Decoder::Impl::head_input(const int32_t* row_ids, int num_rows) 
 
 void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logits) {
   SPECDEC_CHECK_LE(rows, max_rows);
-  if (rows == 0 || parts.head == nullptr) return;  // of a stage before the last
+  if (rows == 0 || parts.head == nullptr) return;  // a stage before the last
   const Head& head = *parts.head;
   ProjectionInput in = head_input(row_ids, rows);
   if (head.project_out) {
@@ -307,7 +307,8 @@ bool Decoder::Impl::best_tokens(const int32_t* row_ids, int rows, int32_t* token
        .tokens = tokens});
 }
 
-// Tables are looked up, a row at a time; experts are read in part, which is not told apart.
+// Table lookups read single rows, so tables do not count. Experts count in full, although a pass
+// reads only some of them.
 int64_t Decoder::Impl::pass_bytes() const {
   const auto size_of_matrix = [](const auto& matrix) {
     return matrix != nullptr ? matrix->size_bytes() : 0;
@@ -339,7 +340,7 @@ Decoder::Decoder(const ModelConfig& config, const std::string& directory, Backen
                  int max_model_len, int max_rows, Quantization quantization, ModelParts given,
                  const RankPlace& place) {
   check_sizes(config, max_model_len, max_rows);
-  // Parts first: loading checks the sizes that all else is allocated from.
+  // Parts first: loading checks the sizes by which everything else is allocated.
   LoadedParts parts = load_parts(config, directory, quantization, backend, std::move(given), place);
   *this = Decoder(config, std::move(parts), backend, max_model_len, max_rows, place);
 }

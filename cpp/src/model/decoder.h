@@ -17,14 +17,14 @@ namespace specdec {
 
 class Decoder final : public Model {
  public:
-  // Loads and packs the checkpoint in `directory`, but for the parts that are `given`, of the same
-  // backend. Positions up to max_model_len; steps of up to max_rows rows. The backend is borrowed
-  // and must outlive the decoder, which is the share of the rank at `place`: all ranks run its
-  // passes together.
+  // Loads and packs the checkpoint in `directory`, except for the parts that are `given`, which
+  // must be of the same backend. Supports positions up to max_model_len and steps of up to max_rows
+  // rows. The backend is borrowed and must outlive the decoder. The decoder is the share of the
+  // rank at `place`: all ranks run its passes together.
   Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
           int max_model_len, int max_rows, Quantization quantization = Quantization::kAuto,
           ModelParts given = {}, const RankPlace& place = {});
-  // The same of parts that are loaded, a draft head's among them.
+  // The same from loaded parts, which may be a draft head's.
   Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
           int max_rows, const RankPlace& place = {});
   Decoder(Decoder&&) noexcept;
@@ -33,7 +33,7 @@ class Decoder final : public Model {
 
   // Layers, heads and inner sizes are those of this rank's share.
   const ModelConfig& config() const override;
-  // For other decoders to share.
+  // For sharing with other decoders.
   const ModelParts& parts() const;
   int64_t num_parameters() const override;
   int64_t weight_bytes() const override;
@@ -41,7 +41,7 @@ class Decoder final : public Model {
   std::string weight_format() const override;
 
   void forward(const ModelPass& pass) override;
-  // Final norm and head.
+  // Final norm and LM head.
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level = 0) override;
   bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens) override;
   DraftVocabulary draft_vocabulary() const override;

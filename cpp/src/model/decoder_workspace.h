@@ -1,4 +1,4 @@
-// What a decoder allocates beside its weights.
+// A decoder's buffers other than its weights.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ struct DecoderWorkspace {
   DecoderWorkspace(const ModelConfig& config, Backend& backend, int max_rows);
 
   Buffer hidden;        // [max_rows, hidden] float32: the residual stream
-  Buffer hidden_spare;  // likewise, for norms of what a block adds and of the stream itself
+  Buffer hidden_spare;  // likewise; output of norms on the stream or on a block's output
   Buffer embedded;      // [max_rows, embed_dim] float32, with embedding projections only
   Buffer q;             // [max_rows, num_heads * head_dim] act
   Buffer attention;     // [max_rows, num_heads * head_dim] act
@@ -29,7 +29,7 @@ struct Rope {
   int rotary_dim = 0;
 };
 
-// As ModelConfig::ropes, for positions up to max_model_len.
+// One per ModelConfig::ropes, for positions up to max_model_len.
 std::vector<Rope> make_ropes(const ModelConfig& config, Backend& backend, int max_model_len);
 
 }  // namespace specdec

@@ -77,8 +77,9 @@ ProjectionInput HeadFusion::join_embedding(const Layer& layer, float* hidden, in
   const int stride = 2 * hidden_size_;
   put(layer.embedding_norm, token_rows_.as<float>(), joined_.data(), act, stride);
   put(layer.attention_norm, hidden, joined_.as<std::byte>() + half_bytes, act, stride);
-  // In place, as a row is summed before any of it is written. Buffers that a pass swaps an odd
-  // number of times would not be where work recorded earlier left its results.
+  // In place, which is safe because a row is summed before any of it is written. Swapping buffers
+  // an odd number of times per pass would move the results away from where recorded work expects
+  // them.
   if (fusion_.normed_residual) put(layer.attention_norm, hidden, hidden, DType::kF32, 0);
   return {.x = joined_.data(), .dtype = act, .num_rows = num_rows};
 }

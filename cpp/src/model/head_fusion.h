@@ -1,5 +1,5 @@
-// What a draft head's pass has beside a transformer's: its rows begin with features of the target,
-// and its drafts' states are left for their children.
+// The parts of a draft head's pass that a transformer lacks: its rows begin with features of the
+// target, and its drafted rows leave states for their children.
 #pragma once
 
 #include "backend/backend.h"
@@ -13,15 +13,16 @@ class HeadFusion {
   // For passes of up to max_rows rows. `fusion` is borrowed.
   HeadFusion(const FeatureFusion& fusion, int hidden_size, Backend& backend, int max_rows);
 
-  // [max_rows, hidden_size]: where the embeddings of a pass's tokens go before fuse().
+  // [max_rows, hidden_size]: embeddings of a pass's tokens, written before fuse().
   float* token_rows() { return token_rows_.as<float>(); }
-  // Writes what the first layer reads into `hidden`, [rows, hidden_size]: what is known of the
-  // token before each row, in place of its own embedding or beside it.
+  // Writes the first layer's input to `hidden`, [rows, hidden_size]: the features of the token
+  // before each row, instead of the row's own embedding or combined with it.
   void fuse(const ModelPass& pass, float* hidden);
-  // The norms of the tokens' embeddings and of the residual stream, side by side: what
-  // AttentionInput::kWithEmbedding reads.
+  // The norms of the tokens' embeddings and of the residual stream, side by side, for
+  // AttentionInput::kWithEmbedding.
   ProjectionInput join_embedding(const Layer& layer, float* hidden, int num_rows);
-  // Leaves what the children of drafted rows read. `final_norm`: the head's, null without.
+  // Stores the states that children of drafted rows read. `final_norm`: the draft head's, null
+  // without.
   void store_states(const ModelPass& pass, const float* hidden, const NormParams* final_norm);
 
  private:

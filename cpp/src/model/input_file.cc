@@ -13,7 +13,7 @@
 namespace specdec {
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  // Without O_NONBLOCK a named pipe would be waited for.
+  // Without O_NONBLOCK, open() would block on a named pipe.
   fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) throw CheckpointError(path_, "", str_cat("cannot open: ", std::strerror(errno)));
   struct stat info{};

@@ -1,4 +1,4 @@
-// A file of a checkpoint, read piece by piece into memory of ours.
+// A file of a checkpoint, read piece by piece into our own memory.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace specdec {
 
-// Not mapped: a mapping of a file that somebody truncates, as a download that starts again does,
-// ends the process with SIGBUS at the next access. pread() reports the missing bytes instead.
+// Not mapped: if a mapped file is truncated, for example by a restarted download, the next access
+// ends the process with SIGBUS. pread() reports the missing bytes instead.
 class InputFile {
  public:
   // Throws CheckpointError when the file is missing, unreadable or not a regular file.
@@ -17,7 +17,7 @@ class InputFile {
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  size_t size() const { return size_; }  // bytes, when it was opened
+  size_t size() const { return size_; }  // bytes when opened
 
   // Copies [begin, begin + count) of the file to `to`. Throws CheckpointError when the file no
   // longer has these bytes or cannot be read.
@@ -28,7 +28,7 @@ class InputFile {
   std::string path_;
   int fd_ = -1;
   size_t size_ = 0;
-  mutable size_t bytes_read_ = 0;  // so one thread reads at a time
+  mutable size_t bytes_read_ = 0;  // not atomic, so only one thread may read at a time
 };
 
 }  // namespace specdec

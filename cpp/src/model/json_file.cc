@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Far beyond any checkpoint; within them what a file asks of stack and memory is small.
+// Far beyond any checkpoint, and small enough to bound the stack and memory that a file can take.
 constexpr int kMaxDepth = 64;
 constexpr size_t kMaxValues = 4'000'000;
 constexpr size_t kMaxFileBytes = 100'000'000;
@@ -56,7 +56,7 @@ Json parse_json(const std::string& path, const char* what, std::string_view text
   try {
     return Json::parse(text, check);
   } catch (const Json::exception& error) {
-    // The message quotes what could not be read, and it must be valid UTF-8.
+    // The message quotes the unreadable text, and must be valid UTF-8.
     std::string message = error.what();
     std::ranges::replace_if(message, [](char c) { return (c & 0x80) != 0; }, '?');
     throw CheckpointError(path, "", str_cat(what, " is not valid JSON: ", message));
@@ -130,7 +130,7 @@ int JsonFields::get_int(const char* key, std::optional<int> absent, int minimum)
     if (!absent) fail(key, "missing");
     return *absent;
   }
-  // 8192.0 stands for 8192 in some files.
+  // Some files write 8192.0 for 8192.
   const double number = value->is_number() ? value->get<double>() : std::nan("");
   if (!(number == std::floor(number)) || number < minimum ||
       number > std::numeric_limits<int>::max()) {

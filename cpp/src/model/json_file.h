@@ -18,49 +18,49 @@ namespace specdec {
 // Throws CheckpointError unless `directory` is a checkpoint directory.
 void require_directory(const std::string& directory);
 
-// Whether there is something of that name; what cannot be looked at (a name longer than the system
-// allows) is not there.
+// Whether a file or directory of that name exists. False where it cannot be checked, such as for a
+// name longer than the system allows.
 bool file_exists(const std::string& path);
 
 using JsonEvent = nlohmann::json::parse_event_t;
 
-// Parses `text`, which is `what` of the file `path`; `on_event`, if any, hears of every event.
-// Throws CheckpointError when it is not JSON, or nested deeper or of more values than any
+// Parses `text`, part `what` of the file `path`. `on_event`, if any, receives every parse event.
+// Throws CheckpointError when the text is not JSON, is nested too deep or has more values than any
 // checkpoint needs.
 nlohmann::json parse_json(
     const std::string& path, const char* what, std::string_view text,
     const std::function<void(JsonEvent, const nlohmann::json&)>& on_event = nullptr);
 
-// `value` for a message: as the file has it where it is short, else its beginning or its type.
+// `value` for a message: as in the file where it is short, else its beginning or its type.
 std::string excerpt(const nlohmann::json& value);
 
 // Throws CheckpointError when the file is missing, not JSON, or not a JSON object.
 nlohmann::json read_json_object(const std::string& path);
 
-// Typed access to an object of a JSON file. A key that is null counts as absent; a value of another
-// type or out of range is a CheckpointError naming the key. Copies, and what get_object() gives,
-// remember together which keys were asked for.
+// Typed access to an object of a JSON file. A null key counts as absent; a value of another type or
+// out of range is a CheckpointError naming the key. Copies, and objects from get_object(), share
+// the record of which keys were asked for.
 class JsonFields {
  public:
-  // `scope` is put before the key in messages: "rope_scaling.".
+  // `scope` precedes the key in messages: "rope_scaling.".
   JsonFields(std::string path, const nlohmann::json& object, std::string scope = "")
       : path_(std::move(path)), object_(object), scope_(std::move(scope)) {}
 
-  // The same object, with those keys of `others` that it has not.
+  // The same object, plus the keys of `others` that it lacks.
   JsonFields with_absent_from(const JsonFields& others) const;
 
   const std::string& path() const { return path_; }
   std::string name_of(std::string_view key) const { return scope_ + std::string(key); }
 
   bool has(const char* key) const { return find(key) != nullptr; }
-  // Whether the key is there, and null.
+  // Whether the key is present and null.
   bool is_null(const char* key) const;
   // Null when absent.
   const nlohmann::json* find(const char* key) const;
   const nlohmann::json& object() const { return object_; }
-  // Counts keys as asked for, whose values change nothing here.
+  // Marks keys as asked for whose values change nothing here.
   void pass_over(std::initializer_list<std::string_view> keys) const;
-  // Every key that nobody has asked for, here and in the objects that get_object() gave.
+  // Visits every key that was never asked for, here and in objects from get_object().
   void visit_unread(const std::function<void(const JsonFields& scope, const std::string& key,
                                              const nlohmann::json& value)>& visit) const;
 
@@ -78,14 +78,14 @@ class JsonFields {
 
  private:
   [[noreturn]] void fail_type(const char* key, const char* expected) const;
-  // Where the value of `key` stands: here, or in others_.
+  // The object that has `key`: this one or others_.
   const JsonFields& owner_of(std::string_view key) const;
 
   std::string path_;
   const nlohmann::json& object_;  // borrowed
   std::string scope_;
   std::shared_ptr<const JsonFields> others_ = nullptr;
-  // Names that were asked for, and with a '.' behind them those of objects.
+  // Names that were asked for, and names of objects with a '.' appended.
   std::shared_ptr<std::set<std::string, std::less<>>> asked_ =
       std::make_shared<std::set<std::string, std::less<>>>();
 };

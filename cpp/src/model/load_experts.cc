@@ -10,7 +10,7 @@
 namespace specdec {
 namespace {
 
-// `gate` and `up` have this rank's rows, `down` is a whole matrix.
+// `gate` and `up` hold only this rank's rows, `down` a whole matrix.
 void add_expert(TensorLoader& loader, const WeightView& gate, const WeightView& up,
                 const WeightView& down, const SharedSums& sums, Experts& experts) {
   const std::array gate_up = {gate, up};
@@ -61,7 +61,7 @@ void load_stacked(TensorLoader& loader, const std::string& block, int64_t inner,
   loader.release(down_name);
 }
 
-// Products of all experts of a layer are one operation.
+// All experts of a layer run as one operation, so they must have equal formats.
 void check_alike(const TensorLoader& loader, const std::string& block, const Experts& experts) {
   const auto differs = [](const std::vector<const PackedLinear*>& weights) {
     return std::ranges::any_of(weights, [&](const PackedLinear* weight) {

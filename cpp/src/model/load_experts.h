@@ -8,9 +8,9 @@
 
 namespace specdec {
 
-// `layer`: what the names of the layer's tensors begin with. Two layouts are in use: a matrix an
-// expert, as the family's names say, or all experts stacked in one tensor under mlp.experts (what
-// transformers 5 holds in memory).
+// `layer`: prefix of the names of the layer's tensors. Two layouts are in use: one matrix per
+// expert, with the family's names, or all experts stacked in one tensor under mlp.experts (the
+// layout of transformers 5 in memory).
 Experts load_experts(TensorLoader& loader, const std::string& layer, const LayerSpec& spec);
 
 }  // namespace specdec

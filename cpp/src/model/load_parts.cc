@@ -18,7 +18,7 @@ int64_t embed_dim(const ModelConfig& config) {
   return config.embed_dim != 0 ? config.embed_dim : config.hidden_size;
 }
 
-// Before the layers that there are take time and memory.
+// Checked first, before loading the existing layers takes time and memory.
 void check_num_layers(const TensorLoader& loader) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;
@@ -32,15 +32,16 @@ void check_num_layers(const TensorLoader& loader) {
                                 config.num_layers));
 }
 
-// Which tensor holds the table of tokens.
+// Name of the tensor with the token embeddings.
 std::string table_name(const TensorLoader& loader) {
   const ModelConfig& config = loader.config();
   const std::string name = weight_of(config.names.embedding);
   return config.tie_word_embeddings && !loader.contains(name) ? weight_of(config.names.head) : name;
 }
 
-// The table of tokens and the head's matrix, which are one where they are tied. A checkpoint may
-// say "tied" and hold a head all the same; what it holds decides, as in transformers 5.
+// Loads the token embeddings and the LM head's matrix, which are one tensor where they are tied. A
+// checkpoint may say "tied" and still hold an LM head; then the LM head is used, as in transformers
+// 5.
 void load_vocabulary(TensorLoader& loader, Embedding& embedding, Head& head) {
   const ModelConfig& config = loader.config();
   const std::string head_name = weight_of(config.names.head);
@@ -85,7 +86,7 @@ void load_positions(TensorLoader& loader, Embedding& embedding) {
   loader.release(name);
 }
 
-// The head's matrix alone, as load_vocabulary chooses it.
+// Loads the LM head's matrix alone, chosen as in load_vocabulary.
 void load_head_alone(TensorLoader& loader, Head& head) {
   const ModelConfig& config = loader.config();
   std::string name = weight_of(config.names.head);
@@ -103,7 +104,7 @@ void load_table_alone(TensorLoader& loader, Embedding& embedding) {
   loader.release(name);
 }
 
-// The embedding of the first stage and the head of the last one, unless they are there.
+// Loads the first stage's embedding and the last stage's LM head, unless they are given.
 void load_missing_ends(TensorLoader& loader, ModelParts& parts) {
   const ModelConfig& config = loader.config();
   const bool needs_embedding = parts.embedding == nullptr && loader.shard().place().is_first();
@@ -140,7 +141,7 @@ void load_missing_ends(TensorLoader& loader, ModelParts& parts) {
   }
 }
 
-// All of q, then k, then v, of rows that lie head by head.
+// Row order that turns rows stored head by head into all of q, then k, then v.
 std::vector<RowRange> heads_apart(const ModelConfig& config, const HeadShare& share) {
   std::vector<RowRange> order;
   for (int part = 0; part < 3; ++part) {
@@ -152,7 +153,7 @@ std::vector<RowRange> heads_apart(const ModelConfig& config, const HeadShare& sh
   return order;
 }
 
-// q, k and v of this rank's heads, in the tensors that hold them.
+// q, k and v of this rank's heads, as parts of the tensors that hold them.
 std::vector<TensorPart> qkv_parts(const TensorLoader& loader, const std::string& prefix) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;

@@ -1,5 +1,5 @@
-// What a ModelRunner runs: a transformer, or a draft head that continues what a target made of a
-// text.
+// A model that a ModelRunner runs: a transformer, or a draft head, which continues from a target's
+// hidden states.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ namespace specdec {
 struct ModelPass {
   const BatchView& batch;
   std::span<const PagedKvView> kv_layers = {};  // a view for each layer
-  const Taps& taps = kNoTaps;                   // states that are handed to a drafter
-  // Of a draft head: the rows of features, which the target fills and the head reads.
+  const Taps& taps = kNoTaps;                   // hidden states handed to a drafter
+  // Draft heads only: the rows of features, which the target writes and the draft head reads.
   PagedRowsView features = {};
-  // Of a draft head: 0 where the rows are committed tokens, which read what the target left at the
-  // tokens before; d where they are drafts of depth d, which read what the head left at their
-  // parents.
+  // Draft heads only: 0 for rows of committed tokens, which read the target's states of the
+  // previous tokens; d for drafts of depth d, which read the draft head's states of their parents.
   int level = 0;
-  // Of a head that drafts all levels from committed tokens alone: how many are wanted, from `level`
-  // on. Row r of the batch leaves what level d makes of it at row d * batch.num_rows + r.
+  // For a draft head that drafts all levels from committed tokens alone: the number of levels
+  // wanted, from `level` on. Row r of the batch writes its result for level d at row d *
+  // batch.num_rows + r.
   int num_levels = 1;
-  // Nobody reads what comes out: only the KV of the rows is wanted.
+  // Only the KV of the rows is wanted; no one reads their outputs.
   bool kv_only = false;
 
   static const Taps kNoTaps;
@@ -38,22 +38,22 @@ class Model {
   virtual ~Model() = default;
 
   virtual const ModelConfig& config() const = 0;
-  // Of the parts that were not borrowed from another model.
+  // Counts only the parts that were not borrowed from another model.
   virtual int64_t num_parameters() const = 0;
   virtual int64_t weight_bytes() const = 0;
-  // What a pass and its logits read of weights, borrowed ones included.
+  // Bytes of weights that a pass and its logits read, borrowed weights included.
   virtual int64_t pass_bytes() const = 0;
-  // What the matrices are packed as, and what they came from where that was integers: "bfloat16",
+  // Formats of the packed matrices, and of the stored integers that they came from: "bfloat16",
   // "int8", "int4+int8, from gguf q4_k+q6_k".
   virtual std::string weight_format() const = 0;
 
-  // Runs the rows of a staged batch: writes their KV, leaves their last hidden states inside.
+  // Runs the rows of a staged batch: writes their KV, and keeps their last hidden states.
   virtual void forward(const ModelPass& pass) = 0;
-  // Logits of rows of the last forward, of this `level`: [num_rows, config().vocab_size] float32.
-  // `row_ids` are where the backend's operations read them.
+  // Logits of rows of the last forward at `level`: [num_rows, config().vocab_size] float32.
+  // `row_ids` must be memory that the backend's operations can read.
   virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits,
                               int level = 0) = 0;
-  // The likeliest tokens of such rows, as StepModel has it.
+  // The likeliest tokens of such rows, as in StepModel.
   virtual bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens) {
     static_cast<void>(row_ids), static_cast<void>(num_rows), static_cast<void>(tokens);
     return false;
@@ -61,8 +61,8 @@ class Model {
   virtual DraftVocabulary draft_vocabulary() const { return {}; }
   // False: one call of compute_logits() may ask for rows of all levels of a pass.
   virtual bool has_output_per_level() const { return false; }
-  // What a row whose text is not known yet reads as its features, float32 in the backend's memory;
-  // empty: the model runs no such rows.
+  // Features that a row reads when the text at its position is not known yet, float32 in the
+  // backend's memory; empty: the model runs no such rows.
   virtual std::span<const float> mask_features() const { return {}; }
 };
 

@@ -12,7 +12,7 @@ namespace specdec {
 namespace {
 
 constexpr double kFloatBytes = sizeof(float);
-// Of a weight in integers with a float16 scale for every 32.
+// Scale bytes per weight, with one float16 scale per 32 integers.
 constexpr double kScaleBytes = 2.0 / kQuantGroup;
 
 double dtype_bytes(const std::string& name, DType absent) {
@@ -51,7 +51,7 @@ int num_received(const std::vector<SliceRun>& runs) {
   return std::max(count, 0);
 }
 
-// Of what ranks hold equal parts of, a rank receives those of the others.
+// Bytes that a rank receives from the others when every rank holds an equal part.
 double from_others(double total, int num_ranks) { return total * (num_ranks - 1) / num_ranks; }
 
 PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShard& shard,
@@ -131,7 +131,7 @@ double attended(const PartFacts& layer, double context) {
   return layer.sliding_window > 0 ? std::min<double>(layer.sliding_window, context) : context;
 }
 
-// Of a token in one layer.
+// KV bytes of a token in one layer.
 double kv_size(const ModelFacts& facts) {
   return 2.0 * facts.num_kv_heads * facts.head_dim * facts.kv_bytes;
 }
@@ -199,7 +199,7 @@ double ModelFacts::memory_bytes(double num_tokens) const {
 
 std::vector<ModelFacts> facts_of(const DraftHeadConfig& head, const ModelConfig& target,
                                  const FactsFormats& formats) {
-  if (head.model.layers.empty()) {  // nobody shares it
+  if (head.model.layers.empty()) {  // ranks do not share it
     ModelFacts facts;
     set_formats(head.model, formats, facts);
     facts.input.weights = head.block_weights;
@@ -227,7 +227,7 @@ std::vector<ModelFacts> model_facts(const std::string& directory, const FactsFor
 std::vector<ModelFacts> head_facts(const DrafterConfig& head, const std::string& target_directory,
                                    const FactsFormats& formats) {
   ModelConfig target = load_model_config(target_directory);
-  target.random_weights = true;  // nobody looks for tensors
+  target.random_weights = true;  // tensors are not looked up
   FactsFormats own = formats;
   own.quantization = head.quantization;
   return facts_of(

@@ -13,22 +13,23 @@
 namespace specdec {
 namespace {
 
-// Slices of an MLP's inner values, and at least of several heads, are whole multiples of this: what
-// quantised weights and kernels take at once.
+// Slices of an MLP's inner values, and slices that span heads, are multiples of this: the unit of
+// quantised weights and of kernels.
 constexpr int64_t kSliceUnit = 64;
-// A rank whose share is this many times an equal one holds up the others: sizes that need it are
-// refused.
+// A rank with more than this multiple of an equal share would slow down the others, so sizes that
+// need such a share are refused.
 constexpr double kMostUneven = 1.25;
 
 // Whether a rank may hold the inputs [begin, end).
 using IsShare = std::function<bool(int64_t begin, int64_t end)>;
 
-// Runs of slices for `size` ranks, as equal as they can be; nothing where they are too uneven.
+// Splits slices into runs for `size` ranks, as evenly as possible; empty where the split is too
+// uneven.
 std::optional<std::vector<SliceRun>> share_slices(const KSlices& slices, int size,
                                                   const IsShare& is_share) {
   constexpr int64_t kNone = -1;
-  // The smallest largest share of the ranks before, who have the slices before `end`; and where
-  // the last of them begins.
+  // Dynamic programme over ranks and slices: the least possible largest share when the first ranks
+  // have the slices before `end`, and where the last of these ranks begins.
   using Row = std::array<int64_t, kNumSlices + 1>;
   std::vector<Row> largest(static_cast<size_t>(size) + 1);
   std::vector<Row> begins(static_cast<size_t>(size) + 1);
@@ -67,7 +68,7 @@ KSlices slices_of_attention(const ModelConfig& config) {
                         std::lcm(int64_t{config.head_dim}, kSliceUnit));
 }
 
-// Whole groups of heads that share a KV head, or heads of one group alone.
+// Runs of whole groups of heads that share a KV head, or of heads of a single group.
 std::optional<std::vector<SliceRun>> share_attention(const ModelConfig& config, int size) {
   const int64_t group = int64_t{config.num_heads / config.num_kv_heads} * config.head_dim;
   return share_slices(slices_of_attention(config), size, [&](int64_t begin, int64_t end) {
@@ -118,7 +119,7 @@ ModelShard::ModelShard(const ModelConfig& whole, int size)
 ModelShard::ModelShard(const ModelConfig& whole, const RankPlace& place, int size,
                        const std::string& field)
     : place_(place), ranks_(size > 1 ? place.ranks : nullptr), size_(size) {
-  if (whole.layers.empty()) {  // a head without attention, which nobody shares
+  if (whole.layers.empty()) {  // a draft head without attention is not split
     SPECDEC_CHECK(is_whole());
     return;
   }

@@ -1,6 +1,7 @@
-// Which part of a model each of several ranks holds. All ranks have all layers: some heads of the
-// attention, some inputs of what follows the attention and the MLP, some tokens of the vocabulary.
-// Norms, routers, embeddings that are no head's, and biases of sums are everybody's.
+// Which part of a model each of several ranks holds. All ranks of a stage have its layers: some
+// heads of the attention, some inputs of the projections after the attention and inside the MLP,
+// some tokens of the vocabulary. Norms, routers, untied embeddings, and biases of sums are on every
+// rank.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +17,12 @@ namespace specdec {
 
 class ModelShard {
  public:
-  // Throws InvalidArgument of `field` where the layers cannot be shared by so many ranks, with the
-  // sizes that they can, and of pipeline_parallel_size where there are fewer layers than stages.
+  // Throws InvalidArgument(`field`) where the layers cannot be split over this many ranks, listing
+  // the sizes that can; and InvalidArgument("pipeline_parallel_size") where there are fewer layers
+  // than stages.
   ModelShard(const ModelConfig& whole, const RankPlace& place,
              const std::string& field = "tensor_parallel_size");
-  // As the first of `size` ranks, which need not be there, would have it.
+  // The share of the first of `size` ranks, which need not exist.
   ModelShard(const ModelConfig& whole, int size);
 
   const RankPlace& place() const { return place_; }
@@ -31,21 +33,21 @@ class ModelShard {
   Communicator* ranks() const { return ranks_; }
 
   const HeadShare& heads() const { return all_heads_.by_rank[static_cast<size_t>(rank())]; }
-  // Everybody's; of a whole model there is one rank without a communicator.
+  // The heads of all ranks; for a whole model, one rank without a communicator.
   const SharedHeads& all_heads() const { return all_heads_; }
-  // The inputs of the projection after the attention, and of an MLP's second: the slices of their
-  // sums, with the run that this rank has, and every rank's run.
+  // The sums over the inputs of the projection after the attention, and of an MLP's second
+  // projection: their slices, this rank's run, and every rank's run.
   const KSlices& attention_slices() const { return attention_slices_; }
   const std::vector<SliceRun>& attention_runs() const { return attention_runs_; }
   KSlices inner_slices(int inner_size) const;
   std::vector<SliceRun> inner_runs(int inner_size) const;
-  // Of any rank.
+  // The largest share of any rank.
   int64_t largest_inner(int inner_size) const;
-  // By rank, where its tokens of the vocabulary begin, then the number of tokens: [size + 1]. Empty
-  // for a whole model.
+  // By rank, the first of its tokens of the vocabulary, then the number of tokens: [size + 1].
+  // Empty for a whole model.
   std::vector<int64_t> vocabulary(int64_t num_tokens) const;
 
-  // What a decoder computes of `whole` on this rank: its layers, heads and inner sizes.
+  // `whole` reduced to this rank's layers, heads and inner sizes.
   ModelConfig config_of_share(const ModelConfig& whole) const;
 
  private:
@@ -54,7 +56,7 @@ class ModelShard {
   int rank() const { return ranks_ != nullptr ? ranks_->rank() : 0; }
 
   RankPlace place_;
-  Communicator* ranks_ = nullptr;  // of the place, unless it is one rank
+  Communicator* ranks_ = nullptr;  // of the place; null for one rank
   int size_ = 1;
   SharedHeads all_heads_;
   KSlices attention_slices_;

@@ -37,8 +37,8 @@ void scale_llama3(const RopeConfig& rope, std::vector<double>& frequencies) {
 }
 
 // YaRN (Peng et al., 2023), NTK-by-parts: planes that turn more than beta_fast times over the
-// original context are kept, those that turn less than beta_slow times are divided by the factor,
-// with a linear ramp over the plane index between.
+// original context are kept, planes that turn less than beta_slow times are divided by the factor,
+// with a linear ramp over the plane index in between.
 void scale_yarn(const RopeConfig& rope, int rotary_dim, std::vector<double>& frequencies) {
   const auto plane_that_turns = [&](double turns) {
     return rotary_dim *

@@ -10,11 +10,12 @@ namespace specdec {
 // Number of leading elements of a head that rotate.
 int rotary_dim(const RopeConfig& rope, int head_dim);
 
-// Radians a position turns each of the rotary_dim / 2 planes by. `length`, of the sequence, matters
-// to kDynamic, which stretches its base with it, and to kLongRope, which chooses its factors by it.
+// Radians by which one position turns each of the rotary_dim / 2 planes. `length` is the
+// sequence's: kDynamic stretches its base with it, and kLongRope chooses its factors by it; other
+// kinds ignore it.
 std::vector<double> rope_frequencies(const RopeConfig& rope, int rotary_dim, int length);
 
-// What yarn and longrope multiply cos and sin with; 1 for the other kinds.
+// Factor of cos and sin for yarn and longrope; 1 for other kinds.
 double rope_attention_factor(const RopeConfig& rope);
 
 struct RopeTables {
@@ -23,12 +24,13 @@ struct RopeTables {
 };
 
 // Position p of kDynamic uses the frequencies of a sequence of max(p + 1, original maximum) tokens.
-// That is what transformers computes when it decodes token by token, and unlike there a prompt
+// transformers computes the same when it decodes token by token. Unlike there, a prompt longer than
+// the original maximum gives the same result whole, in chunks or token by token.
 // longer than the original maximum gives the same result whole, in chunks or token by token.
 //
-// kLongRope takes its factors for sequences of num_positions tokens, whatever their length is, so
-// that a prefix has the same keys in all of them. Sequences within the original maximum get what
-// transformers computes where num_positions is within it, too.
+// kLongRope always uses the factors for sequences of num_positions tokens, so that a prefix has the
+// same keys in sequences of every length. Sequences within the original maximum match transformers
+// where num_positions is within it, too.
 RopeTables make_rope_tables(const RopeConfig& rope, int head_dim, int num_positions);
 
 }  // namespace specdec

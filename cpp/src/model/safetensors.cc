@@ -66,8 +66,8 @@ uint64_t read_header_length(const std::string& path, const InputFile& file) {
   return length;
 }
 
-// Parses the header and refuses a key that stands twice in one object, which a JSON parser lets
-// pass by keeping either value.
+// Parses the header and refuses a key that occurs twice in one object; a JSON parser would accept
+// it and keep either value.
 Json parse_header(const std::string& path, const std::string& text) {
   if (text.empty() || text.front() != '{') {
     throw CheckpointError(path, "", "not a safetensors file: the header is not a JSON object");

@@ -17,7 +17,7 @@
 
 namespace specdec {
 
-// Rows of a matrix or of a stack of matrices: a row is what the last extent spans.
+// Rows of a matrix or of a stack of matrices. A row spans the last extent.
 struct RowRange {
   int64_t begin = 0;
   int64_t count = 0;
@@ -43,13 +43,13 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
 
-  // A copy of the bytes of a tensor's rows; others are not read. `seen` gets each part of them, of
-  // whole elements, while the cache holds it. Throws CheckpointError when there is no tensor of
-  // that name, or the file does not have the bytes any more.
+  // Copies a tensor's rows; other rows are not read. `seen` receives each part, of whole elements,
+  // while the part is in the cache. Throws CheckpointError when there is no tensor of that name, or
+  // the file no longer has the bytes.
   using Seen = std::function<void(std::span<const std::byte>)>;
   Buffer read(const std::string& name, RowRange rows, const Seen& seen = {}) const;
   Buffer read(const std::string& name) const;               // all rows
-  size_t bytes_read() const { return file_.bytes_read(); }  // with the header's
+  size_t bytes_read() const { return file_.bytes_read(); }  // header included
 
  private:
   std::string path_;

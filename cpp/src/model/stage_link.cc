@@ -20,7 +20,7 @@ void StageLink::receive(const ModelPass& pass, float* hidden) {
   for (int layer = 0, index = 0; is_last() && index < num_before; ++layer) {
     const auto taps_of_layer = std::ranges::count(tapped, layer);
     if (taps_of_layer == 0) continue;
-    take(static_cast<size_t>(index));  // equal for all taps of a layer
+    take(static_cast<size_t>(index));  // the same for all taps of a layer
     store_layer_input(pass.taps, pass.batch, layer, hidden, hidden_size_, backend_);
     index += static_cast<int>(taps_of_layer);
   }

@@ -1,5 +1,6 @@
-// Rows of a pass between the stages of a model, which have a run of its layers each. What is tapped
-// of a stage's layers travels with the rows to the last stage, where the features are.
+// Passes the rows of a pass between the stages of a model, each of which has a run of the layers.
+// States tapped from a stage's layers travel with the rows to the last stage, which stores the
+// features.
 #pragma once
 
 #include <cstddef>
@@ -14,19 +15,19 @@ namespace specdec {
 // `hidden` below: the residual stream of the pass's rows, [rows, hidden_size] float32.
 class StageLink {
  public:
-  // `first_layer`: the first of this stage's, among the whole model's.
+  // `first_layer`: this stage's first layer in the whole model.
   StageLink(const RankPlace& place, int first_layer, int hidden_size, Backend& backend)
       : place_(place), first_layer_(first_layer), hidden_size_(hidden_size), backend_(backend) {}
 
   bool is_first() const { return place_.is_first(); }
   bool is_last() const { return place_.is_last(); }
 
-  // From the stage before, at the start of a pass: writes `hidden`.
+  // Receives from the previous stage at the start of a pass; writes `hidden`.
   void receive(const ModelPass& pass, float* hidden);
-  // Stores what the whole model's `layer` reads, where it is tapped, or keeps it for the last
+  // Stores the input of the whole model's `layer` where it is tapped, or keeps it for the last
   // stage.
   void tap_layer_input(const ModelPass& pass, int layer, const float* hidden);
-  // To the stage behind, at the end of a pass.
+  // Sends to the next stage at the end of a pass.
   void send(const ModelPass& pass, const float* hidden);
 
  private:
@@ -39,7 +40,7 @@ class StageLink {
   int first_layer_;
   int hidden_size_;
   Backend& backend_;
-  // float32 [*, rows, hidden_size]: what is tapped of the layers before, in their order, then the
+  // float32 [*, rows, hidden_size]: the tapped states of earlier layers, in their order, then the
   // residual stream.
   std::vector<float> kept_;
 };

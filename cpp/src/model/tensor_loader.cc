@@ -19,7 +19,7 @@ std::vector<TensorPart> with_suffix(std::vector<TensorPart> parts, std::string_v
   return parts;
 }
 
-// Along the first extent.
+// Slices along the first extent.
 TensorView slice(const TensorView& tensor, RowRange rows) {
   TensorView view = tensor;
   view.shape[0] = rows.count;
@@ -30,13 +30,13 @@ TensorView slice(const TensorView& tensor, RowRange rows) {
   return view;
 }
 
-// The tensor that an error names.
+// The tensor to name in errors.
 struct TensorSource {
   const std::string& source;
   const std::string& name;
 };
 
-// Rows `rows` of a tensor, of which `held` has those from `first` on.
+// Rows `rows` of a tensor; `held` has its rows from `first` on.
 WeightView rows_of(const WeightView& held, int64_t first, RowRange rows,
                    const TensorSource& tensor) {
   const int64_t begin = rows.begin - first;  // in `held`
@@ -63,7 +63,7 @@ WeightView rows_of(const WeightView& held, int64_t first, RowRange rows,
   return view;
 }
 
-// The pieces that `order` lists, of which neighbours are read as one run.
+// The pieces that `order` lists. Adjacent pieces are read as one run.
 std::vector<WeightView> pieces_of(const TensorSource& tensor, std::span<const RowRange> order,
                                   const std::function<WeightView(RowRange)>& read) {
   std::vector<WeightView> pieces(order.size());
@@ -93,7 +93,7 @@ int64_t num_rows(std::span<const TensorPart> parts) {
   return count;
 }
 
-// What rows [begin, end) are of what the parts lay one after another.
+// Rows [begin, end) of the parts laid one after another.
 std::vector<TensorPart> rows_between(std::span<const TensorPart> parts, int64_t begin,
                                      int64_t end) {
   std::vector<TensorPart> cut;
@@ -126,8 +126,8 @@ TensorLoader::TensorLoader(const ModelConfig& config, const std::string& directo
       backend_(backend),
       shard_(config, place) {}
 
-// Checkpoints of the network without its head may lack the leading "model.", and those of draft
-// heads may have one.
+// Checkpoints of a network without its LM head may lack the leading "model.", and those of draft
+// heads may have one more.
 std::string TensorLoader::resolve(const std::string& name) const {
   const std::string_view prefix = config_.names.prefix;
   if (store_.contains(name)) return name;
@@ -150,7 +150,8 @@ TensorView TensorLoader::read(const std::string& name, std::span<const int64_t> 
 WeightView TensorLoader::read_matrix(const std::string& name, int64_t rows, int64_t in_features) {
   const std::string found = resolve(name);
   const WeightView view = store_.matrix(found, rows, in_features);
-  count(found, rows * in_features);  // which the file has, so the product is a number
+  // The file has so many elements, so the product does not overflow
+  count(found, rows * in_features);
   return view;
 }
 
@@ -272,7 +273,7 @@ std::unique_ptr<const PackedLinear> TensorLoader::columns(MatrixRole role, const
   SPECDEC_CHECK(!matrix.is_integer() && begin + count <= matrix.in_features());
   if (count == matrix.in_features()) return pack(role, std::array{matrix});
   if (matrix.is_fp8()) {
-    // Scales of blocks may stand on both sides of the cut.
+    // Block scales may straddle the cut.
     std::vector<float> row(static_cast<size_t>(matrix.in_features()));
     std::vector<float> values;
     for (int64_t i = 0; i < matrix.rows(); ++i) {
@@ -329,7 +330,7 @@ Buffer TensorLoader::flat_vector(const std::string& name, int64_t size) {
 
 Buffer TensorLoader::norm_weights(const TensorPart& part) {
   if (config_.norm_offset == 0.0f) return vector({part});
-  SPECDEC_CHECK(part.order.empty());  // no family wants both
+  SPECDEC_CHECK(part.order.empty());  // no family needs both
   const TensorView stored = read(part.name, std::array{part.rows});
   std::vector<float> weights(static_cast<size_t>(part.rows));
   to_floats(stored.data, stored.dtype, weights.size(), weights.data());
@@ -370,8 +371,8 @@ Norm TensorLoader::norm(const std::string& name, int64_t size) {
 }
 
 void TensorLoader::warn_about_unused() const {
-  // Scales of activations and of the cache are there, which are not rounded to 8-bit floats, and
-  // the draft vocabulary of a head, which was read before its matrices.
+  // Expected extra tensors: scales of activations and of the cache, which are not rounded to 8-bit
+  // floats here, and the draft vocabulary of a draft head, which was read before its matrices.
   const std::string head = str_cat(config_.names.head, ".weight");
   const std::array<std::string_view, 9> harmless = {"rotary_emb.inv_freq",
                                                     "masked_bias",

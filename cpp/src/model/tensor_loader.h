@@ -25,27 +25,26 @@ namespace specdec {
 struct TensorPart {
   std::string name;
   int64_t rows = 0;
-  // Its rows to lay one after another, and no others are read; empty: all as they are.
+  // The order in which to lay out its rows; no other rows are read. Empty: all rows as stored.
   std::vector<RowRange> order = {};
 };
 
-// The order of the sums over a matrix's inputs, which ranks may share.
+// The order of the sums over a matrix's inputs, which may be split over ranks.
 struct SharedSums {
   KSlices slices;
-  std::vector<SliceRun> rank_runs;  // empty: this rank has all
+  std::vector<SliceRun> rank_runs;  // empty: this rank has all inputs
 };
 
 // How a matrix is packed.
 struct MatrixForm {
   bool gated = false;                // see PackArgs
-  const SharedSums* sums = nullptr;  // of its inputs; null: one sum in order, which nobody shares
+  const SharedSums* sums = nullptr;  // for its inputs; null: one sum in order, not split over ranks
 };
 
-// Sizes, of the config and in arguments, are those of the whole model; what is packed is this
-// rank's share.
+// The config and the arguments give sizes of the whole model; only this rank's share is packed.
 class TensorLoader {
  public:
-  // Throws InvalidArgument where so many ranks cannot share the model.
+  // Throws InvalidArgument where the model cannot be split over the ranks.
   TensorLoader(const ModelConfig& config, const std::string& directory, Quantization quantization,
                Backend& backend, const RankPlace& place = {});
 
@@ -55,34 +54,35 @@ class TensorLoader {
   SharedSums inner_sums(int inner_size) const {
     return {shard_.inner_slices(inner_size), shard_.inner_runs(inner_size)};
   }
-  // The file that says which tensors there are.
+  // The file that lists the tensors.
   const std::string& source() const { return store_.source(); }
   bool contains(const std::string& name) const { return store_.contains(resolve(name)); }
 
-  // What follows counts the parameters of each tensor once. Names are whole: with ".weight".
+  // The following functions count the parameters of each tensor once. Names are complete, with
+  // ".weight".
   TensorView read(const std::string& name, std::span<const int64_t> shape);
   WeightView read_matrix(const std::string& name, int64_t rows, int64_t in_features);
-  // The pieces of a matrix that `order` lists. Throws CheckpointError where a scale of 8-bit floats
-  // is shared by rows on both sides of a cut.
+  // The pieces of a matrix that `order` lists. Throws CheckpointError where rows on both sides of a
+  // cut share a scale of 8-bit floats.
   std::vector<WeightView> read_rows(const TensorPart& part, int64_t in_features);
-  // The same of matrices of floating point that lie one on another: [count, rows, in_features].
+  // The same for floating-point matrices stacked in one tensor: [count, rows, in_features].
   std::vector<WeightView> read_stack(const std::string& name, std::array<int64_t, 3> shape,
                                      std::span<const RowRange> order);
-  // Columns of a matrix of floating point, as a matrix of their own: [rows, count] packed. Those of
-  // 8-bit floats are packed as float32, unless they are all.
+  // Packs columns of a floating-point matrix as a matrix of their own: [rows, count]. Columns of
+  // 8-bit floats are packed as float32, unless all columns are taken.
   std::unique_ptr<const PackedLinear> columns(MatrixRole role, const WeightView& matrix,
                                               int64_t begin, int64_t count);
   void release(const std::string& name) { store_.release(resolve(name)); }
-  // Whether two matrices of one shape hold the same; reads `name` and releases it uncounted.
+  // Whether two matrices of one shape have equal values. Reads `name` and releases it uncounted.
   bool is_equal(const std::string& name, const WeightView& other);
 
-  // What follows counts the bytes packed, too.
+  // The following functions also count the packed bytes.
   std::unique_ptr<const PackedLinear> pack(MatrixRole role, std::span<const WeightView> parts,
                                            MatrixForm form = {});
   std::unique_ptr<const EmbeddingTable> table(WeightFormat format, const WeightView& weights);
   std::unique_ptr<const EmbeddingTable> table_of(const PackedLinear& weights);
   WeightFormat format_of(MatrixRole role, std::span<const WeightView> parts);
-  // Of MatrixRole::kVocabulary the ranks share the outputs.
+  // With MatrixRole::kVocabulary the outputs are split over the ranks.
   std::unique_ptr<const PackedLinear> matrix(MatrixRole role, const std::vector<TensorPart>& parts,
                                              int64_t in_features, MatrixForm form = {});
   Buffer vector(const std::vector<TensorPart>& parts);
@@ -90,7 +90,7 @@ class TensorLoader {
   Buffer flat_vector(const std::string& name, int64_t size);
   // The weights of a norm, with the config's norm_offset.
   Buffer norm_weights(const TensorPart& part);
-  // `value` as a number of the dtype computed in.
+  // `value` rounded to the activations' dtype.
   float rounded(float value) const;
 
   // Names without ".weight" and ".bias".
@@ -100,7 +100,7 @@ class TensorLoader {
   Norm norm(const std::string& name, int64_t size);
 
   void warn_about_unused() const;
-  // Puts what was counted into `loaded`.
+  // Stores the counts in `loaded`.
   void finish(LoadedParts& loaded) const;
 
  private:
@@ -113,11 +113,11 @@ class TensorLoader {
   WeightStore store_;
   Backend& backend_;
   ModelShard shard_;
-  std::set<std::string> counted_;  // in num_parameters_
+  std::set<std::string> counted_;  // tensors that are in num_parameters_
   int64_t num_parameters_ = 0;
   int64_t size_bytes_ = 0;
   std::set<WeightFormat> formats_;
-  bool widens_fp8_ = false;  // stored 8-bit floats are held in more bits
+  bool widens_fp8_ = false;  // stored 8-bit floats are packed in more bits
 };
 
 }  // namespace specdec

@@ -1,5 +1,5 @@
-// How a family calls the tensors of its checkpoints. Names of matrices and norms are without the
-// ".weight" or ".bias" that follows.
+// The tensor names of a family's checkpoints. Names of matrices and norms come without ".weight" or
+// ".bias".
 #pragma once
 
 #include <array>
@@ -8,11 +8,11 @@
 namespace specdec {
 
 struct TensorNames {
-  std::string_view prefix = "model.";  // left out where the network was saved without its head
+  std::string_view prefix = "model.";  // absent where the network was saved without its LM head
   std::string_view embedding = "model.embed_tokens";
   std::string_view positions = {};    // of learned positions
-  std::string_view project_in = {};   // between the embedding's width and the residual stream's
-  std::string_view project_out = {};  // and back, before the head
+  std::string_view project_in = {};   // from the embedding's width to the residual stream's
+  std::string_view project_out = {};  // back to the embedding's width, before the LM head
   std::string_view final_norm = "model.norm";
   std::string_view head = "lm_head";
 
@@ -20,20 +20,20 @@ struct TensorNames {
   std::string_view attention_norm = "input_layernorm";  // empty: no norm of the block's input
   std::string_view feature_norm = "hidden_norm";        // of AttentionInput::kWithEmbedding
   std::string_view attention_output_norm = {};
-  // The first name alone: one matrix of the rows of all three.
+  // With only the first name: one matrix with the rows of all three.
   std::array<std::string_view, 3> qkv = {"self_attn.q_proj", "self_attn.k_proj",
                                          "self_attn.v_proj"};
-  bool qkv_by_head = false;  // of one matrix: a head's rows of q, k and v, then the next head's
+  bool qkv_by_head = false;  // one matrix with each head's rows of q, k and v together
   std::string_view q_norm = "self_attn.q_norm";
   std::string_view k_norm = "self_attn.k_norm";
   std::string_view attention_out = "self_attn.o_proj";
   std::string_view mlp_norm = "post_attention_layernorm";
   std::string_view mlp_output_norm = {};
-  // The first name alone: of a plain MLP, or of one matrix of the rows of gate and up.
+  // With only the first name: a plain MLP, or one matrix with the rows of gate and up.
   std::array<std::string_view, 2> mlp_in = {"mlp.gate_proj", "mlp.up_proj"};
   std::string_view mlp_out = "mlp.down_proj";
 
-  // Of experts that have a matrix each: the router, "<experts>.<index>.", then gate, up and down.
+  // For experts with one matrix each: the router, "<experts>.<index>.", then gate, up and down.
   std::string_view router = "mlp.gate";
   std::string_view experts = "mlp.experts";
   std::array<std::string_view, 3> expert = {"gate_proj", "up_proj", "down_proj"};

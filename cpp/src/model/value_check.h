@@ -1,4 +1,4 @@
-// Whether the weights of a checkpoint are numbers.
+// Checks that the weights of a checkpoint are finite numbers.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,16 @@
 
 namespace specdec {
 
-// Sees the values of a tensor go by, and remembers the largest magnitude.
+// Is shown the values of a tensor, and remembers the largest magnitude.
 class ValueCheck {
  public:
   explicit ValueCheck(DType dtype) : dtype_(dtype) {}
 
   // Whole elements, aligned to their size.
   void add(std::span<const std::byte> bytes);
-  // Neither NaN nor infinite. Integers always are.
+  // True if no value is NaN or infinite. Always true for integers.
   bool is_finite() const;
-  // Every value is zero. Of integers it is not known.
+  // Whether every value is zero. False for integers, which are not checked.
   bool is_zero() const { return is_known_ && largest_ == 0; }
 
  private:

@@ -12,7 +12,7 @@ bool is_int4(WeightFormat format) {
   return format == WeightFormat::kInt4Grouped || format == WeightFormat::kInt4GroupedMin;
 }
 
-// The narrowest format that holds all of these integers.
+// The narrowest format that holds all of the stored integers.
 WeightFormat stored_format(std::span<const WeightView> parts) {
   const bool has_mins =
       std::ranges::any_of(parts, [](const WeightView& part) { return part.mins != nullptr; });
@@ -22,7 +22,7 @@ WeightFormat stored_format(std::span<const WeightView> parts) {
   return has_mins ? WeightFormat::kInt4GroupedMin : WeightFormat::kInt4Grouped;
 }
 
-// Four bits: those that are stored in four keep their codes and mins.
+// 4-bit formats: weights stored in four bits keep their codes and mins.
 WeightFormat int4_format(std::span<const WeightView> parts) {
   const bool has_mins = std::ranges::any_of(
       parts, [](const WeightView& part) { return part.bits() == 4 && part.mins != nullptr; });

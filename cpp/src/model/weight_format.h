@@ -12,18 +12,19 @@ namespace specdec {
 
 enum class MatrixRole : uint8_t {
   kLayer,
-  kVocabulary,  // embedding or head
-  kFloat,       // what stays floating point whatever is asked for
+  kVocabulary,  // embedding or LM head
+  kFloat,       // stays floating point whatever quantisation is asked for
 };
 
-// The format of a matrix of `parts`: the narrowest that holds stored integers exactly, where they
-// are in no more bits than `quantization` asks for; one that holds stored 8-bit floats, where there
-// are products with them (`has_fp8`) and no integers are asked for; else what is asked for.
+// The format for a matrix of `parts`. Stored integers get the narrowest format that holds them
+// exactly, unless `quantization` asks for fewer bits. Stored 8-bit floats keep their format where
+// the backend has it (`has_fp8`) and no integers are asked for. Everything else gets the format
+// asked for.
 WeightFormat choose_format(Quantization quantization, MatrixRole role,
                            std::span<const WeightView> parts, bool has_fp8);
 
-// "bfloat16", "int8", "int4+int8", "fp8": the kinds of numbers among `formats`, `act` standing for
-// kAct.
+// "bfloat16", "int8", "int4+int8", "fp8": the kinds of numbers among `formats`, with kAct given as
+// `act`.
 std::string describe_formats(const std::set<WeightFormat>& formats, DType act);
 
 }  // namespace specdec

@@ -22,7 +22,7 @@ constexpr const char* kMins = ".mins";
 constexpr const char* kScaleInverse = "_scale_inv";  // beside a matrix of 8-bit floats: what its
 constexpr const char* kScale = "_scale";             // values are multiplied with, both
 
-// The file *.safetensors where there is one and no other; else empty.
+// The single file *.safetensors of the directory; empty if there are none or several.
 std::string only_safetensors(const fs::path& directory) {
   std::string found;
   std::error_code ignored;
@@ -60,7 +60,7 @@ std::string shape_text(std::span<const int64_t> shape) {
   return text + "]";
 }
 
-// Whether an index may name the file: by its path below the index's folder.
+// Whether an index may name the file: only by a path below the index's folder.
 bool lies_below(const std::string& file) {
   const fs::path path(file);
   return path.has_filename() && path.is_relative() && file.find('\0') == std::string::npos &&
@@ -69,7 +69,7 @@ bool lies_below(const std::string& file) {
 
 int64_t blocks_of(int64_t extent, int size) { return (extent + size - 1) / size; }
 
-// What scales of this shape belong to; no rows: it is none of the shapes there are.
+// The block that shares a scale, for scales of this shape; rows = 0: no known shape.
 ScaleBlock scale_block_of(std::span<const int64_t> shape, int64_t rows, int64_t in_features,
                           ScaleBlock block) {
   const auto is = [&](std::initializer_list<int64_t> expected) {
@@ -91,12 +91,13 @@ std::string expected_blocks(int64_t rows, int64_t in_features, ScaleBlock block)
                  blocks_of(rows, block.rows), ", ", blocks_of(in_features, block.cols), "]");
 }
 
-// A matrix of zeros makes its layer say nothing; a single row of them may be a token never used.
+// A matrix of zeros silences its layer; a single row of zeros may be a token that is never used.
 bool should_not_be_zero(const SafetensorsEntry& entry, RowRange rows) {
   return entry.shape.size() > 1 && entry.shape.back() > 1 && rows.count > 1;
 }
 
-// Throws CheckpointError for a value that is no number, and warns of a matrix of zeros.
+// Reads rows. Throws CheckpointError for a value that is not finite, and warns of a matrix of
+// zeros.
 Buffer read_checked(const SafetensorsFile& file, const std::string& name, RowRange rows) {
   const SafetensorsEntry& entry = file.entries().at(name);
   ValueCheck check(entry.dtype.value());

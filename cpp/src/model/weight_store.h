@@ -1,4 +1,4 @@
-// The tensors of a checkpoint directory by name, whichever shard they lie in.
+// The tensors of a checkpoint directory by name, whichever shard has them.
 #pragma once
 
 #include <cstdint>
@@ -20,18 +20,17 @@ namespace specdec {
 
 class WeightStore {
  public:
-  // Opens model.safetensors, or the shards model.safetensors.index.json names, or the only file
-  // *.safetensors there is, as draft heads have any name, and checks them.
-  // Throws CheckpointError.
-  // `scale_block`: of matrices of 8-bit floats that have block scales.
+  // Opens and checks model.safetensors, or the shards that model.safetensors.index.json names, or
+  // the only file *.safetensors (files of draft heads have any name). `scale_block`: for matrices
+  // of 8-bit floats with block scales. Throws CheckpointError.
   explicit WeightStore(const std::string& directory, ScaleBlock scale_block = {});
 
-  // No files: whatever tensor is asked for is there, in the config's dtype, with random values that
-  // its name and shape decide. A head of its own is there unless the embeddings are tied.
-  // Without `fills_matrices` matrices are their RandomSource only.
+  // A store without files: every tensor asked for exists, in the config's dtype, with random values
+  // that depend on its name and shape. There is a separate LM head unless the embeddings are tied.
+  // Without `fills_matrices`, matrices are only described by their RandomSource.
   static WeightStore random(const ModelConfig& config, bool fills_matrices = true);
 
-  // The file that says which tensors there are: model.safetensors or the index.
+  // The file that lists the tensors: model.safetensors or the index.
   const std::string& source() const { return source_; }
 
   bool contains(const std::string& name) const {
@@ -41,9 +40,10 @@ class WeightStore {
   const std::vector<int64_t>& shape(const std::string& name) const;
 
   // A weight, aligned to its element size, valid until it is released. Throws CheckpointError when
-  // it is missing, its shape is not `expected_shape`, or it is not float32, bfloat16 or float16.
+  // it is missing, its shape is not `expected_shape`, or its dtype is not float32, bfloat16 or
+  // float16.
   TensorView tensor(const std::string& name, std::span<const int64_t> expected_shape);
-  // A vector of integers, I64, I32, U8 or BOOL. Throws CheckpointError likewise.
+  // A vector of integers: I64, I32, U8 or BOOL. Throws CheckpointError likewise.
   std::vector<int64_t> integers(const std::string& name, int64_t size);
   // A matrix [rows, in_features] of floating point, or of integers: I8 [rows, in_features] or U8
   // [rows, in_features / 2], with "<name>.scales" and perhaps "<name>.mins", F16
@@ -53,13 +53,13 @@ class WeightStore {
   WeightView matrix(const std::string& name, int64_t rows, int64_t in_features) {
     return matrix(name, rows, in_features, {0, rows});
   }
-  // The rows `own` of such a matrix: of its values and integers' scales no other rows are read, so
-  // a NaN among those is not found. Block scales begin with the block of the first row.
+  // Only the rows `own` of such a matrix. No other rows of its values or integer scales are read,
+  // so a NaN among those is not found. Block scales begin with the block of the first row.
   WeightView matrix(const std::string& name, int64_t rows, int64_t in_features, RowRange own);
-  // Rows of a stack of matrices, which the flattened extents before the last one number.
+  // Rows of a stack of matrices, numbered over the flattened extents before the last.
   TensorView stack_rows(const std::string& name, std::span<const int64_t> expected_shape,
                         RowRange own);
-  // Gives back the memory behind the views of a tensor or matrix.
+  // Frees the memory behind the views of a tensor or matrix.
   void release(const std::string& name);
 
   size_t bytes_read() const;  // of all files
@@ -77,7 +77,7 @@ class WeightStore {
   void check_float(const std::string& name, std::span<const int64_t> expected_shape) const;
   TensorView read(const std::string& name);
   TensorView read(const std::string& name, RowRange own);  // [rows, last extent]
-  // The bytes of rows, which are read unless they are held.
+  // The bytes of rows, read unless they are held already.
   const void* bytes_of(const std::string& name, RowRange own, const std::function<Buffer()>& read);
   TensorView random_rows(const std::string& name, int64_t in_features, RowRange own);
   WeightView int_matrix(const std::string& name, int64_t rows, int64_t in_features, RowRange own);

@@ -14,14 +14,14 @@ namespace specdec {
 class BatchInputs {
  public:
   // `of_head`: rows of a draft head, which reads features (BatchView::feature_slots). A row of a
-  // chain reads those of the token before.
+  // chain reads the features of the previous token.
   explicit BatchInputs(bool of_head = false) : of_head_(of_head) {}
 
   void clear();
 
   // A chain: a prompt chunk or a decode. The first token's position is base_len, the number of
   // tokens whose KV is in the cache. The block table must have room for base_len + tokens.size()
-  // slots and outlive the batch. Of a head, the last row keeps its state where drafts follow it.
+  // slots and outlive the batch. For a draft head, the last row stores its state if drafts follow.
   // Returns the index of the first row.
   int add_chain(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks,
                 bool keeps_state = false);
@@ -35,10 +35,10 @@ class BatchInputs {
   int add_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents, int base_len,
                const BlockTable& blocks);
 
-  // Further nodes of a tree whose earlier nodes are in the cache: `num_slots_before` of them, the
-  // root at slot base_len first. The new nodes take the slots after them, in order. depths[i]
+  // Adds further nodes of a tree whose earlier nodes are in the cache: `num_slots_before` of them,
+  // the root at slot base_len first. The new nodes take the slots after these, in order. depths[i]
   // counts from the root; masks [tokens.size(), mask_words] name slots past base_len, the node's
-  // own included. Of a head, parent_slots[i] counts its parent's slot from base_len.
+  // own included. For a draft head, parent_slots[i] is its parent's slot relative to base_len.
   int add_tree_level(std::span<const int32_t> tokens, std::span<const int32_t> depths,
                      int num_slots_before, std::span<const uint64_t> masks, int mask_words,
                      int base_len, const BlockTable& blocks,
@@ -51,8 +51,8 @@ class BatchInputs {
   int num_requests() const { return static_cast<int>(base_lens_.size()); }
 
  private:
-  // Runs `add` and, if it throws, removes what it had added. Returns the index of the first row
-  // that it added.
+  // Runs `add` and, if it throws, removes the rows that it had added. Returns the index of the
+  // first row that it added.
   template <class Add>
   int add_whole(const Add& add);
   void cut(int num_rows, int num_requests, bool has_tree);

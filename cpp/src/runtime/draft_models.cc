@@ -28,7 +28,8 @@ void check_vocabulary(const ModelConfig& draft, const ModelConfig& target) {
                                          "; a draft model must share the target's tokenizer"));
 }
 
-// A head that is alone has to draft as deep as it is asked to; beside others it drafts what it can.
+// A draft head that is the only drafter must reach the depth asked for; with others, it drafts as
+// deep as it can.
 void check_depth(const DraftHeadConfig& head, const SpeculativeConfig& config) {
   if (head.max_depth == 0 || config.num_speculative_tokens <= head.max_depth ||
       config.drafters.size() > 1) {

@@ -1,6 +1,6 @@
-// The draft models and heads of an engine: loaded beside the target, with KV caches behind the same
-// block ids. What heads read of the target is known before anything is loaded. Then weights are
-// loaded, and caches come last, since the KV pool is sized once all weights are there.
+// The draft models and draft heads of an engine: loaded beside the target, with KV caches under the
+// same block ids. The taps that draft heads need are known before anything is loaded. Weights are
+// loaded next, and caches last, since the KV pool is sized once all weights are loaded.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace specdec {
 
 class DraftModels {
  public:
-  // Reads and checks the config of every head. `place`: among the target's ranks. Throws
+  // Reads and checks the config of every draft head. `place`: this rank among the target's. Throws
   // CheckpointError and InvalidArgument.
   DraftModels(const EngineConfig& config, const ModelConfig& target, const RankPlace& place = {});
   // States that the target hands to heads.
@@ -43,8 +43,8 @@ class DraftModels {
   // The models in order of their drafters; null where this rank has no share of one.
   std::vector<ModelRunner*> runners() const;
 
-  // The model whose passes a device step can run: that of the only drafter, with the vocabulary and
-  // the length of the target.
+  // The model whose passes a device step can run: the only drafter's, if its vocabulary and length
+  // equal the target's.
   struct DeviceDraft {
     ModelRunner* runner = nullptr;
     DraftSampling sampling = DraftSampling::kCoupled;
@@ -61,7 +61,7 @@ class DraftModels {
     std::unique_ptr<ModelRunner> runner;
   };
   const Model& find(int id) const;
-  // What is loaded for one drafter, how many positions it reaches, and how it drafts.
+  // A drafter's loaded model, the number of positions it supports, and how it drafts.
   struct Loading {
     ModelRunner::ModelMaker make;
     int longest = 0;
@@ -73,7 +73,8 @@ class DraftModels {
   Loading load_draft_head(int id, Backend& backend, const ModelRunner& target, int max_model_len);
   // Fills in draft_tensor_parallel_size where it is left open.
   void choose_sizes(Backend& backend);
-  // Whether every rank of the last stage has the whole model and drafts the same, in place of one.
+  // Whether every rank of the last stage has the whole draft model and drafts the same, rather than
+  // one rank drafting.
   bool is_replicated(int id) const;
   // The group that shares the model of a drafter; null where it is one rank.
   Communicator* ranks_of(int id) const;

@@ -19,7 +19,7 @@ constexpr int kProbePasses = 5;
 constexpr int kProbeExchanges = 100;
 constexpr int64_t kExchangeInputs = 64 * kNumSlices;
 
-// The shortest of some runs: what else the machine does only makes them longer.
+// The shortest time of several runs: other work of the machine only adds to a time.
 template <class Run>
 double shortest(int num_runs, const Run& run) {
   double best = std::numeric_limits<double>::infinity();

@@ -10,7 +10,7 @@
 
 namespace specdec {
 
-// What the ranks of a group can do, measured.
+// Measured speeds of a group of ranks.
 struct GroupSpeed {
   double bytes_per_second_alone = 0;     // of weights, that one rank reads while the others wait
   double bytes_per_second_together = 0;  // that each reads while all do

@@ -1,5 +1,5 @@
-// Storage of features behind the block ids of a BlockPool, beside the KV cache: for every slot a
-// row of what the model's own pass made of the slot's token, which a drafter reads.
+// Storage of features under the block ids of a BlockPool, beside the KV cache: one row per slot,
+// which the model's own pass writes for the slot's token and a drafter reads.
 #pragma once
 
 #include <cstdint>

@@ -13,9 +13,9 @@
 namespace specdec {
 namespace {
 
-// The survival of a sampled continuation relative to the one drawn before it. It must not depend on
-// the tokens drawn: it decides which draws stay when a tree is cut, and rejection would favour
-// likely tokens twice.
+// The survival of a sampled continuation relative to the previous draw. It must not depend on the
+// tokens drawn: survival decides which draws stay when a tree is cut, and with token-dependent
+// survival rejection would favour likely tokens twice.
 constexpr float kDrawDecay = 0.5f;
 
 // More tokens than these are bulk.
@@ -83,8 +83,8 @@ int ModelDrafter::num_masks(const DraftRequest& request) const {
   return options_.mask_token < 0 ? 0 : max_depth(request) - 1;
 }
 
-// The draft model has no embedding for tokens that only the target's vocabulary holds. Those are
-// padding, which in practice no text contains. A head reads the token before.
+// The draft model has no embedding for tokens that only the target's vocabulary has. These are
+// padding, which in practice no text contains. A draft head reads the previous token.
 bool ModelDrafter::can_draft(const DraftRequest& request) const {
   if (static_cast<int>(request.tokens.size()) + max_depth(request) > options_.max_model_len) {
     return false;
@@ -208,8 +208,8 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
   return next;
 }
 
-// Of a parallel model without masks: the levels of the deepest request whose root is among the
-// rows.
+// For a parallel model without masks: the number of levels of the deepest request whose root is
+// among the rows.
 int ModelDrafter::num_levels(std::span<const Growth* const> growths) const {
   int levels = 1;
   if (!options_.is_parallel || options_.mask_token >= 0) return levels;
@@ -389,7 +389,7 @@ void ModelDrafter::add_sample(Growth& growth, int row, int node, int ahead) {
   row_ids_.push_back(row);
   SampleRow params = make_row(*growth.request, node);
   params.position += ahead;
-  // What the grammar allows there depends on the levels before: forbidden drafts are cut later.
+  // The grammar's mask there depends on earlier levels, so forbidden drafts are cut later.
   if (ahead > 0) params.allowed_mask = {};
   std::vector<float>& distribution = distributions_.emplace_back();
   if (options_.sampling == DraftSampling::kIndependent && !is_greedy(params.temperature)) {

@@ -21,7 +21,7 @@
 
 namespace specdec {
 
-// Which tokens the draft model has seen: those whose KV it has, block by block. A record counts
+// Records which tokens the draft model has seen (has KV of), block by block. A record is valid
 // until its block is handed out anew.
 class DraftKvLedger {
  public:
@@ -29,8 +29,8 @@ class DraftKvLedger {
 
   // Leading tokens of a sequence, at most `limit`, that the model has seen.
   int num_seen(const BlockTable& blocks, int limit) const;
-  // The model has now seen the first `num_tokens` tokens of the sequence; it had seen those before
-  // `first` already.
+  // Records that the model has seen the first `num_tokens` tokens of the sequence, of which it had
+  // already seen those before `first`.
   void set_seen(const BlockTable& blocks, int first, int num_tokens);
 
  private:
@@ -49,11 +49,12 @@ struct ModelDrafterOptions {
   int max_rows = 0;             // of one forward pass
   int max_model_len = 0;        // nothing is drafted past it
   int vocab_size = 0;           // the target's; its padding may differ from the draft's
-  double relative_cost = 1.0;   // of a pass beside the target's, before passes are measured
-  bool is_head = false;         // reads the target's features of the token before each row's
-  int num_layers = 0;           // whose KV it keeps
-  int max_depth = 0;            // of a draft, by the model; 0: any
-  bool is_parallel = false;     // one pass drafts all levels, from committed tokens alone
+  // Cost of a pass relative to the target's, before passes are measured
+  double relative_cost = 1.0;
+  bool is_head = false;      // reads the target's features of the token before each row's
+  int num_layers = 0;        // whose KV it keeps
+  int max_depth = 0;         // of a draft, by the model; 0: any
+  bool is_parallel = false;  // one pass drafts all levels, from committed tokens alone
   // Of a parallel model with a row for each level: the token of the rows after the root's. -1: the
   // root's row has an output for each level.
   int32_t mask_token = -1;
@@ -102,7 +103,7 @@ class ModelDrafter final : public Drafter {
     int num_seen = 0;   // tokens the model has seen, at most base_len + 1
     int num_slots = 1;  // slots used past base_len; the root has the first
     std::vector<Frontier> frontier;
-    // What was sampled last: of each node of the frontier, or for each level below the root.
+    // The last samples: one per node of the frontier, or one per level below the root.
     std::vector<size_t> samples = {};
 
     bool is_behind() const { return num_seen <= base_len; }
@@ -120,7 +121,7 @@ class ModelDrafter final : public Drafter {
   int max_depth(const DraftRequest& request) const;
   // Rows after the root's for levels past the first.
   int num_masks(const DraftRequest& request) const;
-  // How many rows a growth may have in a pass of that stage; 0: it has none.
+  // Rows of a growth in a pass of that stage; 0: none.
   int num_rows(const Growth& growth, Stage stage) const;
   // Passes over the rows that all growths have in that stage.
   void run_stage(std::vector<Growth>& growths, Stage stage, int level);
@@ -135,13 +136,13 @@ class ModelDrafter final : public Drafter {
   // Ends the paths below which the policy does not go on.
   void ask_policy(std::vector<Growth>& growths) const;
   // Samples continuations at every frontier row of the last forward pass and sets the new
-  // frontiers. What fails for one request alone is its error.
+  // frontiers. A failure that concerns one request becomes that request's error.
   void expand(std::span<Growth* const> growths);
   // Makes the masks of what sample() draws next, a request's by one thread.
   void make_masks(std::span<Growth* const> growths);
   void sample(std::span<Growth* const> growths);
-  // Samples for all levels below the root. A draw knows the text up to the root alone: where
-  // penalties or the like depend on the drafts between, the target will differ.
+  // Samples for all levels below the root. A draw knows the text only up to the root: where
+  // penalties or similar settings depend on the drafts in between, the target will differ.
   void sample_levels(std::span<Growth* const> growths);
   // Samples for a level at a row. `ahead`: tokens between the node and the one to be sampled.
   void add_sample(Growth& growth, int row, int node, int ahead);
@@ -156,7 +157,7 @@ class ModelDrafter final : public Drafter {
   // `distribution`: index in the tree of the one its draws came from; -1 for deterministic ones.
   void add_children(Growth& growth, const Frontier& frontier, int distribution,
                     const SampleResult& result, std::vector<Frontier>& next);
-  // Of a new level; the nodes chosen are moved out of it.
+  // Chooses the frontier from a new level; the chosen nodes are moved out of `level`.
   void choose_frontier(Growth& growth, std::span<Frontier> level) const;
 
   ModelRunner& runner_;
@@ -165,7 +166,7 @@ class ModelDrafter final : public Drafter {
   int num_tokens_;  // that samples may be of
   std::vector<TimedPass> passes_;
 
-  // Of the pass under way; kept for their memory.
+  // State of the current pass, kept to reuse its memory.
   BatchInputs inputs_;
   std::vector<int32_t> row_ids_;
   std::vector<SampleRow> rows_;

@@ -83,7 +83,7 @@ void ModelRunner::rehearse(const KvFormat& format) {
     const auto features = make_features(/*num_blocks=*/1, format);
     Taps taps = taps_;
     if (features != nullptr) taps.features = features->rows();
-    // What a head runs for drafts differs from what it runs for committed tokens.
+    // A draft head does different work for drafts than for committed tokens.
     const bool is_head = taps.spec.num_taps() == 0 && taps.features.width > 0;
     for (int level = 0; level <= (is_head ? 1 : 0); ++level) {
       each_row_count(max_rows, [&](int rows) {
@@ -99,7 +99,7 @@ void ModelRunner::rehearse(const KvFormat& format) {
       model_->compute_logits(nullptr, rows, logits_.as<float>());
       model_->best_tokens(nullptr, rows, logits_.as<int32_t>());  // for a place: nothing is written
     });
-    // Edits beside raw logprobs need most.
+    // Bias together with raw logprobs needs the most memory.
     const std::vector<std::pair<int32_t, float>> bias = {{0, 1.0f}};
     const SampleRow row = {.logit_bias = bias, .num_logprobs = 1, .want_logprobs = true};
     const auto num_rows = static_cast<size_t>(limits_.max_logit_rows);
@@ -201,7 +201,7 @@ TappedStates ModelRunner::read_tapped(const BlockTable& blocks, int num_tokens) 
   const size_t tapped_bytes = static_cast<size_t>(states.num_taps) *
                               static_cast<size_t>(states.hidden_size) * element_bytes;
   states.values.resize(static_cast<size_t>(num_tokens) * tapped_bytes);
-  // Rows of a block lie side by side; a row may hold more than what is tapped.
+  // Rows of a block are adjacent; a row may be wider than the taps.
   const int run = row_bytes == tapped_bytes ? blocks.block_size() : 1;
   const std::span<std::byte> values(states.values);
   for (int begin = 0; begin < num_tokens; begin += run) {

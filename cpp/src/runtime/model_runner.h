@@ -25,7 +25,7 @@ struct RunnerLimits {
   int max_logit_rows = 0;  // rows whose logits are held at once; more are done in turns
 };
 
-// What a pass is besides its batch; see ModelPass.
+// A pass's settings other than its batch; see ModelPass.
 struct PassKind {
   int level = 0;
   bool kv_only = false;
@@ -47,10 +47,10 @@ class ModelRunner final : public StepModel {
   // Loads a model for passes of up to max_rows rows.
   using ModelMaker = std::function<std::unique_ptr<Model>(int max_rows)>;
 
-  // The backend is borrowed and must outlive the runner. Loads the weights; the cache comes after,
-  // when what is left of the memory is known.
+  // Loads the weights. The backend is borrowed and must outlive the runner. The cache is allocated
+  // later, when the remaining memory is known.
   ModelRunner(Backend& backend, const RunnerLimits& limits, const ModelMaker& make_model);
-  // The checkpoint in `directory`, or the share of it of the rank at `place`. Passes leave the
+  // Loads the checkpoint in `directory`, or the share of the rank at `place`. Passes store the
   // states that `taps` names at their tokens' slots, for drafters to read.
   ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
               const RunnerLimits& limits, Quantization quantization = Quantization::kAuto,
@@ -60,15 +60,15 @@ class ModelRunner final : public StepModel {
 
   // The observer is borrowed; null: nobody observes.
   void set_observer(RunnerObserver* observer) { observer_ = observer; }
-  // Of the backend.
+  // The backend's pool.
   ThreadPool& thread_pool() { return backend_.thread_pool(); }
 
-  // Takes what memory steps will take for themselves, by a backend that takes much: what is left
-  // is the cache's. Before allocate_cache().
+  // Lets a backend that needs much memory for steps allocate it now; the cache gets the rest. Call
+  // before allocate_cache().
   void rehearse(const KvFormat& format);
   void allocate_cache(int num_blocks, const KvFormat& format);
-  // Of a draft head: the rows its target fills, or before there are caches their shape. The last of
-  // the rows gets what the head reads in place of features that are not known.
+  // For a draft head: the rows that its target fills or, before caches exist, their shape. The last
+  // row gets the features that the head reads where none are known.
   void set_features(const PagedRowsView& features);
   int64_t mask_slot() const { return taps_.features.num_slots - 1; }
   PagedRowsView feature_shape() const { return {.width = feature_width()}; }
@@ -82,9 +82,9 @@ class ModelRunner final : public StepModel {
   void forward(BatchInputs& inputs, const PassKind& kind = {});
   // Runs a batch that another rank's runner has made. sample() cannot follow.
   void forward(const BatchView& batch, const PassKind& kind) { run_staged(batch, kind); }
-  // Computes the logits that sample() reads: those of rows of the last forward.
+  // Computes the logits that sample() reads, for rows of the last forward.
   void compute_logits(std::span<const int32_t> row_ids, int level);
-  // Rows of the last forward from those of one level to those of the next.
+  // Number of rows between two levels in the last forward.
   int rows_per_level() const { return rows_per_level_; }
 
   // Samples from rows of the last forward: row_ids[i] by rows[i] into results[i]. Processors of

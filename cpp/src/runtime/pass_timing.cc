@@ -62,7 +62,7 @@ class TimedRunner {
   BatchInputs inputs_;
 };
 
-// Of the counts that `is_wanted`.
+// Times the row counts that `is_wanted` accepts.
 std::vector<TimedPass> time_runner(TimedRunner runner,
                                    const std::function<bool(int num_rows)>& is_wanted) {
   std::vector<int> counts;

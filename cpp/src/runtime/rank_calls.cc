@@ -7,7 +7,7 @@
 namespace specdec {
 namespace {
 
-constexpr int kLeader = 0;  // of all ranks, and of those of its stage
+constexpr int kLeader = 0;  // among all ranks, and among those of its stage
 
 enum class Call : int32_t {
   kForward,
@@ -21,7 +21,7 @@ enum class Call : int32_t {
   kStop
 };
 
-// In place of a model: the call is one of the DeviceStep.
+// Sent instead of a model's id: the call is one of the DeviceStep.
 constexpr int32_t kDeviceStep = -1;
 
 struct CallHeader {

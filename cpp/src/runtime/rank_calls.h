@@ -1,12 +1,12 @@
 // One rank of an engine leads: it schedules, drafts and samples. The others have their shares of
-// the same models and caches, and repeat the leader's calls of its ModelRunners and of its
-// DeviceStep, which reach them as messages of a few kilobytes a step.
+// the same models and caches, and repeat the leader's calls of its ModelRunners and its DeviceStep.
+// These calls reach them as messages of a few kilobytes per step.
 //
 // The leader is in the last stage, whose other ranks get every call as the leader makes it. Earlier
-// stages have layers of the target only, so they get its passes and moves. The leader begins a pass
-// of theirs before it runs the pass itself; the first stage gets the call from the leader, and each
-// stage hands it on to the next. So stages work on different steps at a time, in the leader's
-// order.
+// stages have layers of the target only, so they get only the target's passes and moves. The leader
+// sends a pass to them before it runs the pass itself; the first stage gets the call from the
+// leader, and each stage forwards it to the next. So stages work on different steps at a time, in
+// the leader's order.
 #pragma once
 
 #include <cstddef>
@@ -26,18 +26,19 @@ class RankCalls {
  public:
   static constexpr int kTarget = 0;  // models[kTarget] of repeat_calls()
 
-  // The leader's place and backend.
+  // `place` and `backend` are the leader's.
   RankCalls(const RankPlace& place, Backend& backend) : place_(place), backend_(backend) {}
   bool has_earlier_stages() const { return !place_.is_first(); }
 
   // Begins the target's next pass in the stages before the leader's.
   void begin_forward(const BatchView& batch);
-  // Calls that the other ranks of the leader's stage make with it. `model`: its place in what they
-  // gave to repeat_calls(). Moves of the target's KV reach earlier stages before their next pass.
+  // Calls that the other ranks of the leader's stage make along with it. `model`: its index in the
+  // list that they gave to repeat_calls(). Moves of the target's KV reach earlier stages before
+  // their next pass.
   void forward(int model, const BatchView& batch, const PassKind& kind);
   void compute_logits(int model, std::span<const int32_t> row_ids, int level);
   void move_kv(int model, std::span<const std::pair<int64_t, int64_t>> slots);
-  // Calls of the DeviceStep; those of its seats go with the next launch.
+  // Calls of the DeviceStep; calls for its seats go with the next launch.
   void set_seats(std::span<const DeviceSeat> seats);
   void add_blocks(std::span<const NewBlock> blocks);
   void deactivate(std::span<const int> seats);

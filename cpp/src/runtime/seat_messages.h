@@ -1,4 +1,4 @@
-// What a device step is told, as bytes for other ranks.
+// The inputs of a device step, as bytes for other ranks.
 #pragma once
 
 #include <span>
@@ -12,7 +12,8 @@ namespace specdec {
 void put_seats(MessageWriter& writer, std::span<const DeviceSeat> seats);
 void put_plan(MessageWriter& writer, const DeviceStepPlan& plan);
 
-// Reads what these have written; what it returns lives as long as the object and the message.
+// Reads messages written by the functions above. The results live as long as the object and the
+// message.
 class SeatMessages {
  public:
   std::span<const DeviceSeat> get_seats(MessageReader& reader);

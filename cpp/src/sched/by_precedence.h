@@ -8,7 +8,7 @@
 
 namespace specdec {
 
-// Where a sequence stands, or belongs, in a container sorted by precedence.
+// The position of a sequence, existing or to be inserted, in a container sorted by precedence.
 template <class Sequences>
 auto position_of(Sequences& sequences, const Sequence& sequence) {
   return std::ranges::lower_bound(sequences, sequence.precedence(), {}, &Sequence::precedence);

@@ -91,7 +91,8 @@ ExecutionPlan Scheduler::plan(const DraftBudget& budget) {
   if (budget.slots) request_drafts(budget, plan);
   int most = share(count_in<Prefilling>(running_) + num_waiting());
   plan_chunks(plan, most);
-  // What was just preempted would come back at once, and take blocks the others are short of.
+  // A sequence that was just preempted would be admitted at once, and take the blocks that the
+  // others need.
   if (plan.preempted.empty()) plan_admissions(plan, most);
   if (budget.slots) grant_drafts(plan);
   SPECDEC_CHECK(!plan.empty() || !has_unfinished() || plan.is_beside_others);
@@ -180,7 +181,7 @@ void Scheduler::request_drafts(const DraftBudget& budget, ExecutionPlan& plan) c
     SPECDEC_CHECK_GE(scheduled.num_draft_slots, 0);
     num_wanted += scheduled.num_draft_slots;
   }
-  // Prompts can use at least the other half, rounded up: where a row is left, the oldest of them
+  // Prompts can use at least the other half, rounded up: where a row is left, the oldest prompt
   // advances, however much is drafted.
   plan.num_draft_slots =
       static_cast<int>(std::min<int64_t>({num_wanted, budget.most_held, rows_left(plan) / 2}));

@@ -1,9 +1,10 @@
 // Decides, before every step, which rows run: plan() out, advance() in. Pure: no device, no model,
-// no clock. Decoding sequences go first, then prompt chunks of running sequences, then admissions,
-// each in order of precedence (priority, then arrival), all within max_num_batched_tokens rows and
-// max_num_seqs sequences. Drafts of decoding sequences get blocks last, so they neither preempt nor
-// keep anyone out; of the rows that single decoding rows leave, up to half are theirs where they
-// were needed lately, and whatever prompts do not use.
+// no clock. Decoding sequences come first, then prompt chunks of running sequences, then
+// admissions, each in order of precedence (priority, then arrival), all within
+// max_num_batched_tokens rows and max_num_seqs sequences. Drafts of decoding sequences get blocks
+// last, so they neither preempt a sequence nor delay its admission. Of the rows left after one row
+// per decoding sequence, drafts get up to half where recent steps needed them, plus the rows that
+// prompts do not use.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ struct SchedulerConfig {
   int max_num_batched_tokens = 512;
   int block_size = 16;
   bool enable_prefix_caching = true;
-  // Steps that may be under way at once. Where they are several, each takes its share of the
-  // sequences, so that there are some left for the others.
+  // Steps that may be under way at once. If there are several, each takes its share of the
+  // sequences, so that some are left for the others.
   int num_groups = 1;
 };
 
@@ -38,17 +39,17 @@ struct ScheduledSequence {
   int base_len = 0;  // not known of a step planned ahead
   int num_rows = 0;
   bool samples = false;  // the last row is the sequence's last token, so it yields the next one
-  // Rows, with blocks behind them, that drafts may take after the one row of a decoding sequence.
-  // A tree's nodes count one each; those past max_num_tokens() serve its branches only.
+  // Rows, with blocks reserved, that drafts may take after the one row of a decoding sequence. Each
+  // tree node counts as one; rows past max_num_tokens() only serve branches of the tree.
   int num_draft_slots = 0;
   int max_draft_depth = 0;   // longest path to draft: at most num_draft_slots
   int num_tokens_ahead = 0;  // its share of the sequence's num_tokens_under_way
 };
 
-// What a step may draft.
+// Limits on the drafts of a step.
 struct DraftBudget {
-  // How many draft rows a decoding sequence may get at most, given how many sequences decode. Asked
-  // once a step for each of them; where it is empty nothing is drafted.
+  // The most draft rows for a decoding sequence, given the number of decoding sequences. Called
+  // once per step for each of them; if empty, nothing is drafted.
   std::function<int(const Sequence& sequence, int num_decoding)> slots;
   // Rows, of all drafts together, that prompts leave free at most. Drafts have more where prompts
   // do not use the rows.
@@ -65,19 +66,20 @@ struct ExecutionPlan {
   int num_draft_slots = 0;           // of all sequences; num_rows does not include them
   int num_decoding = 0;              // as DraftBudget::slots was told
   std::vector<Sequence*> preempted;  // lost their blocks while this plan was made
-  bool is_beside_others = false;     // other steps that plan() has made are under way
+  bool is_beside_others = false;     // other steps from plan() are under way
   bool empty() const { return sequences.empty(); }
 
   // Makes rows of `num_drafts` of the draft slots of sequences[index], before the step runs.
   void set_num_drafts(size_t index, int num_drafts);
 };
 
-// What the step produced for plan.sequences[i]: tokens in order, empty where it does not sample.
+// The tokens that the step produced for plan.sequences[i], in order; empty where it does not
+// sample.
 struct StepResult {
   std::vector<std::vector<int32_t>> tokens;
 };
 
-// What became of plan.sequences[i]: how many of its tokens were kept (a stop token cuts the rest).
+// The outcome for plan.sequences[i]: how many of its tokens were kept (a stop token cuts the rest).
 struct SequenceUpdate {
   Sequence* sequence = nullptr;
   int num_new_tokens = 0;
@@ -97,27 +99,28 @@ class Scheduler {
   // blocks go back.
   void finish(Sequence& sequence, FinishReason reason);
 
-  // Lets go of all sequences without a look at them: after an error that may have left anything.
+  // Drops all sequences without reading them, after an error that may have left them in any state.
   // They keep their blocks.
   void forget_all() noexcept;
 
-  // The next step. Reserves blocks for every row; preempts the running sequences that go last
-  // when there are none left, and admits none then. The running sequence that goes first always
-  // gets a row. Empty only when nothing is left to run. Without a budget nothing is drafted.
-  // While steps that plan() has made are under way, it goes on with sequences that do not wait for
-  // these steps; it preempts none, and may find nothing to run.
+  // The next step. Reserves blocks for every row. When no blocks are left, it preempts running
+  // sequences of the lowest precedence, and then admits none. The running sequence of the highest
+  // precedence always gets a row. The plan is empty only when nothing is left to run. Without a
+  // budget nothing is drafted. While earlier steps are under way, it plans only sequences that are
+  // not in those steps; it then preempts none, and may find nothing to run.
   ExecutionPlan plan(const DraftBudget& budget = {});
-  // A step of decoding, planned while the outcomes of steps under way are not known: one row for
-  // each running sequence and a draft tree of `shape`, up to `max_depth` levels deep, below it.
-  // Reserves blocks for the slots it may write to, whatever the steps under way bring. Nothing when
-  // there are not enough blocks: plan() has to preempt once those steps are committed. Requires
+  // A decoding step, planned before the outcomes of the steps under way are known: one row per
+  // running sequence and below it a draft tree of `shape`, up to `max_depth` levels deep. Reserves
+  // blocks for all slots that it may write, whatever those outcomes are. Empty when there are not
+  // enough blocks: plan() has to preempt once those steps are committed. Requires
   // !has_other_work().
   std::optional<ExecutionPlan> plan_ahead(int max_depth, const TreeShape& shape);
-  // Commits a step, in the order they were planned; a sequence that ended meanwhile is left out of
-  // `plan` and `result` by the caller. KV of the rows is written, tokens are appended, full blocks
-  // enter the prefix cache, finished sequences leave. A sequence with n draft rows may get up to n
-  // + 1 tokens, but no more than max_draft_depth + 1 (the KV of those accepted lies in place); its
-  // blocks past them go back, unless steps under way may write there.
+  // Commits a step; steps are committed in the order in which they were planned. The caller leaves
+  // sequences that ended meanwhile out of `plan` and `result`. KV of the rows is written, tokens
+  // are appended, full blocks enter the prefix cache, finished sequences leave. A sequence with n
+  // draft rows may get up to n + 1 tokens, but no more than max_draft_depth + 1 (the KV of accepted
+  // drafts is already at its slots). Blocks past those tokens are released, unless steps under way
+  // may write to them.
   std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result,
                                       const FinishHook& on_finish = {});
 
@@ -137,14 +140,14 @@ class Scheduler {
   int rows_left(const ExecutionPlan& plan) const;  // neither planned nor held for drafts
 
   int most_running() const;
-  // Of so many sequences, those that one step may take.
+  // How many of `num_sequences` sequences one step may take.
   int share(int num_sequences) const;
   void plan_decodes(ExecutionPlan& plan);
-  // Asks for every decoding sequence what it would draft, and holds rows for that.
+  // Asks how much each decoding sequence would draft, and holds rows for the drafts.
   void request_drafts(const DraftBudget& budget, ExecutionPlan& plan) const;
-  // Cuts the requests down to the rows and blocks that are left, and reserves them: first equal
-  // shares of the rows, beginning with another sequence in every step, so that none waits for those
-  // before it; then what is left, in order of precedence.
+  // Cuts the requested drafts to the rows and blocks that are left, and reserves these. First come
+  // equal shares of the rows, starting with a different sequence in every step so that none is
+  // always last; the remaining rows go in order of precedence.
   void grant_drafts(ExecutionPlan& plan);
   void grant(int num_slots, ScheduledSequence& scheduled, ExecutionPlan& plan);
   // Both for up to `most` sequences in all.

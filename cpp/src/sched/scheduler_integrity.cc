@@ -1,4 +1,4 @@
-// What holds between two steps, whatever was scheduled.
+// Invariants that hold between two steps, whatever was scheduled.
 #include <span>
 #include <unordered_map>
 #include <variant>

@@ -52,7 +52,7 @@ std::span<const int32_t> Sequence::output() const { return tokens().subspan(num_
 
 int Sequence::max_num_tokens() const {
   if (params.max_tokens == 0) return max_model_len_;
-  // Not num_prompt_tokens_ + max_tokens: that may overflow.
+  // Compared this way because num_prompt_tokens_ + max_tokens may overflow.
   return params.max_tokens < max_model_len_ - num_prompt_tokens_
              ? num_prompt_tokens_ + params.max_tokens
              : max_model_len_;

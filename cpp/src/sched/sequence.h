@@ -62,7 +62,7 @@ class Sequence {
   // The first token that no row has been planned for.
   int next_row() const { return num_computed_tokens + num_rows_under_way; }
 
-  // Who goes first: the lower precedence.
+  // Scheduling order: the lower precedence goes first.
   using Precedence = std::pair<int64_t, uint64_t>;
   Precedence precedence() const { return {priority, ordinal}; }
 
@@ -85,7 +85,7 @@ class Sequence {
   // False when every prompt position must be computed (prompt_logprobs). The sequence then takes no
   // blocks from the prefix cache, not even after a preemption, but others may take blocks from it.
   bool use_prefix_cache = true;
-  // It shares cached blocks with sequences of the same salt only. Borrowed from the request.
+  // Sequences share cached blocks only with sequences of the same salt. Borrowed from the request.
   std::string_view cache_salt = {};
   int num_resumed_tokens = 0;        // of the output, appended before Scheduler::add()
   int num_cached_prompt_tokens = 0;  // first admission only

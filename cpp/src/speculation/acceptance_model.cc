@@ -11,35 +11,38 @@ namespace {
 constexpr std::array<int, 7> kLeastStrength = {1, 2, 3, 4, 6, 9, 16};
 constexpr int kNumStrengths = static_cast<int>(kLeastStrength.size());
 
-// Weights of a regression: an intercept for each class of strength and, with a confidence, these.
+// Weights of a regression: an intercept per class of strength and, where a confidence is known, the
+// following.
 enum Weight : int {
-  kFirst = kNumStrengths,  // of the first token after a parent
-  kSameToken,              // of a token that another drafter proposes, too
-  kOtherTokens,            // of a token after whose parent others propose other tokens
+  kFirst = kNumStrengths,  // for the first token after a parent
+  kSameToken,              // for a token that another drafter proposes, too
+  kOtherTokens,            // for a token whose parent has other proposals from other drafters
   kUnlikely,               // slope of confidences below one half
-  kLikely,                 // slope of the others
+  kLikely,                 // slope of confidences from one half on
   kNumWeights
 };
 
-// Before any draft was seen, tokens are accepted somewhat less often than their confidence says,
-// and neighbouring strengths alike.
+// Priors, used before any draft was seen: tokens are accepted slightly less often than their
+// confidence says, and neighbouring strengths behave alike.
 constexpr double kIntercept = -0.2;
 constexpr double kAverage = 0.4;  // log-odds without a confidence
 constexpr double kUnlikelySlope = 0.8;
 constexpr double kLikelySlope = 0.5;
 constexpr double kInterceptVariance = 2.0;
-constexpr double kStrengthVariance = 0.3;  // of the difference between neighbouring intercepts
+// Variance of the difference between neighbouring intercepts
+constexpr double kStrengthVariance = 0.3;
 constexpr double kFirstVariance = 0.5;
 constexpr double kOthersVariance = 0.5;
 constexpr double kSlopeVariance = 0.3;
-// With these drifts a few hundred outcomes count, and twice as many for what all strengths share.
+// With these drifts, the last few hundred outcomes count, and twice as many for the weights that
+// all strengths share.
 constexpr double kInterceptDrift = 1.5e-4;
 constexpr double kSharedDrift = 5e-5;
 
 constexpr double kOffsetVariance = 0.5;
 constexpr double kOffsetMemory = 256;  // tokens after which offsets are forgotten
-constexpr double kMostLogOdds = 7;     // of confidences and of acceptance
-constexpr double kDoubt = 1.0;         // standard deviations between what is expected and the least
+constexpr double kMostLogOdds = 7;     // limit for confidences and for acceptance
+constexpr double kDoubt = 1.0;  // standard deviations from the expected log-odds down to the least
 
 int strength_class(int strength) {
   const auto next = std::upper_bound(kLeastStrength.begin(), kLeastStrength.end(), strength);

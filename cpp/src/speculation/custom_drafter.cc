@@ -9,7 +9,7 @@
 namespace specdec {
 namespace {
 
-// Only the order of the drafts is known, not how good they are.
+// The drafter gives only the order of its drafts, not how good they are.
 constexpr float kDecay = 0.85f;
 
 }  // namespace

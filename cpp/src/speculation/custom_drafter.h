@@ -11,14 +11,14 @@
 
 namespace specdec {
 
-// Continuations are cut to the depth, the width and the nodes that are allowed; earlier ones take
-// precedence. An exception of propose() and tokens outside the vocabulary are the error of the one
-// request that was drafted for.
+// Continuations are cut to the allowed depth, width and number of nodes; earlier continuations take
+// precedence. An exception of propose() or a token outside the vocabulary is an error of that one
+// request.
 class CustomDrafterAdapter : public Drafter {
  public:
   CustomDrafterAdapter(std::shared_ptr<CustomDrafter> custom, int id, int vocab_size);
 
-  // What propose() costs is not known.
+  // The cost of propose() is not known, so it counts as one call.
   DrafterTraits traits() const override { return {.cost = DrafterTraits::Cost::kPerCall}; }
   void draft(std::span<DraftRequest> requests) override;
 

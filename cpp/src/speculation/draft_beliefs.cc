@@ -80,7 +80,7 @@ void DraftBeliefs::add_nodes(const Request& request, const DraftTree& tree, int 
 void DraftBeliefs::add_depths(const Request& request, int drafter, int max_depth,
                               const DraftTree* others, int index,
                               std::vector<DraftCandidate>& candidates) const {
-  std::vector<double> missed(max_depth + 1, 1.0);  // chance that no draft of others is right
+  std::vector<double> missed(max_depth + 1, 1.0);  // chance that no draft of the others is right
   if (others != nullptr) {
     std::vector<DraftCandidate> nodes;
     add_nodes(request, *others, index, nodes);

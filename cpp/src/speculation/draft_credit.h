@@ -1,4 +1,5 @@
-// Seconds that drafts may lose: a small share of all seconds, and part of what drafts have gained.
+// The seconds that drafting may still lose: a small share of all seconds, plus part of the seconds
+// that drafts have saved.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +12,12 @@ class DraftCredit {
  public:
   explicit DraftCredit(const DraftTuning& tuning) : tuning_(tuning) {}
 
-  // The first step was measured: without drafts a step takes so long.
+  // Called after the first measured step; `plain_seconds` is the time of a step without drafts.
   void start(double plain_seconds) { seconds_ = tuning_.first_credit * plain_seconds; }
-  // Drafts of a step saved so much time; negative: they lost it.
+  // Adds the seconds that a step's drafts saved; negative: they lost time.
   void add(double saved_seconds) { seconds_ += saved_seconds; }
-  // A step is over, which took so long and takes so long without drafts.
+  // Called after each step with its seconds and the expected seconds of the same step without
+  // drafts.
   void earn(double step_seconds, double plain_seconds) {
     seconds_ =
         std::min(seconds_ + tuning_.loss_share * step_seconds, tuning_.most_credit * plain_seconds);

@@ -122,8 +122,8 @@ double DraftPolicy::without_outliers(const PassCost& cost, int num_rows, double 
   return cost.is_measured() ? std::min(seconds, tuning_.outlier * cost.seconds(num_rows)) : seconds;
 }
 
-// A model that has many tokens to catch up on runs them once. Their cost is spread over what is
-// left of the request.
+// A model that has many tokens to catch up on runs them once. Their cost is spread over the tokens
+// that the request has yet to get.
 double DraftPolicy::catch_up_share(int drafter, const Ask& ask) const {
   if (!drafters_[drafter].has_model() || ask.num_unseen <= tuning_.catch_up_rows) return 0.0;
   const Request* request = beliefs_.find(ask.sequence);
@@ -143,8 +143,9 @@ void DraftPolicy::record_pass(DraftPlan& step, int drafter, int num_rows, double
 
 // --- what to draft
 
-// Compares the tokens per second of the other drafters' best length with those of this drafter's
-// best length, as if the request had the step's seconds without drafts to itself.
+// Compares two rates in tokens per second: that of the best length of the other drafters' drafts,
+// and that of this drafter's best length, as if the request had the step's seconds without drafts
+// to itself.
 bool DraftPolicy::own_draft_is_better(const DraftPlan& step, int drafter, const Ask& ask) {
   const double plain = decode_seconds(step) / step.num_decoding;
   const auto rate_of = [&](int size, const Gain& gain, double draft_seconds) {
@@ -231,15 +232,15 @@ int DraftPolicy::plan(DraftPlan& step, int drafter, std::span<Ask> asks,
     request.probe_depth = 0;
   }
   if (!same_depth) return deepest;
-  // Nothing is pruned later.
+  // Drafts are not pruned later.
   last_gain_ = best.value / plain - 1.0;
   deepest = cut_to_measure(step, deepest);
   for (Ask& ask : asks) ask.depth = std::min(ask.depth, deepest);
   return deepest;
 }
 
-// Drafts a little, to see how a drafter does that is not expected to pay: for the request that is
-// cheapest to try, or for all where they get the same depth.
+// Drafts a few tokens with a drafter that is not expected to pay, to measure it: for the request
+// that is cheapest to try, or for all where they get the same depth.
 int DraftPolicy::probe(const DraftPlan& step, int drafter, std::span<Ask> asks,
                        const Constraint& constraint) {
   Probing& probing = probing_[drafter];
@@ -279,8 +280,8 @@ int DraftPolicy::probe(const DraftPlan& step, int drafter, std::span<Ask> asks,
   return depth;
 }
 
-// The nodes whose children are likeliest to survive, as many as bring most beside what the pass and
-// their verification cost at the planned rate.
+// Chooses the nodes whose children are likeliest to survive: as many as pay best, given the cost of
+// the pass and of verifying their children, at the planned rate.
 void DraftPolicy::plan_pass(const DraftPlan& step, int drafter,
                             std::span<FrontierNode> frontier) const {
   std::vector<Candidate> candidates;
@@ -292,7 +293,7 @@ void DraftPolicy::plan_pass(const DraftPlan& step, int drafter,
     frontier[i].goes_on = request.probe_depth > depth;
     num_drafts += tree->num_drafts();
     if (request.probe_depth > 0) continue;
-    double missed = 1.0;  // chance that no child there is already is right
+    double missed = 1.0;  // chance that every existing child is wrong
     for (const DraftTree::Attempt& attempt : tree->attempts(node)) {
       missed -= beliefs_.acceptance_of(request, *tree, attempt.child).expected;
     }
@@ -303,8 +304,8 @@ void DraftPolicy::plan_pass(const DraftPlan& step, int drafter,
          .node = node});
   }
   std::ranges::stable_sort(candidates, std::ranges::greater{}, &Candidate::survival);
-  // The cost of a row is an average over several: the cost of a pass rises in steps, and a single
-  // row may fall on one.
+  // The cost of a row is averaged over several rows: the cost of a pass rises in steps, and a
+  // single row may fall on such a step.
   const double row =
       (verify_seconds(step, num_drafts + tuning_.stretch) - verify_seconds(step, num_drafts)) /
       tuning_.stretch;
@@ -361,7 +362,7 @@ void DraftPolicy::keep(DraftPlan& step, Request& request, DraftTree& tree,
   if (num_chosen < tree.num_drafts()) tree.keep_only(chosen);
 }
 
-// The greater of what is now and most of what was.
+// The greater of the current value and most of the recent one.
 void DraftPolicy::fade(int& recent, int now) { recent = std::max(now, recent - (recent + 3) / 4); }
 
 void DraftPolicy::count_decision(DraftPlan& step, Request& request, int num_drafted,
@@ -425,7 +426,7 @@ void DraftPolicy::end_step(const DraftPlan& step, double seconds) {
   if (step.num_decoding > 0 && step.num_prompt_rows == 0) {
     const bool was_measured = target_.is_measured();
     if (was_measured) {
-      // Without drafts the difference to what was expected is noise.
+      // Without drafts, the difference from the expected seconds is noise.
       const double verify = without_outliers(target_, num_rows, seconds);
       const double without_drafts = plain * step.num_tokens / step.num_decoding;
       const double saved =

@@ -1,18 +1,17 @@
-// Decides how much to draft and to verify, from what drafts were measured to cost and to bring.
-// Pure: seconds and tokens are fed in, and the same ones give the same decisions.
+// Decides how much to draft and to verify, from the measured costs and gains of drafts. Pure:
+// seconds and tokens are fed in, and the same inputs give the same decisions.
 //
 // A step of R requests that verifies a set of drafted nodes emits R plus the sum of their survival
-// probabilities, in the seconds of drafting and of the target's pass over the rows. Survival never
-// rises along a path, so the best set of each size is a prefix of all nodes sorted by survival, and
-// one scan finds the size with the greatest rate. Nodes are the only currency: a plan takes them
-// under a constraint, either any nodes of any request, or whole levels of the trees of all
-// requests. Pruning by tokens is lossless in exact verification only.
+// probabilities. It takes the seconds of drafting plus those of the target's pass over the rows.
+// Survival never rises along a path, so the best set of each size is a prefix of all nodes sorted
+// by survival, and one scan finds the size with the greatest rate. A plan therefore always chooses
+// nodes, under one of two constraints: any nodes of any request, or whole levels of the trees of
+// all requests. Pruning by tokens is lossless in exact verification only.
 //
-// Drafting must not cost more than it surely brings back. Extra seconds are therefore weighed
-// heavier than measured. What a step's drafts lose if no more of them are accepted than is sure by
-// now must fit what may be lost (DraftCredit). A drafter that does not pay is probed at growing
-// intervals within the same limits. What drafts are worth is DraftBeliefs' subject, what passes
-// cost PassCost's.
+// Drafting must not cost more than it certainly gains, so extra seconds weigh more than measured.
+// The loss of a step's drafts, if only as many are accepted as is certain so far, must stay within
+// the credit (DraftCredit). A drafter that does not pay is probed at growing intervals within the
+// same limits. DraftBeliefs estimates the gains of drafts, PassCost the cost of passes.
 #pragma once
 
 #include <cstdint>
@@ -31,25 +30,27 @@
 
 namespace specdec {
 
-// What asking a drafter costs.
+// The cost of asking a drafter.
 struct DrafterTraits {
   enum class Cost : uint8_t {
-    kCheap,     // next to nothing beside a forward pass: it is asked in every step
+    kCheap,     // negligible beside a forward pass: asked in every step
     kPerCall,   // one call, however deep it drafts
     kPerLevel,  // it runs a model, one pass for each level of the tree
     kOnePass,   // it runs a model, one pass for all levels
   };
   Cost cost = Cost::kCheap;
-  // Of a model: what a pass costs relative to the target's. Used until passes are measured.
+  // For a model: the cost of a pass relative to a pass of the target. Used until passes are
+  // measured.
   double relative_pass_cost = 0;
-  // It drafts what a request's grammar forces: asked where there is one, before all others.
+  // Drafts the tokens that a request's grammar forces. Asked before all other drafters, for
+  // requests with a grammar.
   bool drafts_forced = false;
 
   bool is_cheap() const { return cost == Cost::kCheap; }
   bool has_model() const { return cost == Cost::kPerLevel || cost == Cost::kOnePass; }
 };
 
-// A drafted node below which a model could go on in its next pass.
+// A drafted node whose children a model may draft in its next pass.
 struct FrontierNode {
   uint64_t sequence = 0;
   const DraftTree* tree = nullptr;
@@ -57,37 +58,38 @@ struct FrontierNode {
   bool goes_on = true;  // out
 };
 
-// What is planned for a step, and what has become of it so far. It stays with the step, since
-// others may be planned before its outcome is known.
+// What a step will draft, and the outcome so far. Each step has its own plan, since the next step
+// may be planned before the outcome of this one is known.
 struct DraftPlan {
-  // Some steps take fewer drafts than would be best, to measure what those cost.
+  // Some steps verify fewer drafts than would be best, to measure the cost of drafts.
   enum class Measuring : uint8_t { kNothing, kPlain, kHalf, kMost };
   int num_decoding = 0;     // requests
-  int num_prompt_rows = 0;  // beside their rows
+  int num_prompt_rows = 0;  // in addition to the decode rows
   Measuring measuring = Measuring::kNothing;
-  double planned_rate = 0;  // tokens a second
+  double planned_rate = 0;  // tokens per second
   double draft_seconds = 0;
   int num_verified = 0;  // drafts
-  int num_tokens = 0;    // that the requests got
+  int num_tokens = 0;    // emitted for the requests
 };
 
 class DraftPolicy {
  public:
   explicit DraftPolicy(std::vector<DrafterTraits> drafters, const DraftTuning& tuning = {});
-  // What passes of the target, and of a drafter's model, took that were run to be timed. Before the
-  // first step.
+  // Starts from passes that were run before the first step only to be timed, by the target and by a
+  // drafter's model.
   void start_from(std::span<const TimedPass> target);
   void start_from(int drafter, std::span<const TimedPass> passes);
 
   // The functions of one step, in the order in which they are called. Where the device drafts by
-  // itself, only begin_step(), plan(), record() and end_step() are.
+  // itself, only begin_step(), plan(), record() and end_step() are called.
 
-  // Draft slots to reserve for a request that may have `limit`.
+  // Draft slots to reserve for a request whose draft budget is at most `limit`.
   int num_slots(uint64_t sequence, int limit) const;
-  // Of all requests' slots, those to keep free of rows of prompts.
+  // Draft slots of all requests together that prompt rows must leave free.
   int most_held() const;
 
-  // The step decodes for `num_decoding` requests, beside rows of prompts.
+  // Begins a step that decodes for `num_decoding` requests and runs `num_prompt_rows` rows of
+  // prompts.
   DraftPlan begin_step(int num_decoding, int num_prompt_rows);
 
   // A request that a costly drafter may be asked for.
@@ -95,32 +97,34 @@ class DraftPolicy {
     uint64_t sequence = 0;
     int max_depth = 0;
     int num_unseen = 1;     // tokens the drafter's model has to run first, the root among them
-    int num_remaining = 0;  // tokens the request may yet get
-    const DraftTree* tree = nullptr;  // drafts of others
-    bool replaces = true;             // this drafter's drafts would replace them, not add to them
-    int depth = 0;                    // out: how deep to draft; 0: not at all
+    int num_remaining = 0;  // most tokens the request may still get
+    const DraftTree* tree = nullptr;  // drafts of other drafters
+    // Whether this drafter's drafts would replace them rather than add to them
+    bool replaces = true;
+    int depth = 0;  // out: how deep to draft; 0: not at all
   };
   // Which nodes a plan may take.
   struct Constraint {
-    // False: any nodes of any request. The drafts are pruned before they are verified. True: the
-    // trees of all requests get equally many levels, and all of their nodes are verified.
+    // False: any nodes of any request; the drafts are pruned before they are verified. True: the
+    // trees of all requests get the same number of levels, and all of their nodes are verified.
     bool same_depth = false;
     TreeShape shape = {.width = 1, .max_nodes = std::numeric_limits<int>::max()};
   };
-  // Decides how deep to draft for each request, going by how drafts of each depth fared. Returns
-  // the depth of the deepest.
+  // Decides how deep to draft for each request, from the outcomes of drafts at each depth. Returns
+  // the greatest depth.
   int plan(DraftPlan& step, int drafter, std::span<Ask> asks, const Constraint& constraint);
 
-  // The chance that a drafted node is accepted, and with it its path.
+  // The chance that a drafted node and its path are accepted.
   double survival(uint64_t sequence, const DraftTree& tree, int node) const {
     return beliefs_.survival(sequence, tree, node);
   }
-  // Below which nodes a model goes on. Asked before every pass after the first.
+  // Decides below which nodes a model goes on. Called before every pass after the first.
   void plan_pass(const DraftPlan& step, int drafter, std::span<FrontierNode> frontier) const;
 
-  // A pass of a drafter over so many rows, or a call for so many requests, took this long.
+  // Records the seconds of a drafter's pass over `num_rows` rows, or of a call for that many
+  // requests.
   void record_pass(DraftPlan& step, int drafter, int num_rows, double seconds);
-  // The match that a drafter continues for a request has this many tokens; 0: it found none.
+  // Records the length of the match that a drafter continues for a request; 0: it found none.
   void record_match(uint64_t sequence, int drafter, int match_length);
 
   struct Draft {
@@ -131,24 +135,24 @@ class DraftPolicy {
   // Prunes the trees of all requests that could draft.
   void choose(DraftPlan& step, std::span<const Draft> drafts);
 
-  // What became of a request.
+  // The outcome of a step for one request.
   struct Outcome {
     uint64_t sequence = 0;
-    std::span<const int32_t> tokens;  // it got in the step
-    // Of a request that was planned for at the same depth as all others.
+    std::span<const int32_t> tokens;  // emitted in the step
+    // For a request that was planned at the same depth as all others.
     struct Levels {
       int drafter = 0;
-      int num_levels = 0;  // drafted; 0: none were
+      int num_levels = 0;  // drafted; 0: no drafts
       int num_drafts = 0;  // verified
       int num_accepted = 0;
     };
     std::optional<Levels> levels = std::nullopt;
   };
   void record(DraftPlan& step, const Outcome& outcome);
-  // The step's target pass, sampling and commit took so long.
+  // Records the seconds of the step's target pass, sampling and commit.
   void end_step(const DraftPlan& step, double seconds);
 
-  // The request is over.
+  // Forgets a finished request.
   void finish(uint64_t sequence, int num_output_tokens);
 
   const DraftPolicyStats& stats() const { return stats_; }
@@ -156,37 +160,38 @@ class DraftPolicy {
  private:
   using Request = DraftBeliefs::Request;
   using Candidate = DraftCandidate;
-  // The first candidates, up to where their value was greatest.
+  // The first candidates, up to the size of greatest value.
   struct Prefix {
     size_t size = 0;
     double value = 0;
   };
-  // Tokens that drafts bring.
+  // Tokens that drafts are expected to add.
   struct Gain {
     double expected = 0;
     double least = 0;
   };
-  // The prefix of greatest value(size, gain), or none if that of none is as great.
+  // The prefix with the greatest value(size, gain); empty if no prefix beats it.
   template <class Value>
   static Prefix best_prefix(std::span<const Candidate> candidates, double value_of_none,
                             const Value& value);
-  // What a drafter would cost in this step, as nodes are added.
+  // A drafter's cost in this step, as nodes are added.
   class DraftingCost;
 
   void add_depths(int drafter, const Ask& ask, int index, std::vector<Candidate>& candidates);
   double caution() const { return 1.0 + tuning_.caution; }
   double verify_seconds(const DraftPlan& step, int num_drafts) const;
-  // What drafts add to it.
+  // The seconds that drafts add to verify_seconds().
   double extra_seconds(const DraftPlan& step, int num_drafts) const;
-  // Of the decoding requests without drafts, had the step no rows of prompts. Those take their time
-  // with and without drafts, and a token that drafts bring saves none of it.
+  // Predicted seconds of this step's decode rows alone, without drafts. Prompt rows cost the same
+  // with and without drafts, so they are left out.
   double decode_seconds(const DraftPlan& step) const;
-  // Expected tokens a second of decoding, with the extra seconds weighed by caution().
+  // Expected decoded tokens per second, with extra seconds weighed by caution().
   double rate(const DraftPlan& step, double gain, int num_drafts, double draft_seconds) const;
-  // The same without drafting; 0 where verifying the drafts could lose more than may be lost.
+  // The same without drafting; 0 where verifying the drafts could lose more than the credit.
   double safe_rate(const DraftPlan& step, const Gain& gain, int num_drafts) const;
   double catch_up_share(int drafter, const Ask& ask) const;
-  // The drafts of others that would be verified beside this drafter's, and what they bring.
+  // The other drafters' drafts that would be verified along with this drafter's: their number and
+  // gain.
   std::pair<int, Gain> best_of_others(const DraftPlan& step, std::span<const Ask> asks);
   bool own_draft_is_better(const DraftPlan& step, int drafter, const Ask& ask);
   int probe(const DraftPlan& step, int drafter, std::span<Ask> asks, const Constraint& constraint);
@@ -205,16 +210,16 @@ class DraftPolicy {
 
   double typical_output_ = 128;  // tokens of a request
   struct Probing {
-    int64_t last = 0;  // step
+    int64_t last = 0;  // the step of the last probe
     int64_t interval = 0;
   };
   std::vector<Probing> probing_;  // by drafter
   int64_t num_steps_ = 0;
   int64_t steps_since_measured_ = 0;  // with drafts
-  double last_gain_ = 0;              // of drafts over none, as a share
-  int recent_verified_ = 0;           // drafts of a step, fading in their absence
+  double last_gain_ = 0;              // gain of drafts over no drafts, as a share
+  int recent_verified_ = 0;           // recent drafts per step, fading while there are none
 
-  // Kept for their memory.
+  // Kept to reuse their memory.
   std::vector<Candidate> candidates_;
   std::vector<char> chosen_;
 };

@@ -9,8 +9,8 @@ namespace specdec {
 
 class DraftSchedule {
  public:
-  // `config` is valid. Gaps between the ranges, and batch sizes beyond the last, take the entry
-  // before. No entry allows more than config.num_speculative_tokens.
+  // `config` must be valid. Gaps between the ranges, and batch sizes beyond the last, use the
+  // previous entry. No entry allows more than config.num_speculative_tokens.
   explicit DraftSchedule(const SpeculativeConfig& config);
 
   int num_speculative_tokens(int num_decoding_requests) const;

@@ -41,7 +41,8 @@ int DraftTree::find_or_add(int parent, int32_t token, float survival) {
   parents_.push_back(parent);
   depths_.push_back(depths_[parent] + 1);
   survivals_.push_back(survival);
-  tokens_.push_back(token);  // last: should an allocation fail before, there is no node yet
+  // Last, so that a failed allocation above leaves the tree without the node
+  tokens_.push_back(token);
   return node;
 }
 
@@ -120,8 +121,8 @@ int DraftTree::add_distribution(std::vector<float> probabilities) {
 
 void DraftTree::truncate(int max_drafts) {
   SPECDEC_CHECK_GE(max_drafts, 0);
-  // A tree with exactly as many nodes as allowed may still have a try that must go: one that ranks
-  // last and is there only because it drew a token that another drafter had proposed.
+  // Even a tree with exactly max_drafts nodes may hold an attempt that must go: the lowest ranked
+  // one, if its token is in the tree only because another drafter proposed it.
   if (num_drafts() < max_drafts) return;
   std::vector<Attempt> ranked;
   for (int i = 0; i < num_nodes(); ++i) {

@@ -18,37 +18,37 @@ class DraftTree {
  public:
   static constexpr int kRoot = 0;
 
-  // One try of a drafter at the token after a node, in the order they were made: what rejection
-  // verification walks. A deterministic try has no distribution (q is one at its token). Tries
-  // drawn without replacement from one distribution name the same one.
+  // One attempt of a drafter at the token after a node. Rejection verification walks a node's
+  // attempts in the order in which they were made. A deterministic attempt has no distribution (q
+  // is one at its token). Attempts drawn without replacement from one distribution share its index.
   struct Attempt {
     int child = 0;          // node that holds the token
     int distribution = -1;  // index for distribution(); -1: deterministic
-    float survival = 0;     // this try's own: truncate() ranks tries by it
-    int order = 0;          // of all tries of the tree, by when they were made
+    float survival = 0;     // of this attempt alone; truncate() ranks attempts by it
+    int order = 0;          // among all attempts of the tree, by when they were made
   };
 
-  // What a drafter thinks of a node's token, where the node before is accepted.
+  // A drafter's estimate for a node's token, given that the parent is accepted.
   struct Proposal {
     int drafter = 0;
     float confidence = 0;
-    float survival = 0;    // of the path, as the drafter told it
-    bool is_first = true;  // of the drafter's tokens after the same parent
+    float survival = 0;    // of the path, as the drafter gave it
+    bool is_first = true;  // whether it is the drafter's first token after this parent
   };
 
   // Starts over with the last committed token as root.
   void reset(int32_t root_token);
 
-  // Adds a deterministic child of `parent` (parents before children), or finds the one there is
+  // Adds a deterministic child of `parent` (parents before children), or finds the existing child
   // with that token. `survival` is the estimated probability that the node is accepted; it is
-  // capped by its parent's, and an existing child keeps the larger one. `confidence` is the same
-  // for the token alone, given its parent; it may be left out where the drafter's survivals of the
-  // path say it. Returns the node.
+  // capped by its parent's, and an existing child keeps the larger value. `confidence` is the
+  // probability of the token alone, given its parent; it may be omitted where it follows from the
+  // drafter's survivals along the path. Returns the node.
   int add(int parent, int32_t token, float survival, int drafter, float confidence = -1);
-  // The same for a token drawn from distribution `distribution`. Here `survival` may depend on the
-  // path above, on the distribution and on how many tokens were drawn from it, but not on which
-  // token came out if the tree is verified by rejection: keeping a draw because it is likely would
-  // favour likely tokens twice. It is capped by the survival of the draw before from the same
+  // The same for a token drawn from distribution `distribution`. If the tree is verified by
+  // rejection, `survival` may depend on the path above, on the distribution and on how many tokens
+  // were drawn from it, but not on the token itself: keeping a draw because it is likely would
+  // favour likely tokens twice. `survival` is capped by that of the previous draw from the same
   // distribution.
   int add_sampled(int parent, int32_t token, float survival, int drafter, int distribution);
 
@@ -57,17 +57,18 @@ class DraftTree {
   std::span<const float> distribution(int index) const { return distributions_[index]; }
   std::span<const Attempt> attempts(int node) const { return attempts_[node]; }
 
-  // Keeps the max_drafts nodes of largest survival (ties: the earlier one); ancestors stay, since
-  // survival never rises along a path. Nodes are renumbered in order.
+  // Keeps the max_drafts nodes of largest survival (ties: the earlier node). Their ancestors are
+  // among them, since survival never rises along a path. Nodes are renumbered in order.
   //
-  // Rejection verification stays lossless, since which tries are kept does not depend on the tokens
-  // they drew. Tries, not nodes, are ranked: one is kept while fewer than max_drafts nodes are held
-  // by the tries that rank above it, even if it fell on a token that is kept anyway. Of the draws
-  // from one distribution a prefix stays, so each still knows those drawn before it.
+  // Rejection verification stays lossless, because the choice of attempts does not depend on the
+  // tokens they drew. Attempts are ranked, not nodes: an attempt stays while the attempts ranked
+  // above it hold fewer than max_drafts nodes, even if its own token is kept anyway. The attempts
+  // kept of one distribution are its first draws, so each still knows the earlier ones.
   void truncate(int max_drafts);
 
-  // Keeps the nodes [num_nodes] marked, the root and every node's parent among them, with all tries
-  // that fell on them. Lossless in exact verification only: the choice may depend on the tokens.
+  // Keeps the marked nodes [num_nodes], which must include the root and every marked node's parent,
+  // with all their attempts. Lossless in exact verification only: the choice may depend on the
+  // tokens.
   void keep_only(std::span<const char> nodes);
 
   int num_nodes() const { return static_cast<int>(tokens_.size()); }
@@ -77,11 +78,12 @@ class DraftTree {
   std::span<const int32_t> parents() const { return parents_; }  // [num_nodes], root's is -1
   int depth(int node) const { return depths_[node]; }
   float survival(int node) const { return survivals_[node]; }
-  // The first that proposed the node; proposals() has all of them.
+  // The first drafter that proposed the node; proposals() has all of them.
   int drafter(int node) const { return proposals_[node].front().drafter; }
   std::span<const Proposal> proposals(int node) const { return proposals_[node]; }
-  const Proposal* find_proposal(int node, int drafter) const;  // null: it did not propose the node
-  // Whether the drafter, or one besides it, proposed a child.
+  // Null: this drafter did not propose the node
+  const Proposal* find_proposal(int node, int drafter) const;
+  // Whether this drafter, or any other drafter, proposed a child of the node.
   bool has_child_of(int node, int drafter) const;
   bool has_child_of_others(int node, int drafter) const;
   int find_child(int parent, int32_t token) const;  // -1: none
@@ -93,7 +95,7 @@ class DraftTree {
 
  private:
   int find_or_add(int parent, int32_t token, float survival);
-  // Counts the first proposal of each drafter.
+  // Records a drafter's first proposal of a node.
   void propose(int parent, int node, float survival, int drafter, float confidence);
   void keep_only(std::span<const char> nodes, std::span<const char> attempts);
 
@@ -102,8 +104,8 @@ class DraftTree {
   std::vector<int32_t> depths_;
   std::vector<float> survivals_;
   std::vector<std::vector<Attempt>> attempts_;    // [num_nodes or more], memory is kept for reuse
-  std::vector<std::vector<Proposal>> proposals_;  // the same
-  int num_attempts_ = 0;                          // made since reset(): the next one's order
+  std::vector<std::vector<Proposal>> proposals_;  // by node
+  int num_attempts_ = 0;                          // made since reset(); the next attempt's order
   std::vector<std::vector<float>> distributions_;
 };
 

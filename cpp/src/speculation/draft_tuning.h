@@ -1,5 +1,5 @@
-// What a DraftPolicy goes by that is neither measured nor asked for. bench/host/policy_ablation
-// says what each is worth.
+// Constants of a DraftPolicy that are neither measured nor configured. bench/host/policy_ablation
+// measures what each is worth.
 #pragma once
 
 #include <cstdint>
@@ -7,28 +7,28 @@
 namespace specdec {
 
 struct DraftTuning {
-  double caution = 0.1;   // extra seconds are weighed so much heavier
-  double outlier = 2;     // times the seconds expected
-  double replace = 1.05;  // by how much a draft must beat the one it would replace
+  double caution = 0.1;   // extra seconds weigh more by this share
+  double outlier = 2;     // measurements are clipped at this multiple of the expected seconds
+  double replace = 1.05;  // factor by which a draft must beat the one it would replace
 
-  double loss_share = 0.01;  // of all seconds that may be lost to drafts that do not pay
-  double first_credit = 2;   // steps without drafts
+  double loss_share = 0.01;  // share of all seconds that drafts which do not pay may lose
+  double first_credit = 2;   // in steps without drafts
   double most_credit = 4;
 
   int64_t first_probe_interval = 4;  // steps
   int64_t longest_probe_interval = 1024;
   int probe_depth = 2;
 
-  // Steps with drafts until one with fewer or none is run to measure it: the more drafts gain, the
-  // more that costs.
+  // Steps with drafts between two measuring steps, which verify fewer drafts or none. The more
+  // drafts gain, the more a measuring step costs.
   int64_t shortest_interval = 8;
   double interval_by_gain = 100;
 
-  int first_slots = 4;         // of a request, or a step, nothing is known of
-  int catch_up_rows = 4;       // of a usual pass; more rows than these run only once
+  int first_slots = 4;         // for a request, or a step, without any history
+  int catch_up_rows = 4;       // rows of a usual pass; more rows than these run only once
   double tokens_per_step = 2;  // with drafts, to spread the cost of catching up
-  double output_memory = 8;    // requests
-  int stretch = 8;             // rows over which the cost of one is averaged
+  double output_memory = 8;    // requests over which the typical output length is averaged
+  int stretch = 8;             // rows over which the cost of a row is averaged
 };
 
 }  // namespace specdec

@@ -1,9 +1,9 @@
-// The contract of everything that proposes tokens. The engine calls draft() once a step with the
-// requests that may draft, and finish() when a sequence leaves for good. A drafter reads the tokens
-// of a sequence and its paged state: rows that models keep for each token behind the ids of the
-// sequence's blocks (KV, or hidden states tapped from the target). The content of a block depends
-// on nothing but the tokens up to its end, so preemption, resumption, sharing through the prefix
-// cache and steps without drafts need no calls.
+// The interface of everything that proposes tokens. The engine calls draft() once per step with the
+// requests that may draft, and finish() when a sequence ends. A drafter reads the tokens of a
+// sequence and its paged state: the rows that models keep per token in the sequence's blocks (KV,
+// or hidden states tapped from the target). The content of a block depends only on the tokens up to
+// its end, so preemption, resumption, sharing through the prefix cache and steps without drafts
+// need no calls.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@
 
 namespace specdec {
 
-// Drafters that run a model know these; the others pass them on.
+// Used by drafters that run a model; the others pass them on.
 class BlockTable;
 class GrammarPath;
 struct SampleRow;
 
-// Builds the sampling parameters of a row of one request: of the token after `path`, drafted tokens
-// that follow what is committed. What the row's spans point to lives until the next step.
+// Builds the sampling parameters of one request's row: the row of the token after `path`, the
+// drafted tokens that follow the committed ones. The row's spans stay valid until the next step.
 class SampleRowSource {
  public:
   virtual ~SampleRowSource() = default;
@@ -32,27 +32,30 @@ class SampleRowSource {
 struct DraftRequest {
   uint64_t sequence = 0;            // ordinal
   std::span<const int32_t> tokens;  // prompt and output; the last is the tree's root
-  int max_depth = 0;                // longest path the request can use, at least 1
+  int max_depth = 0;                // longest path that the request can use, at least 1
   int max_nodes = 0;                // most nodes the tree may hold, at least 1
   int num_slots = 0;      // KV slots after the root's: nodes that a model can run or verify
   int tree_width = 1;     // continuations considered at a node; 1: a chain
-  int num_remaining = 0;  // tokens the request may yet get
-  // Paged state of every model: token i lies in slot blocks->slot(i), and the target has filled the
+  int num_remaining = 0;  // most tokens the request may still get
+  // Paged state of every model: token i is in slot blocks->slot(i), and the target has filled the
+  // slots of all tokens but the root. There is room for num_slots tokens after the root.
   // slots of all tokens but the root. There is room for num_slots tokens after it.
   const BlockTable* blocks = nullptr;
   SampleRowSource* rows = nullptr;
   GrammarPath* grammar = nullptr;  // null: any token may follow
-  DraftTree* tree = nullptr;       // out: drafts are added below the nodes it holds
+  DraftTree* tree = nullptr;       // out: drafts are added below the nodes already in it
   // Asked before every pass of a model after the first; null: draft as much as the limits allow.
   // The same for all requests of a call, as is what it has planned for the step.
   const DraftPolicy* policy = nullptr;
   const DraftPlan* step = nullptr;
-  int match_length = 0;  // out: tokens of the text that the draft continues; 0: none, or unknown
-  // out: set where drafting failed for this request. The others are drafted for all the same.
+  // Out: number of tokens of the text that the draft continues; 0: none, or unknown
+  int match_length = 0;
+  // out: set where drafting failed for this request. The other requests are still drafted for.
   std::exception_ptr error;
 };
 
-// Adds a deterministic draft and returns its node; -1 if it is not there yet and the tree is full.
+// Adds a deterministic draft and returns its node; -1 if the token is not in the tree and the tree
+// is full.
 inline int add_draft(const DraftRequest& request, int parent, int32_t token, float survival,
                      int drafter) {
   DraftTree& tree = *request.tree;
@@ -61,8 +64,8 @@ inline int add_draft(const DraftRequest& request, int parent, int32_t token, flo
   return tree.add(parent, token, survival, drafter);
 }
 
-// Drafts for each request by itself, on the pool's threads or, where it is null, on this one. What
-// that throws is the request's error; those that have one are left out.
+// Drafts for each request by itself, on the pool's threads or, where `pool` is null, on this one.
+// An exception becomes the error of its request; requests that already have an error are skipped.
 template <class Draft>
 void draft_each(std::span<DraftRequest> requests, ThreadPool* pool, const Draft& draft) {
   for_each_index(pool, requests.size(), [&](size_t i) {
@@ -81,11 +84,11 @@ class Drafter {
   virtual ~Drafter() = default;
   virtual DrafterTraits traits() const = 0;
   virtual void draft(std::span<DraftRequest> requests) = 0;
-  // Tokens the drafter's model has to run before it can draft, the root among them; 0: no model.
+  // Tokens that the drafter's model has to run before it can draft, the root included; 0: no model.
   virtual int num_unseen(const DraftRequest&) const { return 0; }
-  // The forward passes of the last call of draft(), their sampling included.
+  // The forward passes of the last draft(), sampling included.
   virtual std::span<const TimedPass> passes() const { return {}; }
-  // The sequence is over; `tokens` are all of its tokens.
+  // Called when a sequence ends, with all of its tokens.
   virtual void finish(uint64_t, std::span<const int32_t> /*tokens*/, int /*num_prompt_tokens*/) {}
   // Host memory held, for metrics.
   virtual int64_t memory_bytes() const { return 0; }

@@ -75,8 +75,8 @@ void Drafters::start_over(std::span<DraftRequest* const> requests) {
   for (DraftRequest* request : requests) request->tree->reset(request->tokens.back());
 }
 
-// A grammar that fails on a drafted path may never get there: its request has no drafts in this
-// step, and the error where the token would be.
+// If a grammar fails on a drafted path, decoding may never reach that token. So the request merely
+// has no drafts in this step, and the error is thrown only when decoding gets there.
 void Drafters::keep_to_grammar(DraftRequest& request) {
   try {
     if (request.error != nullptr) std::rethrow_exception(request.error);

@@ -1,4 +1,4 @@
-// The drafters of an engine, which together draft one tree for each request.
+// The drafters of an engine. Together they draft one tree per request.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,24 @@
 namespace specdec {
 
 // Without merging, a request gets the drafts of the first drafter that has any: cheap drafters are
-// asked first, then the others in the order given. With merging all of them add to one tree, in the
-// order given, until it is full. Tokens that a grammar forces come before all drafts and do not
-// count as any: cheap drafters add to them, a model drafts them anew. Drafts that the request's
-// grammar forbids are cut.
+// asked first, then the others in the order given. With merging, all drafters add to one tree, in
+// the order given, until it is full. Tokens that a grammar forces come before all drafts and do not
+// count as drafts here: cheap drafters add to them, a model drafts them anew. Drafts that the
+// request's grammar forbids are cut.
 //
-// Where the length of drafts adapts, a DraftPolicy learns from measured seconds. It decides which
-// requests the costly drafters are asked for, how far they go, and how much of what was drafted is
-// verified. Cheap drafters are asked in every step and may draft more than there are slots: the
-// text shows later which of their drafts were right, whether they were verified or not.
+// Where draft lengths adapt, a DraftPolicy learns from measured seconds. It decides for which
+// requests the costly drafters are asked, how deep they draft, and how many of the drafts are
+// verified. Cheap drafters are asked in every step and may draft more than there are slots: later
+// text shows which of their drafts were right, whether they were verified or not.
 class Drafters {
  public:
-  // Grammars say on the pool's threads what they forbid. The pool is borrowed; null: the calling
-  // thread alone.
+  // Grammars are asked on the pool's threads which tokens they forbid. The pool is borrowed; null:
+  // the calling thread alone.
   Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, bool adapts,
            ThreadPool* pool = nullptr);
 
-  // Adds to the trees of all requests. Failed requests have an error and, where lengths adapt, no
-  // drafts. `step`: what the policy has begun.
+  // Adds drafts to the trees of all requests. Failed requests have an error and, where lengths
+  // adapt, no drafts. `step`: the plan that the policy has begun.
   void draft(DraftPlan& step, std::span<DraftRequest> requests);
   void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens);
   int64_t memory_bytes(size_t index) const { return drafters_[index]->memory_bytes(); }
@@ -40,9 +40,9 @@ class Drafters {
   const DraftPolicy* policy() const { return policy_.has_value() ? &*policy_ : nullptr; }
 
  private:
-  // The requests that a drafter is asked for, given what those before it drafted.
+  // The requests that drafter `index` is asked for, given the drafts of earlier drafters.
   std::vector<DraftRequest*> select(DraftPlan& step, int index, std::span<DraftRequest> requests);
-  // Whether some drafts are other than a grammar's.
+  // Whether the tree has drafts that no grammar forced.
   bool has_free_drafts(const DraftTree& tree) const;
   static void start_over(std::span<DraftRequest* const> requests);
   static void keep_to_grammar(DraftRequest& request);
@@ -50,12 +50,12 @@ class Drafters {
   void prune(DraftPlan& step, std::span<const DraftRequest> requests);
 
   std::vector<std::unique_ptr<Drafter>> drafters_;
-  std::vector<int> order_;  // in which they are asked
+  std::vector<int> order_;  // in which drafters are asked
   bool merge_;
   ThreadPool* pool_;
-  std::optional<DraftPolicy> policy_;  // none where lengths are fixed
+  std::optional<DraftPolicy> policy_;  // empty where lengths are fixed
 
-  // Kept for their memory.
+  // Kept to reuse their memory.
   std::vector<DraftRequest> batch_;
   std::vector<DraftPolicy::Ask> asks_;
   std::vector<DraftPolicy::Draft> drafts_;

@@ -8,7 +8,7 @@
 namespace specdec {
 namespace {
 
-// Forced tokens are kept unless something else forbids them, such as allowed_token_ids.
+// Forced tokens are accepted unless another constraint forbids them, such as allowed_token_ids.
 constexpr float kConfidence = 0.98f;
 
 }  // namespace

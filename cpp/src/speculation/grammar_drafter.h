@@ -1,4 +1,4 @@
-// Drafts what a request's grammar leaves no choice about.
+// Drafts the tokens that a request's grammar forces.
 #pragma once
 
 #include "core/thread_pool.h"
@@ -19,9 +19,9 @@ class GrammarDrafter final : public Drafter {
   ThreadPool* pool_;
 };
 
-// Takes out the drafts that the request's grammar forbids, with all that follows them. They would
-// be rejected for certain, so that neither the answers of exact verification nor the distribution
-// of weighing change.
+// Removes the drafts that the request's grammar forbids, with everything below them. Verification
+// would certainly reject them, so neither the answers of exact verification nor the distribution of
+// rejection verification change.
 void cut_forbidden(const DraftRequest& request);
 
 }  // namespace specdec

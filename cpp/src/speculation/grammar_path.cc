@@ -35,7 +35,7 @@ void GrammarPath::commit(int32_t token) {
   }
   std::unique_ptr<GrammarMatcher> tip = tip_path_.empty() ? std::move(tip_) : nullptr;
   if (error_ != nullptr) return;
-  // What a library has worked out for masks it keeps in the matcher.
+  // The matcher keeps whatever its library computed for a mask.
   if (is_on_path && tip != nullptr) {
     root_ = std::move(tip);
     return;
@@ -63,7 +63,7 @@ bool GrammarPath::make_mask(std::span<const int32_t> path) noexcept {
   try {
     mask_after(path);
     return true;
-  } catch (...) {  // found again
+  } catch (...) {  // thrown again by the next call
     return false;
   }
 }
@@ -74,7 +74,7 @@ bool GrammarPath::make_masks(const DraftTree* tree) noexcept try {
     all_made &= make_mask(tree->path(node));
   }
   return all_made;
-} catch (const std::bad_alloc&) {  // of a path
+} catch (const std::bad_alloc&) {  // from copying a path
   return false;
 }
 
@@ -85,7 +85,7 @@ std::vector<int32_t> GrammarPath::forced_tokens() {
 GrammarMatcher& GrammarPath::matcher_after(std::span<const int32_t> path) {
   if (error_ != nullptr) std::rethrow_exception(error_);
   if (path.empty()) return *root_;
-  // Taken out while it moves: one that has failed is of no further use.
+  // Moved out while it advances, because a matcher that has failed is of no further use.
   std::unique_ptr<GrammarMatcher> tip = std::move(tip_);
   const bool goes_on = tip != nullptr && tip_path_.size() <= path.size() &&
                        std::ranges::equal(tip_path_, path.first(tip_path_.size()));

@@ -11,10 +11,10 @@ struct Posterior {
   double information = 0;  // curvature of the outcome's log likelihood at the mode
 };
 
-// Of log-odds with a Gaussian prior, after one outcome, by Newton's method.
+// The posterior of log-odds with a Gaussian prior after one outcome, by Newton's method.
 Posterior posterior_of(double expected, double variance, bool outcome) {
   constexpr int kIterations = 6;
-  // The mode lies between the expected value and the longest step that an outcome can cause.
+  // The mode is between the expected value and the longest step that one outcome can cause.
   double low = outcome ? expected : expected - variance;
   double high = outcome ? expected + variance : expected;
   Posterior posterior{.mode = expected};

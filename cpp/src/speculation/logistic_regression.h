@@ -14,9 +14,9 @@ struct UncertainWeight {
   double drift = 0;
 };
 
-// The log-odds of an outcome are the sum of weights times features. What is known of the weights is
-// a Gaussian. An outcome moves its mean to the mode of the posterior and shrinks its covariance by
-// the curvature there: an extended Kalman filter with an iterated update.
+// The log-odds of an outcome are the sum of weights times features. The weights have a Gaussian
+// distribution. An outcome moves its mean to the mode of the posterior and shrinks its covariance
+// by the curvature there: an extended Kalman filter with an iterated update.
 class LogisticRegression {
  public:
   struct Feature {
@@ -25,13 +25,13 @@ class LogisticRegression {
   };
 
   explicit LogisticRegression(std::span<const UncertainWeight> weights);
-  // Of two weights before any outcome was seen.
+  // Sets the prior covariance of two weights.
   void set_covariance(int a, int b, double covariance);
 
   double log_odds(std::span<const Feature> features) const;
-  // How uncertain log_odds() are.
+  // The variance of log_odds().
   double variance(std::span<const Feature> features) const;
-  // `offset` is a weight of its own, with the feature 1, which learns from the outcome, too.
+  // `offset` is a further weight, with feature 1, which learns from the outcome, too.
   void record(std::span<const Feature> features, UncertainWeight& offset, bool outcome);
 
  private:

@@ -9,7 +9,7 @@
 namespace specdec {
 namespace {
 
-// Beside what the frequencies say, each drafted token lowers the survival by this factor.
+// Each drafted token lowers the survival by this factor, in addition to the frequencies.
 constexpr float kDecay = 0.85f;
 
 // The `offset`-th token after an occurrence that ended before tokens[end].
@@ -18,7 +18,7 @@ int32_t token_after(std::span<const int32_t> tokens, int end, int offset) {
   return tokens[end + offset % period];
 }
 
-// Occurrences that go on with the same token, latest first.
+// Occurrences followed by the same token, latest first.
 struct Continuation {
   int32_t token = 0;
   std::vector<int> ends;
@@ -82,7 +82,7 @@ void NgramDrafter::draft_chain(const DraftRequest& request, const std::vector<in
 void NgramDrafter::draft_tree(const DraftRequest& request, const std::vector<int>& ends) const {
   struct Candidate {
     float survival = 0;
-    int order = 0;  // ties: the one found first
+    int order = 0;  // order of discovery, for ties
     int parent = 0;
     int depth = 0;
     Continuation continuation;

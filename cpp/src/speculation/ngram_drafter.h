@@ -1,4 +1,4 @@
-// Prompt lookup: what followed the last few tokens when they occurred before.
+// Prompt lookup: drafts the tokens that followed an earlier occurrence of the last few tokens.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 namespace specdec {
 
 // Looks up the longest n-gram at the end of prompt and output, prompt_lookup_min to
-// prompt_lookup_max tokens long, that occurred before. A chain is what followed its latest
-// occurrence. A tree holds what followed its latest kMaxOccurrences ones, the more frequent
-// continuation first, then the more recent. Where the text after an occurrence ends, the draft goes
-// on with the text from that occurrence, so a text that repeats itself is drafted as repeating.
+// prompt_lookup_max tokens long, that occurred before. A chain drafts the tokens after its latest
+// occurrence. A tree drafts the tokens after its latest kMaxOccurrences occurrences, the more
+// frequent continuation first, then the more recent. Where the text after an occurrence ends, the
+// draft goes on with the text from that occurrence, so that repetition is drafted as repetition.
 class NgramDrafter : public Drafter {
  public:
   static constexpr int kMaxOccurrences = 32;

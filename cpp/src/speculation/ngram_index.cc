@@ -26,7 +26,7 @@ bool same_ngram(std::span<const int32_t> tokens, int end, int other_end, int len
   return std::equal(first + (end - length), first + end, first + (other_end - length));
 }
 
-// The slot that holds the n-gram ending at `end`, or the free one where it belongs.
+// The slot that holds the n-gram ending at `end`, or the free slot for it.
 size_t find_slot(const std::vector<int32_t>& slots, std::span<const int32_t> tokens, int end,
                  int length, uint64_t hash) {
   size_t slot = hash & (slots.size() - 1);
@@ -72,7 +72,7 @@ void NgramIndex::insert(std::span<const int32_t> tokens, int end) {
 
 std::optional<NgramIndex::Match> NgramIndex::find_longest(std::span<const int32_t> tokens) {
   const int size = static_cast<int>(tokens.size());
-  // N-grams that end with the last token are indexed by the next call: they are looked up now.
+  // N-grams that end with the last token are being looked up now; the next call indexes them.
   for (; num_indexed_ + 1 < size; ++num_indexed_) insert(tokens, num_indexed_ + 1);
   SPECDEC_CHECK_LE(num_indexed_, size);
   const int longest = std::min(max_length_, size - 1);

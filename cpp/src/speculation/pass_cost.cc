@@ -12,23 +12,23 @@ namespace {
 constexpr std::array<double, 27> kKnots = {1,  2,  3,  4,  5,   6,   7,   8,   9,
                                            10, 12, 14, 16, 18,  20,  24,  28,  32,
                                            40, 48, 64, 96, 128, 192, 256, 384, 512};
-constexpr double kSlope = 0.02;          // prior: what another row adds, relative to one row
+constexpr double kSlope = 0.02;          // prior cost of another row, relative to one row
 constexpr double kCurveVariance = 0.02;  // of the curve per unit of log(rows)
 constexpr double kLevelDrift = 1e-4;     // variance of the level from pass to pass
-constexpr double kMemory = 4000;         // passes after which the curve is back at the prior
+constexpr double kMemory = 4000;         // passes after which the curve has returned to the prior
 constexpr double kNoise = 0.05;          // standard deviation of a measured pass
 constexpr double kFirstNoise = 0.5;      // added for the first passes, which touch new memory
-constexpr double kUnknown = 100.0;       // variance of the level before anything is known
+constexpr double kUnknown = 100.0;       // variance of the level before any pass is known
 constexpr double kAssumed = 0.25;        // variance of a level that was guessed
 // Standard deviation of passes timed before any step, relative to each other: contexts and other
 // programs change what a row adds.
 constexpr double kTimedNoise = 0.1;
-// Optimism: the cost of more rows than any that were tried is taken this many standard deviations
-// below its mean, so that they get tried.
+// Optimism: the cost of more rows than were ever tried is taken this many standard deviations below
+// its mean, so that larger passes are tried.
 constexpr double kOptimism = 0.5;
 constexpr double kOutlier = 3.0;  // standard deviations at which an error is clipped
 
-// Straight lines through passes in rising order of rows, which do not fall.
+// Seconds by number of rows: straight lines through passes in rising order of rows, made monotonic.
 class SecondsByRows {
  public:
   explicit SecondsByRows(std::span<const TimedPass> passes)
@@ -97,7 +97,8 @@ void PassCost::start_from(std::span<const TimedPass> passes) {
   state_[level] = std::log(one_row);
   covariance(level, level) = kAssumed;
   most_rows_ = passes.back().num_rows;
-  num_recorded_ = kMinRecorded - 1;  // a step says what the timed passes left out
+  // The next recorded step adds the costs that timed passes leave out
+  num_recorded_ = kMinRecorded - 1;
   refresh_curve();
 }
 
@@ -131,7 +132,7 @@ void PassCost::record(int num_rows, double seconds) {
   refresh_curve();
 }
 
-// Between two passes the level drifts, and the curve forgets towards its prior.
+// Between two passes the level drifts, and the curve returns towards its prior.
 void PassCost::relax() {
   const double keep = std::exp(-1.0 / kMemory);
   const int level = size_ - 1;
@@ -176,7 +177,7 @@ void PassCost::correct(const CurvePoint& point, double log_seconds) {
 
   const double bound = kOutlier * std::sqrt(variance);
   const double error = log_seconds - state_[level] - curve_at(point, state_);
-  // An outlier moves the state only as far as the bound does, and its variance hardly shrinks.
+  // An outlier moves the state only as far as the bound would, and its variance hardly shrinks.
   const double weight = std::min(1.0, bound / std::abs(error));
   for (int i = 0; i < size_; ++i) state_[i] += weight * error * gain[i] / variance;
   shrink_covariance(gain, weight * weight / variance);

@@ -8,24 +8,24 @@
 
 namespace specdec {
 
-// A pass of a model and what it took.
+// A pass of a model and its duration.
 struct TimedPass {
   int num_rows = 0;
   double seconds = 0;
 };
 
 // A Kalman filter over the logarithm of the seconds: a level, which drifts with the machine and the
-// length of the contexts, and a curve over the rows, whose prior is a random walk along them. A
-// measurement at one row count therefore says something about the counts near it, and a step that
-// the operating system interrupted counts for little.
+// length of the contexts, and a curve over the rows, whose prior is a random walk along the rows. A
+// measurement at one row count therefore informs the counts near it, and a step that the operating
+// system interrupted has little effect.
 class PassCost {
  public:
   PassCost();
 
-  // Takes `seconds` for a pass over one row until passes are recorded.
+  // Assumes `seconds` for a pass over one row until passes are recorded.
   void assume(double seconds);
-  // Takes what passes over different numbers of rows took, in rising order, for the curve that is
-  // returned to: straight lines between them, and on beyond the last. Before passes are recorded.
+  // Sets the prior of the curve from timed passes over rising numbers of rows: straight lines
+  // between them, extended beyond the last. Call before any pass is recorded.
   void start_from(std::span<const TimedPass> passes);
   void record(int num_rows, double seconds);
   // False as long as seconds() is a guess.
@@ -37,29 +37,30 @@ class PassCost {
  private:
   static constexpr int kMinRecorded = 2;
 
-  // Where a number of rows lies: between knots `lower` and the next.
+  // A number of rows as a point on the curve: between knot `lower` and the next.
   struct CurvePoint {
     int lower = 0;
-    double share = 0;  // of the next
+    double share = 0;  // weight of the next knot
   };
   static CurvePoint point_at(double num_rows);
   double curve_at(const CurvePoint& point, const std::vector<double>& curve) const;
   double& covariance(int i, int j) { return covariance_[i * size_ + j]; }
-  // What a measurement is of: the curve at a point, with the level or relative to it.
+  // The quantity that a measurement observes: the curve at a point, with the level or relative to
+  // it.
   struct Measured {
     CurvePoint point;
     bool with_level = true;
   };
-  // The covariance of the state with what is measured. Returns the variance of that.
+  // The covariance of the state with the measured quantity. Returns that quantity's variance.
   double covariance_with(const Measured& measured, std::span<double> result);
   void shrink_covariance(std::span<const double> gain, double share);
   void relax();
   void correct(const CurvePoint& point, double log_seconds);
   void refresh_curve();
 
-  int size_ = 0;  // of the state: the curve's knots, then the level
+  int size_ = 0;  // size of the state: the curve's knots, then the level
   int64_t num_recorded_ = 0;
-  int most_rows_ = 0;                     // of the passes measured
+  int most_rows_ = 0;                     // largest measured pass
   std::vector<double> state_;             // [size_]
   std::vector<double> prior_;             // [size_ - 1]
   std::vector<double> covariance_;        // [size_, size_]

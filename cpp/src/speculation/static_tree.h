@@ -1,5 +1,5 @@
-// A draft tree whose shape is given: its nodes are paths of ranks, and the child of rank r is the
-// r-th likeliest token after its parent. Pure.
+// A draft tree of a given shape: nodes are paths of ranks, and the child of rank r is the r-th
+// likeliest token after its parent. Pure.
 #pragma once
 
 #include <span>
@@ -9,16 +9,16 @@ namespace specdec {
 
 class StaticTree {
  public:
-  // Nothing is given, so any node may have any children.
+  // Without a shape, any node may have any children.
   StaticTree() = default;
-  // `paths` as SpeculativeConfig::validate() accepts them, in any order. None: nothing is given.
+  // `paths` as SpeculativeConfig::validate() accepts them, in any order; empty: no shape.
   explicit StaticTree(std::span<const std::vector<int>> paths);
 
   bool is_given() const { return !nodes_.empty(); }
-  // The node of that rank below `node`, where 0 is the root; -1: the tree has none.
+  // The child of rank `rank` below `node` (0: the root); -1: the tree has none.
   int child(int node, int rank) const;
   bool has_children(int node) const { return !is_given() || !nodes_[node].children.empty(); }
-  // Nodes below the root that are at most so deep.
+  // Number of nodes below the root down to `depth`.
   int num_nodes(int depth) const;
 
  private:

@@ -8,7 +8,7 @@ namespace specdec {
 namespace {
 
 void add_to_tree(const SuffixDraft& draft, const DraftRequest& request, int id) {
-  std::vector<int> added;  // the tree's node of each drafted one, -1 where it was full
+  std::vector<int> added;  // the tree's node for each drafted token, -1 where the tree was full
   added.reserve(draft.nodes.size());
   for (const SuffixDraft::Node& drafted : draft.nodes) {
     const int parent = drafted.parent < 0 ? DraftTree::kRoot : added[drafted.parent];

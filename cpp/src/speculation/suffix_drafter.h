@@ -1,5 +1,5 @@
-// Suffix decoding: drafts what followed the last tokens before, in this sequence or in the outputs
-// of finished ones.
+// Suffix decoding: drafts the tokens that followed the last tokens earlier, in this sequence or in
+// the outputs of finished ones.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,15 @@
 
 namespace specdec {
 
-// Each sequence has a tree of its prompt and output; the outputs of finished sequences are in one
-// tree for all, the oldest are evicted beyond suffix_max_cached_requests or beyond the memory
-// limit. The draft with the higher score is taken; of equal ones, that of the sequence's own tree.
+// Each sequence has a tree of its prompt and output. The outputs of finished sequences share one
+// tree, from which the oldest are evicted beyond suffix_max_cached_requests or the memory limit.
+// The draft with the higher score is taken; between equal scores, the draft of the sequence's own
+// tree.
 class SuffixDrafter : public Drafter {
  public:
   static constexpr int64_t kMaxSharedBytes = int64_t{256} << 20;
 
-  // Requests are drafted for on the threads of `pool`, which is borrowed; null: on the caller's.
+  // Drafts on the threads of `pool`, which is borrowed; null: on the caller's thread.
   SuffixDrafter(const DrafterConfig& config, int id, ThreadPool* pool = nullptr,
                 int64_t max_shared_bytes = kMaxSharedBytes);
 

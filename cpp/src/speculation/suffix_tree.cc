@@ -9,9 +9,9 @@
 
 namespace specdec {
 
-// A node stands for the patterns that end within its label: they occurred at the same places and
-// are continued in one way only. Its label is read from the text at its last occurrence, which is
-// the last to be evicted.
+// A node stands for the patterns that end within its label: these occur at the same positions and
+// have one continuation. The label is read from the text at its last occurrence, which is the last
+// to be evicted.
 struct SuffixTree::Node {
   int64_t occurrence = 0;  // position in the stream where the last occurrence begins
   int32_t begin = 0;       // tokens before the label
@@ -33,7 +33,7 @@ inline const SuffixTree::Node& SuffixTree::node(int index) const {
 
 namespace {
 
-// What an allocation of `bytes` takes from the heap, its header counted.
+// Heap bytes of an allocation of `bytes`, its header included.
 int64_t heap_bytes(size_t bytes) {
   return bytes == 0 ? 0 : static_cast<int64_t>(std::max<size_t>((bytes + 8 + 15) / 16 * 16, 32));
 }
@@ -82,7 +82,7 @@ int32_t SuffixTree::label(const Node& of, int offset) const {
 
 // --- children by token ---
 
-// The slot of the child, or the free one where it belongs.
+// The slot of the child, or the free slot for it.
 size_t SuffixTree::find_slot(int parent, int32_t token) const {
   const size_t mask = slots_.size() - 1;
   size_t slot = hash_of(parent, token) & mask;
@@ -109,7 +109,7 @@ void SuffixTree::erase_slot(int child) {
   const size_t mask = slots_.size() - 1;
   size_t hole = find_slot(node(child).parent, node(child).first_token);
   SPECDEC_CHECK_EQ(slots_[hole], child);
-  // Entries that a collision had pushed past the hole move back into it.
+  // Entries that a collision had pushed past the hole move back into the hole.
   for (size_t slot = (hole + 1) & mask; slots_[slot] >= 0; slot = (slot + 1) & mask) {
     const Node& moved = node(slots_[slot]);
     const size_t home = hash_of(moved.parent, moved.first_token) & mask;
@@ -122,7 +122,7 @@ void SuffixTree::erase_slot(int child) {
 
 // --- counts ---
 
-// Children stay in order of their counts: the child changes places with the first of its count.
+// Keeps children in order of their counts: the child swaps with the first child of equal count.
 void SuffixTree::increment(int child, int64_t start) {
   Node& grown = node(child);
   std::vector<int>& children = node(grown.parent).children;
@@ -166,7 +166,8 @@ int SuffixTree::add_leaf(int parent, int32_t token, int64_t start) {
   return leaf;
 }
 
-// Puts a node with the first token of `child`, which occurred once more, above the rest of it.
+// Splits off a node with the first token of `child`, which occurred once more, above the rest of
+// the label.
 int SuffixTree::split_first(int child, int64_t start) {
   const int split = new_node();
   Node& rest = node(child);
@@ -192,7 +193,7 @@ int SuffixTree::split_first(int child, int64_t start) {
   return split;
 }
 
-// Moves the first token of `child`, the only one, to the end of its parent.
+// Moves the first token of `child`, its parent's only child, to the end of the parent's label.
 void SuffixTree::shift_first(int child) {
   Node& rest = node(child);
   erase_slot(child);
@@ -203,7 +204,7 @@ void SuffixTree::shift_first(int child) {
   insert_slot(child);
 }
 
-// Makes one node of `index` and its only child, which keeps its number.
+// Merges `index` and its only child; the child's number stays.
 void SuffixTree::merge_into_child(int index) {
   Node& upper = node(index);
   SPECDEC_CHECK_EQ(upper.children.size(), size_t{1});
@@ -222,8 +223,8 @@ void SuffixTree::merge_into_child(int index) {
   free_node(index);
 }
 
-// An occurrence that began at `start` and ended with node `at` is continued by `token`. Returns the
-// node with which it ends now.
+// Extends by `token` an occurrence that began at `start` and ended with node `at`. Returns the node
+// with which the occurrence ends now.
 int SuffixTree::advance(int at, int32_t token, int64_t start) {
   const int child = find_child(at, token);
   Node& before = node(at);
@@ -236,7 +237,7 @@ int SuffixTree::advance(int at, int32_t token, int64_t start) {
     return add_leaf(at, token, start);
   }
   const Node& next = node(child);
-  // True when every other occurrence is continued by the same token: `at` then needs no node.
+  // True when the same token follows every other occurrence: `at` then needs no node.
   const bool in_one_way = at != kRoot && before.count == next.count + 1;
   if (next.length == 1) {
     increment(child, start);
@@ -252,7 +253,7 @@ void SuffixTree::append(int32_t token) {
   const int64_t position = stream_begin_ + static_cast<int64_t>(stream_.size());
   stream_.push_back(token);
   ++open_length_;
-  // The longest occurrence first: it may make the nodes that shorter ones reach.
+  // The longest occurrence goes first, because it may make nodes that shorter ones reach.
   if (static_cast<int>(active_.size()) <= max_depth_) active_.push_back(-1);
   for (int depth = static_cast<int>(active_.size()) - 1; depth >= 1; --depth) {
     active_[depth] = advance(active_[depth - 1], token, position - depth + 1);
@@ -326,7 +327,7 @@ int64_t SuffixTree::count(std::span<const int32_t> pattern) const {
   return at.node < 0 ? 0 : node(at.node).count;
 }
 
-// The most frequent children whose paths stay at or above the least probability, best first.
+// The most frequent children whose paths reach the least probability, best first.
 void SuffixTree::best_children(const Node& parent, double probability,
                                const SuffixDraftLimits& limits, std::vector<int>& best) const {
   best.clear();
@@ -350,7 +351,7 @@ void SuffixTree::best_children(const Node& parent, double probability,
 SuffixDraft SuffixTree::draft_from(Locus from, int budget, const SuffixDraftLimits& limits) const {
   struct Candidate {
     double probability = 0;
-    int order = 0;  // ties: the one found first
+    int order = 0;  // order of discovery, for ties
     Locus locus;
     int parent = -1;
     int depth = 0;
@@ -403,7 +404,7 @@ SuffixDraft SuffixTree::draft(std::span<const int32_t> context,
   const int longest = std::min(static_cast<int>(context.size()), max_depth_);
   for (int length = 1; length <= longest; ++length) {
     const Locus at = find(context.last(length));
-    if (at.node < 0) break;  // then nothing longer occurs either
+    if (at.node < 0) break;  // nothing longer occurs either
     keep_better(best, at, length, limits);
   }
   return best;
@@ -413,7 +414,7 @@ SuffixDraft SuffixTree::draft_open(const SuffixDraftLimits& limits) const {
   SuffixDraft best;
   for (int length = 1; length < static_cast<int>(active_.size()); ++length) {
     const Node& at = node(active_[length]);
-    if (at.count == 1) break;  // its first occurrence: nothing has followed it yet
+    if (at.count == 1) break;  // its first occurrence: no token has followed it yet
     keep_better(best, {.node = active_[length], .offset = at.length}, length, limits);
   }
   return best;
@@ -461,7 +462,7 @@ void SuffixTree::check_integrity() const {
     }
     if (index == kRoot) continue;
     SPECDEC_CHECK_LE(continued, at.count);
-    SPECDEC_CHECK(at.children.size() != 1 || continued < at.count);  // or it would be merged
+    SPECDEC_CHECK(at.children.size() != 1 || continued < at.count);  // otherwise it would be merged
   }
   SPECDEC_CHECK_EQ(num_seen, num_nodes_);
   SPECDEC_CHECK_EQ(children_bytes, children_bytes_);

@@ -1,6 +1,6 @@
-// How often every pattern of up to max_depth tokens occurred in a set of sequences, and what
-// followed it: a path-compressed trie of all suffixes, cut at max_depth, with counts. Sequences are
-// appended token by token and evicted oldest first. (Suffix decoding, Oliaro et al. 2024.)
+// Counts of every pattern of up to max_depth tokens in a set of sequences, and of its
+// continuations: a path-compressed trie of all suffixes, cut at max_depth. Sequences are appended
+// token by token and evicted oldest first. (Suffix decoding, Oliaro et al. 2024.)
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@
 
 namespace specdec {
 
-// Tokens that may follow, as a tree: parents before children, -1 for what follows at once.
+// Tokens that may follow, as a tree: parents before children; parent -1 for tokens that follow
+// directly.
 struct SuffixDraft {
   struct Node {
     int32_t token = 0;
@@ -19,7 +20,7 @@ struct SuffixDraft {
     double probability = 0;  // estimated, of the whole path
   };
   std::vector<Node> nodes;
-  double score = 0;      // sum of the probabilities: the tokens this draft is expected to gain
+  double score = 0;      // sum of the probabilities: the expected number of accepted tokens
   int match_length = 0;  // of the pattern that was continued
 };
 
@@ -40,26 +41,26 @@ class SuffixTree {
   // Appends to the open sequence; opens one if there is none.
   void append(int32_t token);
   void close_sequence();
-  // Forgets the closed sequence that was closed first; there must be one.
+  // Forgets the oldest closed sequence; there must be one.
   void evict_oldest();
 
   int num_closed() const { return static_cast<int>(closed_lengths_.size()); }
   int open_length() const { return open_length_; }
 
-  // The best draft after the last tokens of `context`. For every length m at which they are a
-  // pattern of the tree: at most floor(m * max_spec_factor) tokens deep, each step multiplies the
-  // probability with count(longer pattern) / count(pattern); tokens that fall below min_token_prob
-  // are left out. The draft of highest score is taken, the one of the longest match among equals.
-  // Tokens of equal count are ranked by their last occurrence.
+  // The best draft after the last tokens of `context`. Every length m at which those tokens are a
+  // pattern of the tree gives a draft: at most floor(m * max_spec_factor) tokens deep; each token
+  // multiplies the probability by count(longer pattern) / count(pattern), and tokens below
+  // min_token_prob are left out. The draft with the highest score wins, between equal scores the
+  // one of the longest match. Tokens of equal count are ordered by their last occurrence.
   SuffixDraft draft(std::span<const int32_t> context, const SuffixDraftLimits& limits) const;
-  // The same after the open sequence, whose places in the tree are known.
+  // The same after the open sequence, whose position in the tree is known.
   SuffixDraft draft_open(const SuffixDraftLimits& limits) const;
 
   // Occurrences of a pattern of 1 to max_depth tokens.
   int64_t count(std::span<const int32_t> pattern) const;
 
-  int64_t used_bytes() const;    // of what is stored
-  int64_t memory_bytes() const;  // held, free nodes counted
+  int64_t used_bytes() const;    // in use
+  int64_t memory_bytes() const;  // allocated, free nodes included
   // Throws InternalError if an invariant does not hold. Visits everything.
   void check_integrity() const;
 
@@ -108,12 +109,12 @@ class SuffixTree {
   int64_t children_bytes_ = 0;  // of all child lists
   std::vector<int32_t> slots_;  // hash table of children by parent and first token; -1: free
   std::deque<int32_t> stream_;  // all sequences one after the other, the open one last
-  int64_t stream_begin_ = 0;    // position of stream_[0] since the beginning of time
+  int64_t stream_begin_ = 0;    // position of stream_[0] among all tokens ever appended
   std::deque<int> closed_lengths_;
   int open_length_ = 0;
-  // [d]: the node that ends with the last d tokens of the open sequence. There always is one: a
-  // pattern at the end of a sequence is counted once more than its continuations, so it differs
-  // from them and has a node of its own.
+  // [d]: the node that ends with the last d tokens of the open sequence. It always exists: a
+  // pattern at the end of a sequence is counted once more than its continuations, so it has a node
+  // of its own.
   std::vector<int> active_;
 };
 

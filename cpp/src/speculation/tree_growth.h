@@ -1,5 +1,5 @@
-// How a model grows a draft tree level by level: below the nodes of a level that it gives the
-// greatest probability (EAGLE-2), or as a given shape says. Pure.
+// How a model grows a draft tree level by level: below the nodes of a level with the greatest
+// probability (EAGLE-2), or in a given shape. Pure.
 #pragma once
 
 #include <span>
@@ -13,24 +13,24 @@ namespace specdec {
 // A drafted node below which a model may go on.
 struct OpenNode {
   int node = DraftTree::kRoot;
-  int place = 0;            // in the given shape
+  int place = 0;            // node of the given shape
   float confidence = 1.0f;  // probability of its path by the model
-  float rating = 1.0f;      // by which the nodes of a level are ranked
+  float rating = 1.0f;      // orders the nodes of a level
 };
 
 struct GrowthLimits {
   int max_depth = 0;
   int width = 1;                // nodes of a level that get children, unless a shape is given
-  int room = 0;                 // the same, with a shape, too
-  double min_confidence = 0.0;  // nodes below get no children
+  int room = 0;                 // most nodes of a level that get children, with a given shape, too
+  double min_confidence = 0.0;  // nodes less likely than this get no children
 };
 
-// Children of `parent` that others proposed and `drafter` did not: its model may go on below them.
+// Children of `parent` that only other drafters proposed; `drafter`'s model may go on below them.
 std::vector<OpenNode> children_of_others(const DraftTree& tree, const OpenNode& parent,
                                          int drafter);
 
-// Which nodes of a new level get children, as indices into `level`, best first (ties: the earlier
-// one).
+// Chooses the nodes of a new level that get children, as indices into `level`, best first (ties:
+// the earlier node).
 std::vector<int> choose_parents(const DraftTree& tree, std::span<const OpenNode> level,
                                 const StaticTree& shape, const GrowthLimits& limits);
 

@@ -10,7 +10,7 @@
 namespace specdec {
 namespace {
 
-// NaN is no probability.
+// NaN counts as probability 0.
 double positive(double x) { return x > 0.0 ? x : 0.0; }
 
 double probability_in(std::span<const float> distribution, int32_t token) {
@@ -63,8 +63,7 @@ Proposal proposal_of(const DraftTree& tree, std::span<const DraftTree::Attempt> 
   return proposal;
 }
 
-// The target's distribution after the proposals that failed were subtracted, kept as weights /
-// mass.
+// The target's distribution after failed proposals were subtracted, stored as weights / mass.
 class Remainder {
  public:
   explicit Remainder(std::span<const float> target) : target_(target) {}
@@ -75,8 +74,8 @@ class Remainder {
     return inside ? weights_[static_cast<size_t>(token)] / mass_ : 0.0;
   }
 
-  // p becomes norm(max(scale * p - q, 0)). Where nothing is left, which only rounding can cause, p
-  // stays as it is. Returns the mass that was left before normalising.
+  // p becomes norm(max(scale * p - q, 0)). If nothing is left, which only rounding can cause, p
+  // stays unchanged. Returns the remaining mass before normalising.
   double subtract(const Proposal& proposal, double scale = 1.0) {
     std::vector<double> left(target_.size());
     for (size_t i = 0; i < left.size(); ++i) {
@@ -216,7 +215,7 @@ Accepted accept_block(const DraftTree& tree, const TargetSource& target,
                       const UniformSource& uniform) {
   const std::vector<Proposal> proposals = chain_proposals(tree);
   const int num_drafts = tree.num_drafts();
-  double weight = 1.0;  // P_i: how much of the drafted path's probability the target backs
+  double weight = 1.0;  // P_i: the share of the drafted path's probability that the target supports
   double accepted_weight = 1.0;
   int num_accepted = 0;
   for (int i = 1; i <= num_drafts; ++i) {

@@ -31,10 +31,10 @@ struct Kernel : TaskRows {
       clamp(kAttentionBlockBytes / (group_words * static_cast<int>(sizeof(Word))), kTileVectors,
             kChunkGroups) /
       kTileVectors * kTileVectors;
-  ChunkPlaces here, after;           // of this chunk, and of what is read after it
-  int located = -1;                  // the chunk of this task that `after` is of
-  const char* keys_after = nullptr;  // null: nothing is read after it
-  int first_after = 0;               // group of `after`
+  ChunkPlaces here, after;           // this chunk's, and the chunk's to prefetch
+  int located = -1;                  // the chunk of this task that `after` describes
+  const char* keys_after = nullptr;  // null: nothing to prefetch
+  int first_after = 0;               // group at which `after` begins
 
   float* scores(int pair) const { return task.scores + int64_t{pair} * kScoreStride; }
   Word* weights(int pair) const { return static_cast<Word*>(static_cast<void*>(scores(pair))); }
@@ -62,7 +62,7 @@ struct Kernel : TaskRows {
     const int begin = max_of(0, round_down(shared_begin, kGroupTokens) - first) / kGroupTokens;
     const int end = groups_below(min_of(shared_end - first, kAttentionChunk));
     float* const out = results.partials(chunk);
-    // The group in which a tree's own slots begin is put together row by row.
+    // The group in which a tree's own slots begin is assembled row by row.
     const int whole_end =
         in_order ? end : min_of(max_of(0, task.base_len - first) / kGroupTokens, end);
     if (begin < end) {
@@ -80,7 +80,7 @@ struct Kernel : TaskRows {
 
   // --- what is read next ---
 
-  // Finds this chunk's groups, and those that are read after it.
+  // Locates this chunk's groups and the groups to prefetch meanwhile.
   void locate(int chunk, int begin, int end) {
     if (located == chunk) {
       here = after;
@@ -106,7 +106,7 @@ struct Kernel : TaskRows {
     }
   }
 
-  // A block of `base` from group first_group of the chunk on.
+  // Fills a block with the groups of `base` from group first_group of the chunk on.
   void fill_block(const void* base, int first_group, int end, Block<Word>& block) const {
     block.first_group = first_group;
     block.num_groups = min_of(block_groups, end - first_group);
@@ -130,7 +130,7 @@ struct Kernel : TaskRows {
 
   // --- scores ---
 
-  // Scores of tile number t with groups [begin, end) of the block.
+  // Scores tile t against groups [begin, end) of the block.
   template <int P>
   void score_groups(int t, const Block<Word>& block, int begin, int end,
                     typename Tiles::ScoreTile args) const {
@@ -154,7 +154,7 @@ struct Kernel : TaskRows {
     }
   }
 
-  // Keys of the block as activations; the last group stands for those up to a whole tile.
+  // Keys of the block as activations. The last group is repeated to fill a whole tile.
   void open_keys(Block<Word>& block) const {
     if constexpr (kPacked) {
       Word* out = static_cast<Word*>(task.blocks);
@@ -171,7 +171,7 @@ struct Kernel : TaskRows {
     }
   }
 
-  // Groups [begin, end) of the chunk.
+  // Scores groups [begin, end) of the chunk.
   void score_chunk(int first, int begin, int end) const {
     Block<Word> block;
     for (int g = round_down(begin, kTileVectors); g < end; g += block_groups) {
@@ -193,7 +193,7 @@ struct Kernel : TaskRows {
     }
   }
 
-  // Groups [begin, end) of the block, begin a whole number of tiles, for tile t.
+  // Scores groups [begin, end) of the block for tile t. `begin` is a multiple of a tile's vectors.
   void score_tile_groups(int t, const Block<Word>& block, int begin, int end, float* out,
                          int stride) const {
     typename Tiles::ScoreTile args;
@@ -206,8 +206,8 @@ struct Kernel : TaskRows {
     score_groups<kTilePairs>(t, block, begin, end, args);
   }
 
-  // Of the slots past base_len, from the group of base_len on: all rows' scores, and the values as
-  // activations where the cache holds codes.
+  // Computes all rows' scores for the slots past base_len, starting with the group that holds
+  // base_len, and unpacks those slots' values where the cache holds codes.
   void open_tail() const {
     const int begin = round_down(task.base_len, kGroupTokens);
     if constexpr (kPacked) {
@@ -236,15 +236,15 @@ struct Kernel : TaskRows {
 
   // --- softmax: weights 2^(score - maximum), their sums in 16 lanes ---
 
-  // Turns a pair's scores of the chunk into weights, 0 where it sees nothing. Writes sums and
-  // maximum behind the accumulators, and zeros to those.
+  // Turns a pair's scores of the chunk into weights; unseen positions get 0. Writes the sums and
+  // the maximum behind the accumulators, which are set to zero.
   void softmax(int first, int pair, float* partial) const {
     for (int i = 0; i < results.acc_stride; i += kLanes) store(partial + i, zero());
     const int r = pair / task.group_size;
     const int begin = max_of(rows[r].begin - first, 0);
     const int end = min_of(rows[r].end - first, kAttentionChunk);
     float* const s = scores(pair);
-    int seen = 0;  // positions, to the end of two vectors
+    int seen = 0;  // number of positions, rounded up to two vectors
     if (begin < end) {
       if (!in_order) take_tail_scores(first, pair, r, end);
       if (task.soft_cap != 0.0f) cap_scores(s, round_down(begin, kLanes), end, task.soft_cap);
@@ -259,7 +259,7 @@ struct Kernel : TaskRows {
     }
   }
 
-  // A tree row's scores of its own slots, in order of position.
+  // Copies a tree row's scores of its own slots, in order of position.
   void take_tail_scores(int first, int pair, int r, int end) const {
     const float* tail = task.tail_scores + int64_t{pair} * task.tail_stride;
     const int32_t* slots = tail_slots(r);
@@ -271,7 +271,7 @@ struct Kernel : TaskRows {
 
   // --- values ---
 
-  // Groups [begin, end) of the block for num_pairs_here pairs; `lines`: as kLines.
+  // Weighs groups [begin, end) of the block for num_pairs_here pairs. `lines`: see kLines.
   template <int P>
   void add_values(int num_pairs_here, const typename Tiles::ValueTile& tile,
                   const Block<Word>& block, int begin, int end, int lines, int first_line) const {
@@ -309,8 +309,8 @@ struct Kernel : TaskRows {
     return tile;
   }
 
-  // Sets the tokens of a group of values at `slot` that no row sees to zero: their weights are zero
-  // too, but memory nobody wrote may hold anything.
+  // Zeroes the values in the group at `slot` that no row sees. Their weights are zero, but memory
+  // that was never written may hold NaN.
   void clear_unseen(int slot, Word* group) const {
     for (int word = 0; word < kGroupWords; ++word, group += task.head_dim) {
       uint32_t keep = 0;
@@ -325,7 +325,7 @@ struct Kernel : TaskRows {
     }
   }
 
-  // Values of the block as activations, with zeros outside of what any row sees.
+  // Values of the block as activations. Values that no row sees are zeros.
   void open_values(int first, Block<Word>& block) const {
     for (int g = 0; g < block.num_groups; ++g) {
       const int slot = first + (block.first_group + g) * kGroupTokens;
@@ -346,7 +346,8 @@ struct Kernel : TaskRows {
     }
   }
 
-  // Groups [begin, end) of the chunk, seen alike by all rows or with weights of zero.
+  // Weighs groups [begin, end) of the chunk; every row sees these slots, or has a weight of zero
+  // for them.
   void weigh_values(int chunk, int begin, int end, float* out) const {
     const int first = chunk * kAttentionChunk;
     Block<Word> block;
@@ -375,7 +376,7 @@ struct Kernel : TaskRows {
     }
   }
 
-  // The rest of a tree's rows in the chunk: groups put together from each row's own slots.
+  // Weighs the rest of a tree's rows in the chunk, in groups assembled from each row's own slots.
   void weigh_tails(int first, float* out) const {
     Block<Word> block;
     block.num_groups = 1;
@@ -397,7 +398,7 @@ struct Kernel : TaskRows {
     }
   }
 
-  // The values of 16 positions of row r, zeros where it sees none.
+  // The values of 16 positions of row r, zeros at positions that it does not see.
   void gather_values(int r, int position, Word* out) const {
     static const Word kZeros[1024] = {};  // the largest head_dim
     for (int word = 0; word < kGroupWords; ++word, out += task.head_dim) {
@@ -417,7 +418,7 @@ struct Kernel : TaskRows {
     }
   }
 
-  // The group of values of a slot from the group of base_len on.
+  // The group of values that holds `slot`, at or after the group of base_len.
   const Word* tail_group(int slot) const {
     const char* start = group(task.values, round_down(slot, kGroupTokens));
     if constexpr (kPacked) {

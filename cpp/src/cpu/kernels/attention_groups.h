@@ -11,7 +11,7 @@ namespace specdec::cpu::SPECDEC_ISA {
 
 inline constexpr int kChunkGroups = kAttentionChunk / kGroupTokens;
 
-// Groups of keys or values: those being worked on, and those to be read next.
+// Groups of keys or values: the ones being worked on, and the ones to prefetch.
 template <class Word>
 struct Block {
   int first_group = 0;  // in the chunk
@@ -20,8 +20,8 @@ struct Block {
   const char* ahead[kChunkGroups];
 };
 
-// Where the groups of a chunk lie, in bytes from the first of all; the outermost ones stand for
-// what lies beyond them.
+// Byte offsets of the groups of a chunk from the first group. Indices outside [begin, end) repeat
+// the nearest group, so prefetch needs no bounds check.
 struct ChunkPlaces {
   int64_t offsets[2 * kChunkGroups];
 };
@@ -35,7 +35,7 @@ const char* group_at(const AttentionTask& task, const void* base, int slot) {
              group_bytes<Stored>(task.head_dim);
 }
 
-// Groups [begin, end) of the chunk that begins at slot `first`.
+// Locates groups [begin, end) of the chunk that begins at slot `first`.
 template <class Stored>
 void locate_groups(const AttentionTask& task, int first, int begin, int end, ChunkPlaces& places) {
   const int groups_per_block = task.block_size / kGroupTokens;

@@ -1,5 +1,5 @@
-// Results of the chunks of a task: where they go, how they are merged in order, and written out.
-// Only for files compiled once per ISA.
+// Results of the chunks of a task: where they are stored, merged in order and written out. Only for
+// files compiled once per ISA.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct ChunkResults {
   const int acc_stride = round_up(task.head_dim, kLanes);
   const int partial_stride = acc_stride + kPartialExtra;
 
-  // Where the results of a chunk go, and where they are merged.
+  // Where the results of a chunk are stored, and where chunks are merged.
   float* partials(int chunk) const {
     if (task.partials == nullptr) return task.accumulators;
     return task.partials + int64_t{chunk - task.first_chunk} * num_pairs * partial_stride;
@@ -69,7 +69,7 @@ struct ChunkResults {
       Element* out = static_cast<Element*>(task.out) + row * task.row_stride + head * task.head_dim;
       const F32x16 sum = broadcast(reduce_add(load(total + acc_stride)));
       for (int i = 0; i < task.head_dim; i += kLanes) {
-        // Zero comes out positive, however it came about.
+        // A result of zero comes out positive, whatever the signs of the terms.
         const F32x16 result = (load(total + i) + zero()) / sum;
         store_lanes(out + i, result, min_of(kLanes, task.head_dim - i));
       }

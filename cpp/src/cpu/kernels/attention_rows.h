@@ -45,10 +45,11 @@ struct TaskRows {
   RowSpan rows[kMaxAttentionRows];
   Tile tiles[kMaxTiles];
   int num_tiles = 0;
-  // Whether every row sees its request's slots in order, without a gap: slots are positions then.
+  // Whether every row sees its request's slots in order and without a gap, so that slots are
+  // positions.
   bool in_order = true;
-  int shared_begin = 0, shared_end = 0;  // slots that are their own positions for all rows
-  int tail_end = 0;                      // of slots that any row sees
+  int shared_begin = 0, shared_end = 0;  // slots that equal their position for all rows
+  int tail_end = 0;                      // end of the slots that any row sees
 
   int32_t* tail_slots(int row) const {
     return task.tail_slots + int64_t{row} * task.num_tree_slots;

@@ -1,5 +1,4 @@
-// Scores of a row and head in a chunk, on their way to weights. Only for files compiled once per
-// ISA.
+// Turns the scores of a row and head in a chunk into weights. Only for files compiled once per ISA.
 #pragma once
 
 #include "cpu/kernels/integers.h"
@@ -7,18 +6,18 @@
 
 namespace specdec::cpu::SPECDEC_ISA {
 
-// A score no other is below: its weight is 0.
+// No score is lower; its weight is 0.
 inline constexpr float kLowest = -1e30f;
 inline constexpr float kLog2E = 0x1.715476p+0f;
 
-// Those of [begin, end), from a multiple of a vector on.
+// Caps the scores [begin, end), from the vector that holds `begin` on.
 inline void cap_scores(float* s, int begin, int end, float cap) {
   for (int i = begin; i < end; i += kLanes) {
     store(s + i, soft_cap(load(s + i), cap * kLog2E));
   }
 }
 
-// Hides those of [0, limit) outside of [begin, end).
+// Hides the scores of [0, limit) outside [begin, end).
 inline void hide_scores(float* s, int begin, int end, int limit) {
   for (int i = 0; i + kLanes <= begin; i += kLanes) store(s + i, broadcast(kLowest));
   for (int i = round_down(begin, kLanes); i < begin; ++i) s[i] = kLowest;

@@ -23,7 +23,7 @@ struct RegisterTiles {
     float factor;   // of the scores
   };
 
-  // Reads kLines of the vectors' groups ahead, from vector first_line on.
+  // Prefetches kLines of the vectors' groups, from vector first_line on.
   template <int P, int kLines>
   __attribute__((noinline)) static void score_tile(const ScoreTile& tile, const Word* const* keys,
                                                    const char* const* ahead, int first_line) {

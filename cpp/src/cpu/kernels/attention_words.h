@@ -1,5 +1,5 @@
-// Elements of attention by dtype of the activations: words of keys, values and weights, and what
-// int8 groups of the cache stand for. Only for files compiled once per ISA.
+// Elements of attention by dtype of the activations: words of keys, values and weights, and how
+// int8 groups of the cache are unpacked. Only for files compiled once per ISA.
 #pragma once
 
 #include "cpu/kernels/kv_layout.h"
@@ -21,7 +21,7 @@ struct F32Words {
     store(p + kLanes, b);
   }
   static F32x16 add_weights(F32x16 sum, const float* p) { return sum + load(p) + load(p + kLanes); }
-  // Sixteen tokens; codes and out in the order of kv_layout.h.
+  // Unpacks sixteen tokens. Codes and out are in the order of kv_layout.h.
   static void unpack_keys(const int8_t* codes, const float* scales, int head_dim, float* out) {
     const F32x16 scale = load(scales);
     for (int i = 0; i < head_dim * kLanes; i += kLanes) store(out + i, load_i8(codes + i) * scale);
@@ -29,7 +29,7 @@ struct F32Words {
   static void unpack_values(const int8_t* codes, const float* scales, int head_dim, float* out) {
     for (int token = 0; token < kGroupTokens; ++token) {
       const F32x16 scale = broadcast(scales[token]);
-      // Past the end of a head_dim that is no multiple of 16: rewritten by the next token.
+      // Writes past head_dim when it is no multiple of 16; the next token overwrites that part.
       for (int i = 0; i < head_dim; i += kLanes) store(out + i, load_i8(codes + i) * scale);
       codes += head_dim;
       out += head_dim;
@@ -66,7 +66,7 @@ struct Bf16Words {
   static void unpack_values(const int8_t* codes, const float* scales, int head_dim, uint32_t* out) {
     for (int token = 0; token < kGroupTokens; token += 2) {
       const F32x16 scale = alternate(scales[token], scales[token + 1]);
-      // Past the end of a head_dim that is no multiple of 16: rewritten by the next tokens.
+      // Writes past head_dim when it is no multiple of 16; the next tokens overwrite that part.
       for (int i = 0; i < 2 * head_dim; i += 2 * kLanes) {
         store_bf16(reinterpret_cast<uint16_t*>(out) + i, load_i8(codes + i) * scale,
                    load_i8(codes + i + kLanes) * scale);

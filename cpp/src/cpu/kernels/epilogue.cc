@@ -86,7 +86,7 @@ RowScales row_scales(const RowScalesTask& task) {
           norm_scale(task.q_and_k + task.q_dim, task.k_dim, task.norm_eps)};
 }
 
-// Norm and rotation of one head, in place. `row_scale` is looked at for norms over all heads.
+// Norm and rotation of one head, in place. `row_scale` is used only by norms over all heads.
 void rotate(const QkvTask& task, const float* weight, float row_scale, int64_t position,
             float* head) {
   const int dim = task.head_dim;
@@ -114,18 +114,18 @@ void store_row(Act* out, const float* x, int dim) {
   for_each_vector(0, dim, [&](int64_t i, int n) { store_lanes(out + i, load_lanes(x + i, n), n); });
 }
 
-// How many elements of an activation type make a word of the cache.
+// Elements of an activation type in one word of the cache.
 template <class Act>
 constexpr int kPerWord = sizeof(float) / sizeof(Act);
 
-// A token's key or value into its group; `index` gives the place of element i.
+// Writes a token's key or value to its group. `index` gives the offset of element i.
 template <class Act, class Index>
 void store_token(Act* group, int, const float* x, int dim, Index&& index) {
   Act rounded[kMaxHeadDim + kLanes];
   store_row(rounded, x, dim);
   for (int i = 0; i < dim; ++i) group[index(i)] = rounded[i];
 }
-// As codes: a scale for the token, of which its largest element is 127.
+// The same as int8 codes, with one scale for the token: its largest magnitude becomes 127.
 template <class Index>
 void store_token(int8_t* group, int token, const float* x, int dim, Index&& index) {
   F32x16 largest = zero();

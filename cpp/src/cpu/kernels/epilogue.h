@@ -1,4 +1,4 @@
-// What becomes of the sums of a matrix product, cell by cell while they are in the cache: stored,
+// Epilogues of a projection, run cell by cell while the sums are in the cache: the sums are stored,
 // activated, or split into heads that are rotated and cached. Plain aggregates only: see
 // kernel_table.h.
 #pragma once
@@ -40,13 +40,13 @@ struct ActivationTask {
   bool out_bf16;
 };
 
-// What norms of a row over all heads of q, and over all of k, multiply with.
+// Factors of norms over all heads of a row's q, and over all heads of its k.
 struct RowScales {
   float q;
   float k;
 };
 
-// A row's q, then k, of all heads.
+// One row's q of all heads, then its k of all heads.
 struct RowScalesTask {
   const float* q_and_k;  // [q_dim + k_dim]
   int64_t q_dim;

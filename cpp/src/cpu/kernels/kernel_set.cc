@@ -2,7 +2,7 @@
 
 namespace specdec::cpu::SPECDEC_ISA {
 
-// Each in the file of its subject.
+// Each function is defined in the file of its subject.
 LinearKernels linear_kernels(PrefetchInto into);
 RowsKernels rows_kernels();
 QuantizeKernels quantize_kernels();

@@ -1,4 +1,4 @@
-// Moves of one token's keys and values in the cache. Only for files compiled once per ISA.
+// Moves one token's keys and values within the cache. Only for files compiled once per ISA.
 #pragma once
 
 #include <cstdint>

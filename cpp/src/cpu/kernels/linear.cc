@@ -13,20 +13,20 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-// A dot policy says how a step of k is multiplied, in kParts one after the other: Weights (16
+// A dot policy says how a step of k is multiplied, as kParts parts one after the other: Weights (16
 // outputs), Factor (one row's x, in all lanes) and the accumulation of their product. The tiles
 // must fit into the registers: up to kOnePassRows x one block, and kPassRows x kPassBlocks when
 // rows take several passes over kGroupBytes of weights. Large tiles take kUnroll steps at a time,
-// which k is whole multiples of.
+// and k is a multiple of kUnroll steps.
 
 #if defined(__AVX512F__)
-// Sums of 24 registers, which leaves one for each block's weights and one for x.
+// Sums take 24 registers, which leaves one for each block's weights and one for x.
 constexpr int kOneBlockRows = 16;
 constexpr int kGroupRows = 8;
 constexpr int kGroupBlocks = 3;
 #elif defined(__AVX2__) || defined(__aarch64__)
-// Twelve registers of sums, two for weights and one for x: more products at a time than two units
-// of a latency of four need, and fewer loads than products.
+// Sums take twelve registers, weights two and x one. Two FMA units with a latency of four need
+// fewer independent products than twelve, and there are fewer loads than products.
 constexpr int kOneBlockRows = 6;
 constexpr int kGroupRows = 6;
 constexpr int kGroupBlocks = 1;
@@ -35,7 +35,8 @@ constexpr int kOneBlockRows = 2;
 constexpr int kGroupRows = 2;
 constexpr int kGroupBlocks = 1;
 #endif
-constexpr int64_t kHalfL2Bytes = 512 << 10;  // of a small one: the next group arrives beside this
+// Half of a small L2: the next group arrives in the other half
+constexpr int64_t kHalfL2Bytes = 512 << 10;
 
 template <PrefetchInto kInto>
 struct F32Dot {
@@ -76,7 +77,7 @@ struct Bf16Dot {
   static F32x16 dot(F32x16 sum, Weights w, Factor x) { return dot_bf16(sum, w, x); }
 };
 #else
-// Without an instruction for pairs, rows come as float32, so that a factor is one load, and the
+// Without an instruction for pairs, rows come as float32, so that one load gives a factor. The
 // halves of a pair are multiplied one after the other, in the order of dot_bf16.
 template <PrefetchInto kInto>
 struct Bf16Dot {
@@ -91,7 +92,7 @@ struct Bf16Dot {
   static constexpr int kOnePassRows = kOneBlockRows;
   static constexpr int kPassRows = kGroupRows;
   static constexpr int kPassBlocks = kGroupBlocks;
-  // With one block they stay in the level-1 cache, beside the rows of a pass.
+  // With one block, the weights stay in the level-1 cache beside the rows of a pass.
   static constexpr int64_t kGroupBytes = kPassBlocks == 1 ? 16 << 10 : kHalfL2Bytes;
   static Weights weights(const uint16_t* p, int part) {
     return part == 0 ? load_second(p) : load_first(p);
@@ -122,7 +123,8 @@ void linear_amx(const LinearTask& task) {
 
 }  // namespace
 
-void add_int_kernels(PrefetchInto into, LinearKernels& kernels);  // linear_int.cc: also widens_int8
+// Linear_int.cc; sets widens_int8, too
+void add_int_kernels(PrefetchInto into, LinearKernels& kernels);
 
 LinearKernels linear_kernels(PrefetchInto into);
 LinearKernels linear_kernels(PrefetchInto into) {

@@ -1,4 +1,4 @@
-// Matrix products with packed weights. Plain aggregates only: see kernel_table.h.
+// Products of rows with packed weights. Plain aggregates only: see kernel_table.h.
 //
 // Packed layout: blocks of 16 outputs, padded with zeros to a whole block, each over k padded with
 // zeros to padded_k:
@@ -13,7 +13,7 @@
 
 namespace specdec::cpu {
 
-// Storage formats of a packed matrix. Those of integers meet rows of integers.
+// Storage formats of a packed matrix. Integer formats are multiplied with rows of integers.
 enum PackedFormat : int {
   kPackedF32,
   kPackedBf16,
@@ -36,39 +36,40 @@ struct SumStep {
   bool is_left;  // no later step folds it: it is a result
 };
 
-// Partial sums on the stack, with the one that a step is at.
+// Most partial sums on the stack at once, the current step's included.
 inline constexpr int kMaxPartials = 5;
 
-// sums[r, n] = sum_k x[r, k] W[n, k] for a cell: some rows and some consecutive blocks. An output's
-// operations have an order that depends on k alone, whatever the cell is.
+// sums[r, n] = sum_k x[r, k] W[n, k] for a cell: some rows and some consecutive blocks. The order
+// of an output's operations depends on k alone, whatever the cell.
 struct LinearTask {
   const void* weights;  // the first block; the next begins block_bytes further on
   int64_t block_bytes;
   int64_t padded_k;
   const void* x;     // [num_rows, x_stride] as LinearKernels says
-  int64_t x_stride;  // elements, padded_k or a little more; of codes so many groups
+  int64_t x_stride;  // in elements, padded_k or slightly more; for codes, in groups
   int64_t num_rows;
   int64_t num_blocks;
   const SumStep* steps;  // [num_steps]; the last ends at padded_k, the others at multiples of 64
   int num_steps;
-  float* sums;           // out: [num_rows, sums_stride], of each row num_blocks * 16
+  float* sums;           // out: [num_rows, sums_stride], num_blocks * 16 used per row
   int64_t sums_stride;   // floats
   int64_t plane_stride;  // floats from the results of slot i to those of slot i + 1
-  float* partials;       // scratch [num_rows, kMaxPartials, kMaxCellBlocks * 16]; one step: unused
-  bool scales_outputs;   // kPackedInt8: the sums are multiplied by the outputs' scales
+  float* partials;  // scratch [num_rows, kMaxPartials, kMaxCellBlocks * 16]; unused with one step
+  bool scales_outputs;  // kPackedInt8: the sums are multiplied by the outputs' scales
 };
 
-// Blocks that a kernel sums together, at most.
+// Most blocks that a kernel sums together.
 inline constexpr int kMaxCellBlocks = 3;
 
 struct LinearKernels {
   void (*run[kNumPackedFormats])(const LinearTask& task);
-  // How rows are stored: those of kPackedF32 as float32; of kPackedBf16 as bfloat16, or as float32
-  // of the same values; of 8-bit weights as IntRowGroups of int8 codes, or of int16 with those of
-  // each four neighbours in the order 0, 2, 1, 3; of 4-bit weights as those of int8 codes.
+  // How rows are stored for each weight format. kPackedF32: float32. kPackedBf16: bfloat16, or the
+  // same values as float32 (widens_bf16). 8-bit weights: IntRowGroups of int8 codes, or of int16
+  // codes with each four neighbours in the order 0, 2, 1, 3 (widens_int8). 4-bit weights:
+  // IntRowGroups of int8 codes.
   bool widens_bf16;
   bool widens_int8;
-  // 8-bit weights' codes are stored as signed bytes, less their offset.
+  // 8-bit codes are stored as signed bytes, after subtracting their offset.
   bool signed_int8;
 };
 

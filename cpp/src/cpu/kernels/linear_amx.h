@@ -1,6 +1,6 @@
-// The bfloat16 matrix product on AMX tiles, over a tile unit that may be the real one or, in tests,
-// plain loops. Each output is one tile element that meets its k in steps of 32 whatever the number
-// of rows is, so rows are invariant here too.
+// The bfloat16 matrix product on AMX tiles, over a tile unit that is the real one or, in tests,
+// plain loops. Each output is one tile element that takes k in steps of 32 whatever the number of
+// rows, so a row's result does not depend on the other rows.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace specdec::cpu {
 
-// Tile registers: sums of (16 rows | up to 16 more) x (block | next block), x of both groups of
-// rows, weights of both blocks.
+// Tile registers: sums of two groups of up to 16 rows by two blocks, x of both groups, and weights
+// of both blocks.
 enum AmxTile : int {
   kSums00,
   kSums01,
@@ -39,7 +39,7 @@ class AmxTiles {
   AmxTiles(const AmxTiles&) = delete;
   AmxTiles& operator=(const AmxTiles&) = delete;
 
-  // Gives the tiles of the second group of rows `rows1` rows (0: they are not used). Clears all.
+  // Configures the tiles of the second group for `rows1` rows (0: unused). Clears all tiles.
   void configure(int rows0, int rows1) {
     struct alignas(64) Config {
       uint8_t palette;
@@ -97,7 +97,7 @@ struct AmxSpan {
   int blocks;  // 1 or 2
 };
 
-// One step of k: x points at the span's first row, weights at its first block.
+// Multiplies one step of k: x points at the span's first row, weights at its first block.
 template <class Tiles>
 void amx_step(Tiles& tiles, const AmxSpan& span, const uint16_t* x, int64_t x_stride,
               const uint16_t* weights, int64_t block_stride) {
@@ -126,7 +126,7 @@ void amx_store_sums(Tiles& tiles, const AmxSpan& span, float* sums, int64_t stri
   if (span.blocks == 2) tiles.template store<kSums11>(sums + kAmxOutputs, stride_bytes);
 }
 
-// Folds the sums that a complete step has left at `from`, as it says.
+// Folds the sums that a complete step has left at `from`, as the step says.
 template <class Tiles>
 void amx_fold_sums(const SumStep& step, const TileSums& sums, SumsAt from, int64_t rows,
                    int64_t width) {

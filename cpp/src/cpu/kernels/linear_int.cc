@@ -36,7 +36,7 @@ constexpr int kGroupsOfRecord = kIntRecordDepth / kIntGroup;
 constexpr int kGroupScaleBytes = kIntHeaderBytes / kGroupsOfRecord;
 constexpr int64_t kWeightsL1Bytes = 24 << 10;  // of one group of blocks, between passes of rows
 
-// kInto: where a pass over the weights asks for those that come later.
+// kInto: the cache into which a pass over the weights prefetches later lines.
 template <PackedFormat kFormat, PrefetchInto kInto>
 struct IntFormat {
   static constexpr PrefetchInto kPrefetchInto = kInto;
@@ -54,12 +54,12 @@ struct IntFormat {
   using RowGroup = IntRowGroup<typename Dot::Code>;
 };
 
-// So few rows work on one block at a time: memory bounds them, not arithmetic. Products of 4-bit
-// codes are as many for half the bytes.
+// Up to this many rows work on one block at a time, because memory limits them rather than
+// arithmetic. 4-bit weights do as much arithmetic for half the bytes, so the limit is lower.
 template <class Format>
 constexpr int kSingleBlockRows = Format::kIsInt4 ? 1 : 4;
 
-// The place of a tile: the rows at its first row and k, the weights at its first block and k.
+// Pointers of a tile: the rows at its first row and k, the weights at its first block and k.
 template <class Format>
 struct IntSpan {
   const uint8_t* x;
@@ -67,8 +67,8 @@ struct IntSpan {
   const uint8_t* weights;  // a record
   int64_t block_bytes;
   StepSpan steps;
-  // For every line of weights used one is fetched, for later: from here on, a block's worth at a
-  // time, by so many bytes.
+  // Prefetches one line per line of weights used, starting here and moving by ahead_step bytes per
+  // block's worth.
   const uint8_t* ahead;
   int64_t ahead_step;
 };
@@ -80,7 +80,7 @@ struct IntDots {
 
 #if defined(SPECDEC_NEON)
 
-// Sums the span of k, step by step. A step is whole records.
+// Sums the span's k step by step. A step is whole records.
 template <class Format, int kRows, int kBlocks>
 void run_int_tile(const IntSpan<Format>& span, const TileSums& tile_sums) {
   static_assert(kBlocks == 1);
@@ -107,15 +107,15 @@ void run_int_tile(const IntSpan<Format>& span, const TileSums& tile_sums) {
 }
 #else
 
-// How many lines of a group are unrolled: all, since with a loop the compiler moves accumulators
-// around. Sets without vector registers that hold the sums would only compile for longer.
+// Lines of a group that are unrolled: all of them, since in a loop the compiler moves accumulators
+// around. Sets whose vector registers cannot hold the sums would only compile more slowly.
 #ifdef __AVX2__
 inline constexpr int kUnrolledLines = 8;
 #else
 inline constexpr int kUnrolledLines = 1;
 #endif
 
-// The integer sums of one group, and one fetch for each line.
+// Computes the integer sums of one group, prefetching one line per line used.
 template <class Format, int kRows, int kBlocks>
 inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint8_t* codes,
                                          const RowPointers<uint8_t>& x, const uint8_t* ahead) {
@@ -143,7 +143,8 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
       prefetch_line<Format::kPrefetchInto>(ahead + b * kLineBytes);
     }
     ahead += span.ahead_step;
-    asm("" : "+r"(ahead));  // not all of the group's addresses at once
+    // Keeps the compiler from computing all of the group's addresses at once
+    asm("" : "+r"(ahead));
 #pragma GCC unroll 2
     for (int i = 0; i < Format::kLineQuads; ++i) {
 #pragma GCC unroll 16
@@ -164,14 +165,14 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
   return dots;
 }
 
-// Sums before a group, which adds to them, and where they go afterwards.
+// Where a group's sums start from, and where they are stored.
 struct GroupSums {
   SumsAt from;
   SumsAt to;
 };
 
-// sums += the group's integer sums, scaled. Then they are folded kFolds times with the sums that
-// lie before them. `header` is where the group's scales are.
+// sums += the group's integer sums, scaled. The result is then folded kFolds times with the partial
+// sums before it. `header` points at the group's scales.
 template <class Format, bool kStarts, int kFolds, int kRows, int kBlocks>
 inline void add_group(const IntSpan<Format>& span, const IntDots<kRows, kBlocks>& dots,
                       const uint8_t* header, const RowPointers<uint8_t>& x, GroupSums sums) {
@@ -202,14 +203,14 @@ inline void add_group(const IntSpan<Format>& span, const IntDots<kRows, kBlocks>
       for (int f = 1; f <= kFolds; ++f) sum = load(from - f * kBlocks * kLanes) + sum;
       store(sums.to.data + b * kLanes, sum);
     }
-    // The compiler would compute the addresses of all rows first, and have no registers for them.
+    // Without this the compiler computes the addresses of all rows first and runs out of registers.
     sums.from.data += sums.from.stride;
     sums.to.data += sums.to.stride;
     asm("" : "+r"(sums.from.data), "+r"(sums.to.data));
   }
 }
 
-// Likewise, folded `num_folds` times.
+// The same with `num_folds` known only at run time.
 template <class Format, int kRows, int kBlocks>
 inline void add_last_group(int num_folds, const IntSpan<Format>& span,
                            const IntDots<kRows, kBlocks>& dots, const uint8_t* header,
@@ -226,7 +227,7 @@ inline void add_last_group(int num_folds, const IntSpan<Format>& span,
   }
 }
 
-// The sums of a step of no k: zeros, folded.
+// The sums of a step without any k: zeros, folded.
 inline void fold_zeros(int num_rows, int64_t width, int num_folds, const GroupSums& sums) {
   for (int r = 0; r < num_rows; ++r) {
     for (int64_t i = 0; i < width; i += kLanes) {
@@ -238,18 +239,18 @@ inline void fold_zeros(int num_rows, int64_t width, int num_folds, const GroupSu
   }
 }
 
-// Sums the span of k, step by step. A step is whole records.
+// Sums the span's k step by step. A step is whole records.
 template <class Format, int kRows, int kBlocks>
 void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
   constexpr int64_t kWidth = kBlocks * kLanes;
-  const IntSpan<Format> span = tile;  // copies, which stores to sums cannot change
+  const IntSpan<Format> span = tile;  // local copies, which stores to sums cannot alias
   const TileSums sums = tile_sums;
   StepSpan steps = tile.steps;
   const uint8_t* record = span.weights;
   RowPointers<uint8_t> x(span.x, span.x_stride);
   const uint8_t* ahead = span.ahead;
   do {
-    // `to` is for its last group, which folds it.
+    // The step's last group folds the sums into `to`.
     const SumsAt own = sums.unfinished(*steps.step, kWidth);
     const SumsAt to = sums.result(*steps.step, kWidth);
     bool starts = steps.starts;
@@ -307,7 +308,7 @@ IntTileFunction<Format> int_tile(int64_t rows, int64_t blocks) {
   return int_tile_of_rows<Format, 1>(rows, kSizes);
 }
 
-// sums *= the outputs' scales, of one block.
+// Multiplies the sums of one block by its outputs' scales.
 void scale_outputs(const LinearTask& task, int64_t block) {
   const char* scales = static_cast<const char*>(task.weights) + block * task.block_bytes;
   const F32x16 scale = load(reinterpret_cast<const float*>(scales));
@@ -317,7 +318,7 @@ void scale_outputs(const LinearTask& task, int64_t block) {
   }
 }
 
-// Takes all rows and all of k at once.
+// Runs all rows and all of k at once.
 template <class Format>
 IntSpan<Format> whole_span(const LinearTask& task) {
   IntSpan<Format> span{};
@@ -330,8 +331,8 @@ IntSpan<Format> whole_span(const LinearTask& task) {
   return span;
 }
 
-// Takes all rows in one pass over the weights. The weights are one stream from memory even where
-// two blocks are used side by side: the next two blocks are prefetched one after the other.
+// Runs all rows in one pass over the weights. The weights are one stream from memory even where two
+// blocks are used side by side: the next two blocks are prefetched one after the other.
 template <class Format>
 void run_one_pass(const LinearTask& task) {
   IntSpan<Format> span = whole_span<Format>(task);
@@ -346,8 +347,8 @@ void run_one_pass(const LinearTask& task) {
   }
 }
 
-// Takes several passes over some blocks, with a part of k at a time that stays in the L1 cache.
-// Each pass prefetches an equal share of the next part.
+// Runs several passes over some blocks, over a part of k at a time that stays in the L1 cache. Each
+// pass prefetches an equal share of the next part.
 template <class Format>
 void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64_t num_passes) {
   const IntSpan<Format> whole = whole_span<Format>(task);

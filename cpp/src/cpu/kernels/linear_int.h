@@ -34,13 +34,13 @@ inline constexpr int kInt4CodesBytes = 512;
 inline constexpr int kInt8Offset = 128;
 inline constexpr int kInt4Offset = 8;  // 0 with mins
 
-// A group of a row. All that a product needs of it lies together.
+// One group of a row. Everything that a product needs of the group is adjacent.
 template <class Code>
 struct IntRowGroup {
   Code codes[kIntGroup];
   float scale;
   int32_t start;  // -offset * (sum of the codes), with the weights' offset
-  float min;      // scale * (sum of the codes), by which the weights' mins count
+  float min;      // scale * (sum of the codes): the factor of the weights' mins
 };
 
 }  // namespace specdec::cpu

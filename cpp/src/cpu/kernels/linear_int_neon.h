@@ -1,16 +1,16 @@
 // A group's part of a tile on ARM64, one way for each set of instructions. Only for
 // kernels/linear_int.cc, which includes it in place of its own dot_group and add_group.
 //
-// A vector of 16 bytes holds four k of four outputs (a quarter of a block), which is the operand of
-// sdot; two of them zipped hold eight k of two outputs, which is that of smmla. Integer
-// sums are exact, so a number of rows may take whichever is shorter. The rows of a group stay in
-// registers while its quarters are summed one after the other, and a quarter's integers become
-// floats at once: so no integer sum goes through memory. All else that more than two rows need goes
-// through memory, or there would not be enough registers. Nothing is prefetched, since the weights
-// are a stream, which these processors follow by themselves.
+// A vector of 16 bytes holds four k of four outputs (a quarter of a block), the operand of sdot;
+// two such vectors zipped hold eight k of two outputs, the operand of smmla. Integer sums are
+// exact, so each number of rows uses whichever takes fewer instructions. The rows of a group stay
+// in registers while its quarters are summed one after the other, and a quarter's integers become
+// floats at once, so no integer sum goes through memory. With more than two rows, everything else
+// goes through memory for lack of registers. Nothing is prefetched: the weights are one stream,
+// which these processors prefetch by themselves.
 //
-// A vector of sums is called a slot. It is a row's four outputs, or, where smmla sums pairs of
-// rows, two outputs of both: o0r0 o0r1 o1r0 o1r1, then likewise of o2 and o3.
+// A vector of sums is called a slot. It is one row's four outputs, or, where smmla sums pairs of
+// rows, two outputs of both rows: o0r0 o0r1 o1r0 o1r1, then likewise o2 and o3.
 #pragma once
 
 #include <arm_neon.h>
@@ -20,13 +20,13 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-// Quarters that are summed together: for few rows all, whose weights are then loaded in pairs.
+// Quarters that are summed together. Few rows take all four, so that weights are loaded in pairs.
 template <int kRows>
 constexpr int kTogether = kAreFew<kRows> ? kQuarters
                           : kRows <= 4   ? 2
                                          : 1;
 
-// The float sums of a tile's rows in the step under way.
+// The float sums of a tile's rows in the current step.
 template <int kRows>
 struct StepSums {
   float32x4_t of[kQuarters][kSlots<kRows>];
@@ -40,7 +40,7 @@ struct QuarterDots {
 
 // --- The integer sums of quarters ---
 
-// The 4-bit codes of a vector: those of four k, and of the next four.
+// The 4-bit codes of a vector: four k in the low halves, the next four in the high halves.
 inline int8x16_t low_codes(int8x16_t w) { return vandq_s8(w, vdupq_n_s8(15)); }
 inline int8x16_t high_codes(int8x16_t w) {
   return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4));
@@ -61,7 +61,7 @@ inline int32x4_t dot_lane(int32x4_t acc, int8x16_t w, int8x16_t x, int lane) {
   }
 }
 
-// Vectors of weights that lie side by side.
+// Adjacent vectors of weights.
 template <int kOffset, int kCount>
 [[gnu::always_inline]] inline void load_quarters(const uint8_t* codes, int8x16_t (&w)[kCount]) {
   if constexpr (kCount == 1) {
@@ -72,7 +72,7 @@ template <int kOffset, int kCount>
   }
 }
 
-// Each row by itself.
+// One row at a time.
 template <class Format, int kRows>
 class DotsOfRows {
  public:
@@ -117,7 +117,7 @@ class DotsOfRows {
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 
-// Rows in pairs.
+// Rows in pairs, by smmla.
 template <class Format, int kRows>
 class DotsOfPairs {
  public:
@@ -173,7 +173,7 @@ class DotsOfPairs {
 
 #if !defined(__ARM_FEATURE_DOTPROD)
 
-// Products of two bytes, two of which a 16-bit lane holds: 2 * 128 * 127 < 2^15.
+// Products of bytes, summed in pairs in 16-bit lanes: 2 * 128 * 127 < 2^15.
 template <class Format, int kRows>
 class DotsByProducts {
  public:
@@ -243,7 +243,7 @@ using GroupDots = DotsOfRows<Format, kRows>;
 
 // --- Float sums ---
 
-// Scales or mins of a quarter's outputs as a slot has them.
+// A quarter's scales or mins, arranged as a slot has its outputs.
 template <int kRows, int kSlot>
 [[gnu::always_inline]] inline float32x4_t spread(float32x4_t outputs) {
   if constexpr (!kInPairs<kRows>) return outputs;
@@ -311,7 +311,8 @@ template <class Format, int kRows>
   const Factors<Format, kRows>* factors = &of_rows;
   each<kQuarters / kTogether<kRows>>([&](auto part) SPECDEC_INLINE {
     constexpr int kFirst = part * kTogether<kRows>;
-    // Without this the compiler would keep the factors in registers, and move rows onto the stack.
+    // Keeps the compiler from holding the factors in registers, which would spill rows to the
+    // stack.
     if constexpr (!kAreFew<kRows>) asm("" : "+r"(factors));
     const QuarterDots<kRows> dots = rows.quarters(codes + 16 * kFirst, *factors);
     each<kTogether<kRows>>([&](auto i) SPECDEC_INLINE {
@@ -320,7 +321,7 @@ template <class Format, int kRows>
   });
 }
 
-// What a step has summed so far: zeros, or what an earlier part of k has left.
+// A step's sums so far: zeros, or the sums of an earlier part of k.
 template <int kRows>
 inline void begin_step(bool starts, const SumsAt& from, StepSums<kRows>& sums) {
   const auto row = [&](int q, int r) {
@@ -339,7 +340,7 @@ inline void begin_step(bool starts, const SumsAt& from, StepSums<kRows>& sums) {
   });
 }
 
-// Leaves a step's sums at `to`, folded num_folds times with those that lie before `own`.
+// Stores a step's sums at `to`, folded num_folds times with the partial sums before `own`.
 template <int kRows>
 inline void end_step(const StepSums<kRows>& sums, int num_folds, const SumsAt& own,
                      const SumsAt& to) {

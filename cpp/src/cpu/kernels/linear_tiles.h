@@ -1,9 +1,9 @@
 // Loops of the matrix product around a register tile of rows x blocks of 16 outputs. Only for
 // kernels/linear.cc.
 //
-// Each output is one accumulator that meets the k of a step in order. Splitting k elsewhere only
-// moves the accumulator through memory, exactly, so neither the tile's shape nor any blocking shows
-// in the result.
+// Each output is one accumulator that takes the k of a step in order. Splitting k elsewhere only
+// moves the accumulator through memory, exactly, so neither the tile's shape nor any blocking
+// changes the result.
 //
 // A few rows (Dot::kOnePassRows) take one pass over the weights, block after block: the thread
 // reads one stream from end to end, which is what memory does fastest. More rows take several
@@ -22,7 +22,7 @@ namespace {
 constexpr int kMaxTileRows = 16;
 constexpr int kMaxTileBlocks = kMaxCellBlocks;
 
-// The place of a tile: x at its first row and k, packed weights at its first block and k.
+// Pointers of a tile: x at its first row and k, packed weights at its first block and k.
 template <class X, class W>
 struct TileSpan {
   const X* x;
@@ -50,8 +50,9 @@ inline void load_tile(SumsAt from, TileAcc<kRows, kBlocks>& acc) {
   }
 }
 
-// Folds a tile kFolds times, with the sums at `left` and those before them, on its way to `to`. The
-// compiler would compute the addresses of all rows first, and keep them on the stack.
+// Folds a tile kFolds times with the sums at `left` and the ones before, and stores it at `to`.
+// Without the asm the compiler would compute the addresses of all rows first and keep them on the
+// stack.
 template <int kFolds, int kRows, int kBlocks>
 inline void store_tile(const TileAcc<kRows, kBlocks>& acc, SumsAt left, SumsAt to) {
 #pragma GCC unroll 16
@@ -69,8 +70,8 @@ inline void store_tile(const TileAcc<kRows, kBlocks>& acc, SumsAt left, SumsAt t
   }
 }
 
-// The sums of a complete step to where they belong. One loop for each number of folds: processors
-// guess which store a load waits for by the load's place in the program.
+// Stores the sums of a complete step. There is one loop per number of folds, because processors
+// predict which store a load depends on by the load's address in the program.
 template <int kRows, int kBlocks>
 inline void fold_tile(const SumStep& step, const TileSums& sums,
                       const TileAcc<kRows, kBlocks>& acc) {
@@ -89,7 +90,7 @@ inline void fold_tile(const SumStep& step, const TileSums& sums,
   }
 }
 
-// Sums the span of k, step by step.
+// Sums the span's k step by step.
 template <class Dot, int kRows, int kBlocks>
 void run_tile(const SpanOf<Dot>& span, const TileSums& tile_sums) {
   using X = typename Dot::X;
@@ -119,8 +120,8 @@ void run_tile(const SpanOf<Dot>& span, const TileSums& tile_sums) {
     } else {
       load_tile<kRows, kBlocks>(sums.unfinished(step, kWidth), acc);
     }
-    // The loop of a large tile takes all registers. The compiler would keep the rest in vector
-    // registers, where getting at a value waits for the products before it.
+    // The loop of a large tile takes all registers. The compiler would keep the other variables in
+    // vector registers, where reading a value waits for the products before it.
     if constexpr (kIsLarge) asm("" : "+r"(k), "+m"(steps), "+m"(sums), "+m"(step));
     for (; k > 0; k -= kUnroll * Dot::kStep) {
 #pragma GCC unroll 4
@@ -157,7 +158,8 @@ void run_tile(const SpanOf<Dot>& span, const TileSums& tile_sums) {
 template <class Dot>
 using TileFunction = void (*)(const SpanOf<Dot>&, const TileSums&);
 
-// Null for tiles that the loops below never need: one pass has one block, several have few rows.
+// Null for tiles that the loops below never use: a single pass has one block, several passes have
+// few rows.
 template <class Dot, int kRows, int kBlocks>
 constexpr TileFunction<Dot> tile_or_null() {
   constexpr int kMost = kBlocks == 1 ? Dot::kOnePassRows : Dot::kPassRows;
@@ -188,7 +190,7 @@ TileFunction<Dot> tile_function(int rows, int blocks) {
   return kTiles[rows - 1][blocks - 1];
 }
 
-// Takes all rows at once, block after block.
+// Runs all rows at once, block after block.
 template <class Dot>
 void run_one_pass(const LinearTask& task) {
   using X = typename Dot::X;
@@ -206,8 +208,8 @@ void run_one_pass(const LinearTask& task) {
   }
 }
 
-// Takes several passes over the blocks of a group, one part of k after the other. Each pass
-// prefetches an equal share of the next part, so that memory is kept busy evenly.
+// Runs several passes over the blocks of a group, one part of k after the other. Each pass
+// prefetches an equal share of the next part, so that memory is kept evenly busy.
 template <class Dot>
 void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t num_passes) {
   using X = typename Dot::X;
@@ -246,7 +248,7 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
   }
 }
 
-// The dots are the same but for where a single pass and several prefetch into.
+// The two dots differ only in the cache that they prefetch into.
 template <class OnePassDot, class Dot>
 void run_tiles(const LinearTask& task) {
   if (task.num_rows <= Dot::kOnePassRows) return run_one_pass<OnePassDot>(task);

@@ -6,7 +6,7 @@
 namespace specdec::cpu::SPECDEC_ISA {
 
 // e^x within 2e-7 relative. Results below the smallest normal number are 0 (so e^-inf is exactly
-// 0), those above the largest are infinity.
+// 0), results above the largest are infinity.
 inline F32x16 exp(F32x16 x) {
   // e^x = 2^n e^r with |r| <= ln(2) / 2; ln(2) in two parts makes r exact to well below one ulp.
   const F32x16 n = round_even(x * broadcast(0x1.715476p+0f));

@@ -4,8 +4,8 @@
 struct U32x16 {
   uint32x4_t q[kQuarters];
 };
-// op(quarter of a, quarter of others...) for each quarter, whatever it gives: a quarter of words or
-// of floats.
+// Applies op(quarter of a, quarter of others...) to each quarter; Result is made of words or of
+// floats, as op returns.
 template <class Result, class Op, class First, class... Others>
 inline Result each_quarter(Op op, First a, Others... others) {
   return {{op(a.q[0], others.q[0]...), op(a.q[1], others.q[1]...), op(a.q[2], others.q[2]...),

@@ -261,8 +261,8 @@ inline F32x16 log1p_reduced(F32x16 f) {
   return fma(square * f, p, fma(square, broadcast(-0.5f), f));
 }
 
-// log(x) for positive normal x. Where x lies in [sqrt(1/2), sqrt(2)), `x_minus_1` is used in place
-// of x - 1: the caller may know it more precisely than x tells.
+// log(x) for positive normal x. For x in [sqrt(1/2), sqrt(2)), `x_minus_1` replaces x - 1, because
+// the caller may know it more precisely.
 inline F32x16 log_positive(F32x16 x, F32x16 x_minus_1) {
   constexpr uint32_t kSqrtHalf = 0x3F3504F3u;
   const U32x16 above = bits_of(x) + broadcast_u32(0u - kSqrtHalf);

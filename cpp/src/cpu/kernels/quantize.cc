@@ -11,12 +11,14 @@ constexpr float kLargestHalf = 65504.0f;
 // float16 scale, and its reciprocal is finite.
 constexpr float kLeast = 0x1p-100f;
 
-// Nothing below is fused: products and sums round one by one, in the same way on every machine.
+// No operation below is fused: products and sums round one by one, in the same way on every
+// machine.
 struct Group {
   F32x16 a, b;
 };
 
-// Bits of the float16 nearest to x, ties to even; values that are too large become the largest.
+// Bits of the float16 nearest to x, ties to even. Values that are too large become the largest
+// float16.
 uint16_t to_half(float x) {
   const float magnitude = __builtin_fabsf(x);
   const uint16_t sign = __builtin_signbit(x) ? 0x8000 : 0;
@@ -44,7 +46,8 @@ uint16_t to_half_above(float x) {
   return from_half(half) < x && half < 0x7bff ? half + 1 : half;
 }
 
-// 32 values from x[begin] on. Past the end the first value is repeated, which changes no extreme.
+// 32 values from x[begin] on. Past the end the first value is repeated, which changes neither
+// extreme.
 Group load_group(const QuantizeTask& task, int64_t begin) {
   const int64_t left = task.dim - begin;
   const int size = task.element == kElementF32 ? 4 : 2;
@@ -126,7 +129,7 @@ void quantize_int8_grouped_min(const QuantizeTask& task) {
   }
 }
 
-// --- 4 bits: tries a few ways to place the levels, each with its best scale ---
+// --- 4 bits: tries a few placements of the levels, each with its best scale ---
 
 // Levels -8 to 7. The scale's sign puts the largest magnitude on the longer side.
 uint16_t fit_scale(Group x) {

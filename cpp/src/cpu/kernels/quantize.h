@@ -1,5 +1,5 @@
-// Weights into the codes of linear_int.h, a row of W at a time. Plain aggregates only: see
-// kernel_table.h.
+// Quantises weights into the codes of linear_int.h, a row of W at a time. Plain aggregates only:
+// see kernel_table.h.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ struct QuantizeTask {
   const void* x;  // [dim]
   WeightElement element;
   int64_t dim;
-  uint8_t* codes;       // out [dim rounded up to 32], those past dim of no meaning
-  uint16_t* scales;     // out [groups of 32] float16, of grouped formats
-  uint16_t* mins;       // out [groups of 32] float16, of formats with mins
-  float* output_scale;  // out, of kInt8
+  uint8_t* codes;       // out [dim rounded up to 32]; codes past dim mean nothing
+  uint16_t* scales;     // out [groups of 32] float16, grouped formats only
+  uint16_t* mins;       // out [groups of 32] float16, formats with mins only
+  float* output_scale;  // out, kInt8 only
 };
 
 // By PackedFormat, null for floats. Scales and mins are rounded to their stored form before codes

@@ -1,5 +1,5 @@
-// What rows multiply a group's integer sums by on ARM64, and what those sums begin with. Only for
-// kernels/linear_int_neon.h, which says what slots and quarters are.
+// The factors of a group's integer sums on ARM64, one set per row, and the values that the sums
+// start from. Only for kernels/linear_int_neon.h, which defines slots and quarters.
 #pragma once
 
 #include <arm_neon.h>
@@ -7,8 +7,8 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-// body(0) to body(kCount - 1), each with a constant. The compiler unrolls loops too late to keep
-// the arrays that they index in registers.
+// Calls body(0) to body(kCount - 1), each with a constant. The compiler unrolls loops too late to
+// keep arrays that they index in registers.
 template <class Body, int... kIndex>
 [[gnu::always_inline]] inline void each_of(std::integer_sequence<int, kIndex...>, Body&& body) {
   (body(std::integral_constant<int, kIndex>()), ...);
@@ -27,19 +27,19 @@ template <int kRows>
 constexpr bool kInPairs = false;
 #endif
 template <int kRows>
-constexpr int kPairs = (kRows + 1) / 2;  // the last of an odd number of rows is its own partner
+constexpr int kPairs = (kRows + 1) / 2;  // an odd last row is its own partner
 template <int kRows>
 constexpr int kSlots = kInPairs<kRows> ? 2 * kPairs<kRows> : kRows;
 template <int kRows>
 constexpr int kSecondOf(int pair) {
   return 2 * pair + 1 < kRows ? 2 * pair + 1 : 2 * pair;
 }
-// So few rows that registers hold everything.
+// Whether there are so few rows that registers hold everything.
 template <int kRows>
 constexpr bool kAreFew = kRows <= 2;
 
-// Two vectors side by side by one instruction, which g++ makes of two only where it happens to
-// have them in the registers for it.
+// Loads two adjacent vectors by one instruction. g++ does so by itself only where it happens to
+// have them in suitable registers.
 template <int kOffset, class Vector>
 [[gnu::always_inline]] inline void load_two(const void* from, Vector& first, Vector& second) {
   const Vector* at = reinterpret_cast<const Vector*>(static_cast<const char*>(from) + kOffset);
@@ -47,7 +47,7 @@ template <int kOffset, class Vector>
   first = at[0];
   second = at[1];
 #else
-  Vector a, b;  // by these the compiler sees that elements of arrays need no memory
+  Vector a, b;  // separate variables show the compiler that array elements need no memory
   asm("ldp %q0, %q1, [%2, %3]"
       : "=w"(a), "=w"(b)
       : "r"(from), "i"(kOffset), "m"(at[0]), "m"(at[1]));
@@ -56,23 +56,24 @@ template <int kOffset, class Vector>
 #endif
 }
 
-// Has the compiler compute both before it stores either, so that one instruction stores them.
+// Makes the compiler compute both vectors before it stores either, so that one instruction stores
+// them.
 template <class Vector>
 [[gnu::always_inline]] inline void store_together(const Vector& first, Vector& second) {
   asm("" : "+w"(second) : "w"(first));
 }
 
-// Codes of 8 bits are signed here and leave nothing to correct.
+// 8-bit codes are signed here, so their sums need no start value.
 template <class Format>
 constexpr bool kHasStarts = Format::kIsInt4 && Format::kOffset != 0;
 
 // Each class below has
-//   begin        what the integer sums of the slots begin with, where the format has such starts
+//   begin        sets the integer sums of the slots to their start values, where the format has any
 //   times_scale  v * the slot's scales of rows
 //   add_scaled   sum + v * the slot's scales of rows, rounded once
 //   add_mins     sum + v * the slot's mins of rows, rounded once
 
-// Few rows, each by itself.
+// Few rows, one at a time.
 template <class Format, int kRows>
 class FewRowFactors {
  public:
@@ -111,7 +112,7 @@ template <class Format>
   return vcombine_f32(vld1_f32(&group_of<Format>(x, row).scale), vdup_n_f32(0.0f));
 }
 
-// Rows, a lane each.
+// Rows, one per lane.
 template <class Format, int kRows>
 class RowFactors {
  public:
@@ -184,8 +185,8 @@ class PairFactors {
       starts_[p] = starts[p];
     });
   }
-  // Loads a pair's starts once for each of its slots, together with those of the next pair: a copy
-  // would be one more instruction.
+  // Loads a pair's start values once for each of its slots, together with the next pair's: copying
+  // them would take one more instruction.
   [[gnu::always_inline]] void begin(int32x4_t (&dots)[kSlots<kRows>]) const {
     each<2>([&](auto side) SPECDEC_INLINE {
       each<kPairs<kRows> / 2>([&](auto two) SPECDEC_INLINE {
@@ -220,7 +221,7 @@ using Factors = std::conditional_t<
     kAreFew<kRows>, FewRowFactors<Format, kRows>,
     std::conditional_t<kInPairs<kRows>, PairFactors<Format, kRows>, RowFactors<Format, kRows>>>;
 
-// What the integer sums of a quarter begin with.
+// Start values of a quarter's integer sums.
 template <class Format, int kRows, class OfRows>
 [[gnu::always_inline]] inline void begin_dots(const OfRows& factors,
                                               int32x4_t (&dots)[kSlots<kRows>]) {

@@ -1,5 +1,5 @@
-// Where the rows of a register tile are. Only for the files of matrix products, each of which has
-// its own copy.
+// Addresses of the rows of a register tile. Only for the files of matrix products, each of which
+// has its own copy.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,9 @@
 namespace specdec::cpu {
 namespace {
 
-// Row r of a tile lies at base + r * stride. The compiler would keep a pointer for every row and
-// run out of registers; this gives it addresses that a processor computes as it loads.
+// Row r of a tile is at base + r * stride. Left to itself, the compiler keeps a pointer for every
+// row and runs out of registers; this class gives it addresses that the processor computes as it
+// loads.
 template <class X>
 class RowPointers {
  public:
@@ -21,7 +22,7 @@ class RowPointers {
         s7_(7 * stride) {
     asm("" : "+r"(s1_), "+r"(s3_), "+r"(s5_), "+r"(s7_));
   }
-  // From here on the compiler no longer knows that the bases only ever move by `step`.
+  // Hides from the compiler that the bases only ever move by `step`.
   void advance(int step) {
     low_ += step;
     high_ += step;
@@ -55,7 +56,7 @@ class RowPointers {
   int64_t s1_, s3_, s5_, s7_;
 };
 
-// A row's group, of those that `x` is at. Always inline: a call would spill the accumulators.
+// Row `row`'s group at the current k of `x`. Always inline: a call would spill the accumulators.
 template <class Format>
 [[gnu::always_inline]] inline const typename Format::RowGroup& group_of(
     const RowPointers<uint8_t>& x, int row) {

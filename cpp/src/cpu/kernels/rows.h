@@ -1,5 +1,5 @@
-// Rows on their way into a matrix product: gathered, normalised, converted. Plain aggregates only:
-// see kernel_table.h.
+// Prepares rows for a projection: gathers, normalises and converts them. Plain aggregates only: see
+// kernel_table.h.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,24 @@ struct RowsTask {
   bool x_bf16 = false;
   const int32_t* row_ids = nullptr;  // row i is row row_ids[i] of x; null: row i
   int64_t dim;
-  RowNorm norm = kNoNorm;         // of float32 rows
+  RowNorm norm = kNoNorm;         // only for float32 rows
   const float* weight = nullptr;  // [dim], with a norm
   const float* bias = nullptr;    // [dim], or null
   float eps = 0.0f;
   int64_t row_begin = 0;
   int64_t row_end;
   void* out;                // [*, out_stride], elements past dim are zero
-  int64_t out_stride;       // elements, at least dim; of codes IntRowGroups
+  int64_t out_stride;       // in elements, at least dim; for codes, in IntRowGroups
   bool accumulate = false;  // to_f32: added to what out holds
-  int code_offset = 0;      // codes: of the weights' codes (IntRowGroup::start)
+  int code_offset = 0;      // codes only: the weights' code offset (IntRowGroup::start)
 };
 
 struct RowsKernels {
   void (*to_f32)(const RowsTask& task);
   void (*to_bf16)(const RowsTask& task);
   void (*to_widened_bf16)(const RowsTask& task);  // rounded to bfloat16, stored as float32
-  // For each 32 elements: scale = largest magnitude / 127 and codes = round(x / scale), ties to
-  // even. Elements are float32 here, bfloat16 ones widened; their codes depend on them alone.
+  // Per 32 elements: scale = largest magnitude / 127 and codes = round(x / scale), ties to even.
+  // Elements are float32 here, bfloat16 ones widened; an element's code depends on its group alone.
   void (*to_int8)(const RowsTask& task);
   void (*to_widened_int8)(const RowsTask& task);  // likewise, in int16: see LinearKernels
 };

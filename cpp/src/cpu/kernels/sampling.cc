@@ -8,7 +8,8 @@ namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
 constexpr int kVectors = kSamplingBlock / kLanes;
-constexpr int kChunk = 4096;  // elements of a partial sum, which has one base and stays in L1
+// Elements per partial sum; each sum has its own base, and the chunk stays in L1
+constexpr int kChunk = 4096;
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLowest = -__FLT_MAX__;
 // A bound above every value of the noise, and the least step that covers the rounding of two
@@ -55,7 +56,8 @@ inline void store_block(float* out, const Block& block) {
 }
 
 RowMaximum argmax(const float* x, int count) {
-  // Finds the best chunk and then its first maximum: an index for each lane would double the work.
+  // Finds the best chunk first, then its first maximum: keeping an index per lane would double the
+  // work.
   RowMaximum best = {-kInfinity, -1};
   int best_chunk = 0;
   for (int chunk = 0; chunk < count; chunk += kChunk) {
@@ -120,7 +122,7 @@ ExpSum exp_sum(const float* x, int count) {
     const int end = count - chunk < kChunk ? count : chunk + kChunk;
     const ExpSum part = chunk_exp_sum(x, chunk, end, count);
     if (part.sum == 0.0) continue;
-    // In double, so that the chunks' bases do not show in the result.
+    // In double, so that the chunks' bases do not affect the result.
     if (part.max > total.max) {
       total.sum *= __builtin_exp(static_cast<double>(total.max) - part.max);
       total.max = part.max;
@@ -179,7 +181,7 @@ PhiloxKey key_of(DrawNoise noise) {
 }
 
 // The words of tokens [first, first + 64), in order: token t takes word t % 4 of counter t / 4.
-// Lane 4 L + k starts with counter 4 k + L, so that transposing the quads puts them in order.
+// Lane 4 L + k starts with counter 4 k + L, so that transposing the quads puts the words in order.
 void words_of_block(int first, DrawNoise noise, U32x16 (&words)[kVectors]) {
   static constexpr uint32_t kCounterOfLane[kLanes] = {0, 4, 8,  12, 1, 5, 9,  13,
                                                       2, 6, 10, 14, 3, 7, 11, 15};
@@ -196,7 +198,7 @@ void clear(RowMaximum* best, int num_best) {
   for (int i = 0; i < num_best; ++i) best[i] = {-kInfinity, -1};
 }
 
-// Inserts after all entries that are not less. The last entry must be less.
+// Inserts the entry after all entries that are not less. The last entry must be less; it drops out.
 void insert(RowMaximum* best, int num_best, RowMaximum entry) {
   int place = num_best - 1;
   for (; place > 0 && best[place - 1].value < entry.value; --place) best[place] = best[place - 1];
@@ -208,7 +210,7 @@ void draw(const float* x, float divisor, int count, DrawCutoff cutoff, DrawNoise
   clear(best, num_best);
   const RowMaximum& last = best[num_best - 1];
   const F32x16 divisors = broadcast(divisor);
-  // -inf itself is never drawn.
+  // A logit of -inf is never drawn.
   const F32x16 lowest = broadcast(cutoff.value > kLowest ? cutoff.value : kLowest);
   for (int begin = 0; begin < count; begin += kSamplingBlock) {
     const Block block =
@@ -219,7 +221,7 @@ void draw(const float* x, float divisor, int count, DrawCutoff cutoff, DrawNoise
     if (mask_at_least(maxima + broadcast(kMaxNoise), target) == 0) continue;
     U32x16 words[kVectors];
     words_of_block(begin, noise, words);
-    // A bound before any logarithm: each lane's greatest value with its least word.
+    // A cheap bound before any logarithm: each lane's greatest value with its least word.
     const U32x16 least_words = min(min(words[0], words[1]), min(words[2], words[3]));
     const F32x16 bound = maxima + (gumbel_noise(least_words) + broadcast(kNoiseMargin));
     if (mask_at_least(bound, target) == 0) continue;

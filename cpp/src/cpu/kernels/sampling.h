@@ -7,13 +7,13 @@
 
 namespace specdec::cpu {
 
-// block_maxima keeps the maximum of every so many tokens.
+// Tokens per maximum of block_maxima.
 inline constexpr int kSamplingBlock = 64;
 
-// Far above any real logit, and finite, so that the difference of two logits is a number, too.
+// Far above any real logit, and finite, so that the difference of two logits is finite, too.
 inline constexpr float kMaxLogit = 1e30f;
 
-// The maximum of a row and the lowest index that has it. Index -1 (value -inf): no element is above
+// The maximum of a row and the lowest index that has it. Index -1 (value -inf): every element is
 // -inf.
 struct RowMaximum {
   float value;
@@ -53,8 +53,8 @@ struct SamplingKernels {
   // outputs have room for `count`; block_max as block_maxima(x) gives it.
   int (*collect_at_least)(const float* x, const float* block_max, int count, float threshold,
                           int32_t* indices, float* values);
-  // best[0, num_best) = the greatest x[i] / divisor + noise(i) over the elements the cutoff lets
-  // through, greatest first; index -1 where there are no more.
+  // best[0, num_best) = the greatest x[i] / divisor + noise(i) over the elements that the cutoff
+  // keeps, greatest first; index -1 for missing entries.
   void (*draw)(const float* x, float divisor, int count, DrawCutoff cutoff, DrawNoise noise,
                RowMaximum* best, int num_best);
   // The same over a list of tokens in rising order; a token's noise is that of `draw`, bit for bit.

@@ -2,7 +2,8 @@
 // (SPECDEC_ISA is the namespace). Operations and reduction trees are the same on all of them.
 //
 // Include nothing here, or in any file that includes this one, whose inline functions other files
-// use too: the linker keeps one copy of an inline function, and it must not be the AVX-512 one.
+// use, too: the linker keeps one copy of an inline function, and that copy must not be the AVX-512
+// one.
 #pragma once
 
 #include <cstdint>
@@ -80,7 +81,8 @@ inline F32x16 round_even(F32x16 a) {
 }
 // a * 2^n for integral n in [-126, 128] and a in [0.5, 2).
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
-// a * 2^n for integral n <= 0 and a in [0.5, 2), as good as 0 (and 0 from -150 on) below n = -126.
+// a * 2^n for integral n <= 0 and a in [0.5, 2). Below n = -126 the result is negligible, from -150
+// on it is 0.
 inline F32x16 scale_down(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // a = mantissa * 2^exponent with the mantissa in [1, 2), for normal positive a.
 inline F32x16 mantissa_of(F32x16 a) {
@@ -169,7 +171,7 @@ inline __m256 power_of_two(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
-  // 2^128 is no float: there, a is doubled first.
+  // 2^128 is no float, so a is doubled for it.
   const F32x16 low = min(n, broadcast(127.0f));
   return fma(a, n - low, a) * F32x16{power_of_two(low.lo), power_of_two(low.hi)};
 }
@@ -203,8 +205,8 @@ inline void store_bf16(uint16_t* p, F32x16 a) {
                       _mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0)));
 }
 
-#else  // the compiler's own vectors, which it lowers to what the target has (SSE2, NEON), with
-       // instructions of NEON where it has better ones
+#else  // the compiler's own vectors, which it lowers to the target's (SSE2, NEON), with
+       // NEON instructions where they are better
 
 // Quarters, because g++ keeps vectors wider than the target's in memory.
 inline constexpr int kQuarters = 4;
@@ -274,8 +276,8 @@ inline F32x16 abs(F32x16 a) {
   return by_quarter([](FloatQuarter x) { return (FloatQuarter)((WordQuarter)x & 0x7fffffffu); }, a);
 }
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
-  // Clamped first: converting a float an int cannot hold is undefined. 2^128 is no float either:
-  // there, a is doubled.
+  // Clamped first, because converting a float that an int cannot hold is undefined. 2^128 is no
+  // float either, so a is doubled for it.
   const F32x16 clamped = min(max(n, broadcast(-126.0f)), broadcast(127.0f));
   const F32x16 doubled = select_less(broadcast(127.0f), n, a + a, a);
   return by_quarter(
@@ -429,7 +431,7 @@ inline float reduce_max(F32x16 a) {
 }
 #endif
 
-// Thirty-two bfloat16 at p: a, then b. Numbers below the smallest normal one may become 0.
+// Thirty-two bfloat16 at p: a, then b. Subnormal numbers may become 0.
 inline void store_bf16(uint16_t* p, F32x16 a, F32x16 b) {
 #if defined(__AVX512BF16__)
   _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b.v, a.v)));

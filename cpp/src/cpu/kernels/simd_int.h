@@ -71,8 +71,8 @@ struct Int4Dot : Int8Dot {
 
 #else
 
-// The compiler would add products in another order, which keeps all of them until the end: there
-// are not enough registers for that.
+// Keeps the order of the additions. The compiler would choose one that keeps all products until the
+// end, for which there are not enough registers.
 inline __m512i in_order(__m512i sum) {
   asm("" : "+v"(sum));
   return sum;
@@ -101,8 +101,8 @@ struct Int8Dot {
   }
 };
 
-// A 16-bit lane sums the products of two k in each of a group's eight quads. They fit: codes are at
-// most 15 and factors at least -128, so the sum is at least 8 * 2 * 15 * -128 = -30720.
+// A 16-bit lane sums the products of two k in each of a group's eight quads. The sums fit: codes
+// are at most 15 and factors at least -128, so a sum is at least 8 * 2 * 15 * -128 = -30720.
 struct Int4Dot {
   using Code = int8_t;
   struct Sums {
@@ -222,7 +222,7 @@ struct Int8Dot {
   }
 };
 
-// In 16 bits, as with AVX-512.
+// Sums in 16 bits, as with AVX-512.
 struct Int4Dot {
   using Code = int8_t;
   struct Sums {
@@ -280,7 +280,7 @@ inline void store_bytes(void* p, F32x16 a) {
   vst1q_s8(static_cast<int8_t*>(p), vcombine_s8(vmovn_s16(vcombine_s16(words[0], words[1])),
                                                 vmovn_s16(vcombine_s16(words[2], words[3]))));
 }
-// Sums of products: linear_int_neon.h.
+// linear_int_neon.h computes the sums of products.
 struct Int8Dot {
   using Code = int8_t;
 };
@@ -291,7 +291,7 @@ using Int4Dot = Int8Dot;
 inline F32x16 load_half(const uint16_t* p) {
   float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) {
-    // The float with the same bits is 2^-112 of the value, also where the half is subnormal.
+    // The float with the same bits is 2^-112 times the value, also where the half is subnormal.
     const uint32_t magnitude = (p[i] & 0x7fffu) << 13;
     const bool finite = (p[i] & 0x7c00u) != 0x7c00u;
     const float value =

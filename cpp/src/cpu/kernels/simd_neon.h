@@ -1,5 +1,5 @@
-// The operations of F32x16 for which NEON has instructions that the compiler would not find. Only
-// for simd.h, which includes it in its namespace.
+// Operations of F32x16 for which NEON has instructions that the compiler does not find. Only for
+// simd.h, which includes this file in its namespace.
 #pragma once
 
 // a * b + c, rounded once.

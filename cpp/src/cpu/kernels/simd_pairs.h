@@ -29,8 +29,8 @@ inline F32x16 dot_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
 #elif defined(SPECDEC_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define SPECDEC_MULTIPLIES_BF16_PAIRS 1
 
-// bfdot has a rounding of its own: it adds the two products of a pair, then that sum, each rounded
-// to odd, and takes numbers below the smallest normal one for 0.
+// bfdot rounds differently: it adds the two products of a pair, then adds that sum, rounding each
+// to odd, and flushes subnormal numbers to 0.
 struct Bf16Pairs {
   bfloat16x8_t q[kQuarters];
 };
@@ -43,7 +43,7 @@ inline Bf16Pairs load_pairs(const void* p) {
 inline Bf16Pairs broadcast_pair(const void* p) {
   uint32_t word;
   __builtin_memcpy(&word, p, sizeof(word));
-  // g++ 12 makes an instruction of float16 of a vector of constants.
+  // g++ 12 would use a float16 instruction for a vector of constants.
   if (__builtin_constant_p(word)) asm("" : "+r"(word));
   const bfloat16x8_t pair = vreinterpretq_bf16_u32(vdupq_n_u32(word));
   return {{pair, pair, pair, pair}};

@@ -9,7 +9,7 @@
 namespace specdec::cpu {
 namespace {
 
-// A part of k, and the step in which it begins.
+// A part of k, and the step in which the part begins.
 struct StepSpan {
   const SumStep* step;
   const SumStep* steps_end;
@@ -27,16 +27,16 @@ inline StepSpan step_span(const LinearTask& task, int64_t k, int64_t end) {
       .step = step, .steps_end = task.steps + task.num_steps, .starts = starts, .k = k, .end = end};
 }
 
-// How much of the span's step is in the span.
+// The k of the current step that is within the span.
 inline int64_t k_of_step(const StepSpan& span) {
   return (span.step->end < span.end ? span.step->end : span.end) - span.k;
 }
 
-// Once that much was summed: whether the step is complete.
+// Whether summing k_of_step() completes the step.
 inline bool completes_step(const StepSpan& span) { return span.step->end <= span.end; }
 
-// Goes on to the next step; false when the span is done. Steps of no k belong to what ends where
-// they are.
+// Goes on to the next step; false when the span is done. A step without any k belongs to the span
+// that ends at its k.
 inline bool next_step(StepSpan& span) {
   span.k = span.step->end;
   span.starts = true;
@@ -44,15 +44,15 @@ inline bool next_step(StepSpan& span) {
   return span.step != span.steps_end && (span.k < span.end || span.step->end == span.k);
 }
 
-// Sums of a tile's rows, some floats each: row r at data + r * stride.
+// Sums of a tile's rows: row r at data + r * stride.
 struct SumsAt {
   float* data;
   int64_t stride;
 };
 
-// Where the sums of a tile, `width` floats of each row, are.
+// Where the sums of a tile are stored, `width` floats per row.
 struct TileSums {
-  float* out;  // of the first sum that is left; the next ones lie plane_stride further on
+  float* out;  // first result; the next ones are plane_stride further on
   int64_t out_stride;
   int64_t plane_stride;
   float* partials;  // [rows, kMaxPartials, width]
@@ -64,7 +64,7 @@ struct TileSums {
     if (!step.is_left) return partial(step.slot, width);
     return {out + step.slot * plane_stride, out_stride};
   }
-  // Of a step that is not complete.
+  // Where the sums of an incomplete step are kept.
   SumsAt unfinished(const SumStep& step, int64_t width) const {
     if (step.num_folds == 0) return result(step, width);
     return partial(step.slot + step.num_folds, width);

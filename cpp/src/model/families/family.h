@@ -1,5 +1,5 @@
-// The families of networks: what each reads from config.json and how it calls its tensors. A family
-// is a file here and a line in families.cc.
+// The families of networks: what each reads from config.json, and its tensor names. A family is one
+// file here and one line in families.cc.
 #pragma once
 
 #include <span>
@@ -15,8 +15,8 @@ struct Family {
   std::string_view architecture;  // "LlamaForCausalLM"
   std::string_view model_type;    // "llama"
   TensorNames names;
-  // Fills in what the fields that all families share leave open. A key that it does not ask for is
-  // refused where it may change what is computed.
+  // Sets the fields that the shared parser leaves open. Keys that it does not ask for are refused
+  // where they may change the computation.
   void (*parse)(const JsonFields& fields, ModelConfig& config);
 };
 

@@ -46,7 +46,7 @@ Activation parse_activation(const JsonFields& fields, const char* key, const cha
 }
 
 void parse_layers(const JsonFields& fields, const LayerSpec& layer, ModelConfig& config) {
-  // The loader compares it with the tensors; here it only must not take the memory.
+  // The loader compares this number with the tensors; the limit here only bounds memory.
   constexpr int kMaxLayers = 1 << 16;
   config.num_layers = fields.get_int("num_hidden_layers");
   if (config.num_layers > kMaxLayers) {
@@ -151,7 +151,7 @@ std::vector<bool> parse_sliding_layers(const JsonFields& fields, const ModelConf
 
 void parse_experts(const JsonFields& fields, int num_experts, int num_per_token,
                    ModelConfig& config) {
-  // transformers 5 writes the first, and reads both.
+  // transformers 5 writes the first key and reads both.
   const char* experts_key = fields.has("num_local_experts") ? "num_local_experts" : "num_experts";
   config.num_experts = fields.get_int(experts_key, num_experts);
   config.num_experts_per_token = fields.get_int("num_experts_per_tok", num_per_token);

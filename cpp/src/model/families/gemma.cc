@@ -1,5 +1,5 @@
 // Gemma 2 and Gemma 3 (text): norms before and after each block, windows in some layers, scaled
-// embeddings, norm weights that are stored less one.
+// embeddings, norm weights stored less one.
 #include <cmath>
 
 #include "core/str_cat.h"
@@ -14,7 +14,7 @@ constexpr TensorNames kNames = {.attention_output_norm = "post_attention_layerno
                                 .mlp_norm = "pre_feedforward_layernorm",
                                 .mlp_output_norm = "post_feedforward_layernorm"};
 
-// What is the same in all versions.
+// The settings shared by all versions.
 void parse_gemma(const JsonFields& fields, ModelConfig& config) {
   for (LayerSpec& layer : config.layers) layer.norms = NormPlaces::kInputAndOutput;
   config.norm_offset = 1.0f;
@@ -22,7 +22,7 @@ void parse_gemma(const JsonFields& fields, ModelConfig& config) {
   config.rounds_embedding_scale = true;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   parse_query_scalar(fields, 256.0, config);
-  fields.pass_over({"hidden_act"});  // which old files have, too, and transformers does not read
+  fields.pass_over({"hidden_act"});  // old files also have it, and transformers does not read it
 }
 
 FamilyDefaults defaults_of(int max_position_embeddings) {
@@ -36,13 +36,13 @@ FamilyDefaults defaults_of(int max_position_embeddings) {
 
 constexpr const char* kLogitsCap = "final_logit_softcapping";
 
-// A key that is null, as opposed to absent, means none.
+// A null key, unlike an absent one, means none.
 float parse_soft_cap(const JsonFields& fields, const char* key, double absent) {
   if (fields.is_null(key)) return 0.0f;
   return static_cast<float>(fields.get_positive(key, absent));
 }
 
-// The window of the layers that layer_types names, or else of all but every `pattern`-th.
+// Gives a window to the layers that layer_types names, or else to all but every `pattern`-th.
 void parse_windows(const JsonFields& fields, int pattern, ModelConfig& config) {
   const std::vector<bool> is_sliding = parse_sliding_layers(fields, config);
   const int window = parse_window(fields, 4096);
@@ -56,8 +56,8 @@ void parse_windows(const JsonFields& fields, int pattern, ModelConfig& config) {
   }
 }
 
-// Layers with a window have a rope of their own. transformers 4 spells it rope_local_base_freq;
-// positions are counted as the scaled rope reaches them.
+// Layers with a window have their own rope, which transformers 4 spells rope_local_base_freq. The
+// scaled rope decides how many positions there are.
 void parse_gemma3_ropes(const JsonFields& fields, ModelConfig& config) {
   constexpr double kGlobalTheta = 1e6;
   const double local_theta = fields.get_positive("rope_local_base_freq", 10000.0);
@@ -79,7 +79,7 @@ void parse_gemma3(const JsonFields& fields, ModelConfig& config) {
   parse_gemma(fields, config);
   config.logits_soft_cap = parse_soft_cap(fields, kLogitsCap, 0.0);
   config.qk_norm = QkNorm::kPerHead;
-  const int pattern = fields.get_int("_sliding_window_pattern", 6);  // of some versions
+  const int pattern = fields.get_int("_sliding_window_pattern", 6);  // only in some versions
   parse_windows(fields, fields.get_int("sliding_window_pattern", pattern), config);
   parse_gemma3_ropes(fields, config);
 }

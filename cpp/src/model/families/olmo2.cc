@@ -1,4 +1,5 @@
-// OLMo 2: Llama with norms of what blocks add instead of what they read, and of all of q and k.
+// OLMo 2: Llama with norms on the blocks' outputs instead of their inputs, and over all heads of q
+// and k.
 #include "model/families/family.h"
 #include "model/families/fields.h"
 

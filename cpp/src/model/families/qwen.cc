@@ -14,7 +14,8 @@ int parse_window_in_use(const JsonFields& fields) {
   return fields.get_bool("use_sliding_window", false) ? parse_window(fields, 4096) : 0;
 }
 
-// layer_types says which layers have a window, else those from max_window_layers on have one.
+// layer_types says which layers have a window; without it, the layers from max_window_layers on
+// have one.
 void parse_windows(const JsonFields& fields, ModelConfig& config) {
   const int window = parse_window_in_use(fields);
   const std::vector<bool> is_sliding = parse_sliding_layers(fields, config);

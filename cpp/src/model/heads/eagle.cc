@@ -1,5 +1,5 @@
-// EAGLE-1, EAGLE-3 and P-EAGLE heads, as EAGLE's own code, SpecForge, speculators and
-// Model-Optimizer write them. They are decoders of few layers whose rows begin with features of the
+// EAGLE-1, EAGLE-3 and P-EAGLE heads, in the formats of EAGLE's own code, SpecForge, speculators
+// and Model-Optimizer. Each is a decoder of few layers whose rows begin with features of the
 // target.
 #include <algorithm>
 #include <array>
@@ -25,11 +25,11 @@ using FeatureNorm = EagleConfig::FeatureNorm;
 constexpr const char* kMaskFeatures = "mask_hidden";
 constexpr int64_t kFarOffset = 1 << 30;
 constexpr double kMostLayers = 1 << 16;
-constexpr const char* kWholeNorm = "input_norm";  // of FeatureNorm::kWhole
+constexpr const char* kWholeNorm = "input_norm";  // used with FeatureNorm::kWhole
 constexpr const char* kTapsKey = "eagle_aux_hidden_state_layer_ids";
 
-// config.json of a head. speculators puts the settings of the layers into an object of their own;
-// what is not there may stand beside it.
+// A draft head's config.json. speculators puts the settings of the layers into an object of their
+// own; a setting missing there may be at the top level.
 struct EagleFields {
   JsonFields root;
   JsonFields layers;
@@ -47,11 +47,11 @@ EagleFields fields_of(const JsonFields& root) {
   return {.root = root, .layers = layers.with_absent_from(root), .is_speculators = is_speculators};
 }
 
-// ---- what config.json says
+// ---- config.json
 
-// The layers whose inputs are tapped. A list at the top names inputs, one inside eagle_config
-// (SpecForge, Model-Optimizer) outputs; in EAGLE's own files there is none, which an empty one
-// means, too.
+// The layers whose inputs are tapped. A list at the top level names inputs, a list inside
+// eagle_config (SpecForge, Model-Optimizer) outputs. EAGLE's own files have no list; an empty one
+// means the same.
 std::vector<int> tapped_layers(const JsonFields& root, const ModelConfig& target) {
   const int num_layers = target.num_layers;
   std::vector<int> layers;
@@ -101,17 +101,18 @@ void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
     }
     eagle.feature_norm = FeatureNorm::kEachTap;
   }
-  // vLLM takes a speculators file without the key for true, but for P-EAGLE.
+  // vLLM assumes true where a speculators file lacks the key, except for P-EAGLE.
   const bool is_peagle = root.get_string("speculators_model_type", "") == "peagle";
   eagle.normed_residual =
       root.get_bool("norm_before_residual", fields.is_speculators && !is_peagle);
-  // SpecForge writes the key, too, for heads that were trained with the state before the norm.
+  // SpecForge also writes the key for heads trained on the state before the norm, so only
+  // speculators counts.
   eagle.feeds_back_normed = root.get_bool("norm_output", false) && fields.is_speculators;
   // All EAGLE-3 heads have these norms.
   root.pass_over({"use_input_layernorm_in_first_layer", "use_last_layernorm"});
 }
 
-// ---- what the checkpoint holds
+// ---- the checkpoint's tensors
 
 void find_layers(const HeadTensors& tensors, DraftHeadConfig& config) {
   ModelConfig& model = config.model;
@@ -134,8 +135,7 @@ std::string fusion_name(const HeadTensors& tensors) {
   return tensors.contains("fusion_fc.weight") ? "fusion_fc" : "fc";
 }
 
-// Throws CheckpointError unless t2d, if there is one, marks the tokens that d2t lists and no
-// others.
+// Throws CheckpointError if t2d exists and does not mark exactly the tokens that d2t lists.
 void check_marks(HeadTensors& tensors, const HeadTarget& target, std::span<const int32_t> ids) {
   if (!tensors.contains("t2d")) return;
   std::vector<int64_t> marks = tensors.integers("t2d", target.config.vocab_size);
@@ -157,7 +157,7 @@ void check_marks(HeadTensors& tensors, const HeadTarget& target, std::span<const
   }
 }
 
-// The tokens that the head scores, where they are not all of the target's.
+// The tokens that the draft head scores, if not the target's whole vocabulary.
 std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarget& target,
                                    const JsonFields& root, HeadTensors& tensors,
                                    const EagleConfig& eagle) {
@@ -171,7 +171,7 @@ std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarge
   if (tensors.contains("d2t")) {
     const std::vector<int64_t> offsets = tensors.integers("d2t", size);
     for (int i = 0; i < size; ++i) {
-      // Far outside of any vocabulary is as wrong as just outside of it.
+      // Clamped, since an id far outside the vocabulary is as wrong as one just outside.
       const int64_t offset =
           std::clamp<int64_t>(offsets[static_cast<size_t>(i)], -kFarOffset, kFarOffset);
       ids.push_back(static_cast<int32_t>(i + offset));
@@ -221,7 +221,7 @@ int64_t num_features(const DraftHeadConfig& config, const HeadTarget& target) {
   return int64_t{config.taps.num_taps()} * target.config.hidden_size;
 }
 
-// The target's vocabulary serves in place of a tensor that is not there.
+// A missing tensor is replaced by the target's embedding or LM head.
 void check_borrowed(const HeadTensors& tensors, const char* name, int64_t hidden,
                     const HeadTarget& target) {
   if (hidden == target.config.hidden_size) return;
@@ -265,7 +265,7 @@ void check_sizes(const EagleFields& fields, const EagleConfig& eagle, const Head
   if (eagle.fuses_embedding) check_hidden_size(fields.layers, "hidden_size", target);
 }
 
-// What P-EAGLE reads for positions whose text is not known: a token, and features of their own.
+// P-EAGLE's input at positions whose text is not known: a mask token, and features of its own.
 void find_masks(const HeadTensors& tensors, DraftHeadConfig& config, const HeadTarget& target) {
   config.is_parallel = true;
   config.eagle.mask_token = load_mask_token(config.directory, target.config.vocab_size);
@@ -405,8 +405,8 @@ DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter
   check_ends(tensors, config, target);
   check_layers(tensors, config);
   if (drafter.parallel_drafting) find_masks(tensors, config, target);
-  // layer_types says which layers have a window, and the tensors which biases there are and whose
-  // the embedding and the output matrix are.
+  // layer_types says which layers have a window. The tensors say which biases exist, and whether
+  // embedding and output matrix are the head's own.
   fields.root.pass_over({"tie_word_embeddings"});
   fields.layers.pass_over({"sliding_window", "use_sliding_window", "attention_bias", "mlp_bias",
                            "qkv_bias", "bias", "fusion_bias", "vocab_size"});

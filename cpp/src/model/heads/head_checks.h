@@ -1,4 +1,4 @@
-// What the parsers of all draft heads check, before anything is loaded.
+// Checks that the parsers of all draft heads make before anything is loaded.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 
 namespace specdec {
 
-// The tensors of a head's checkpoint by name. Names may lack a leading "model.", or have one more
-// than asked for.
+// The tensors of a draft head's checkpoint by name. Stored names may lack a leading "model." or
+// have an extra one.
 class HeadTensors {
  public:
-  // With load_format="dummy" there are no files, and every tensor asked for is there.
+  // With load_format="dummy" there are no files, and every tensor asked for exists.
   HeadTensors(const std::string& directory, bool is_random);
 
   const std::string& source() const { return store_.source(); }
   bool is_random() const { return is_random_; }
-  // Always false where there are no files.
+  // Always false without files.
   bool contains(const std::string& name) const;
   // Throws CheckpointError where the tensor is missing or of another shape.
   void require(const std::string& name, std::span<const int64_t> shape) const;
@@ -42,7 +42,7 @@ class HeadTensors {
   bool is_random_;
 };
 
-// A head that is no transformer.
+// A draft head without transformer layers.
 class LayerlessHead : public Model {
  public:
   const ModelConfig& config() const override { return config_; }
@@ -55,7 +55,7 @@ class LayerlessHead : public Model {
  protected:
   LayerlessHead(const DraftHeadConfig& config, const HeadLoadArgs& args)
       : config_(config.model), backend_(args.backend), max_rows_(args.max_rows) {}
-  // Of a pass: [max_rows, width].
+  // Rows for one pass: [max_rows, width].
   Buffer allocate_rows(int64_t width, DType dtype = DType::kF32) {
     const size_t num_elements = static_cast<size_t>(max_rows_) * static_cast<size_t>(width);
     return backend_.allocate(num_elements * size_of(dtype), "a draft head's workspace");
@@ -67,32 +67,32 @@ class LayerlessHead : public Model {
   LoadedParts loaded_;  // counts what was loaded
 };
 
-// Of a head that has no layers: it has no KV.
+// The ModelConfig of a draft head without layers, and so without KV.
 ModelConfig model_without_layers(const std::string& architecture, std::string_view prefix,
                                  const HeadTarget& target);
 
-// Throws CheckpointError where the head's config.json names another target: other sizes, or, as
-// speculators writes it, a verifier of another architecture.
+// Throws CheckpointError where the draft head's config.json names another target: other sizes or,
+// in speculators' format, a verifier of another architecture.
 void check_target(const JsonFields& fields, const HeadTarget& target);
-// Throws CheckpointError where `key` is not the size of the target's hidden states.
+// Throws CheckpointError unless `key` equals the size of the target's hidden states.
 void check_hidden_size(const JsonFields& fields, const char* key, const HeadTarget& target);
 
-// The ids of a head that scores `size` tokens: what `token_ids` says, distinct and in the target's
-// vocabulary. Throws CheckpointError naming `source` and `name`.
+// The ids that a draft head of `size` outputs scores: `token_ids`, which must be distinct and in
+// the target's vocabulary. Throws CheckpointError naming `source` and `name`.
 void check_token_ids(std::span<const int32_t> token_ids, const HeadTarget& target,
                      const std::string& source, const std::string& name);
 
-// DrafterConfig::token_map for a head that scores the target's whole vocabulary. Throws
-// InvalidArgument.
+// DrafterConfig::token_map, checked, for a draft head that scores the target's whole vocabulary.
+// Throws InvalidArgument.
 std::vector<int32_t> checked_token_map(const DrafterConfig& drafter, const HeadTarget& target);
-// For a head with output weights of its own. Throws InvalidArgument where there is a token map.
+// For a draft head with its own output weights. Throws InvalidArgument where there is a token map.
 void refuse_token_map(const DrafterConfig& drafter);
 
-// Rows of the target's output head, packed anew. `token_ids` empty: all of them, and the matrix is
+// Rows of the target's LM head, packed anew. With `token_ids` empty, all rows: the matrix is
 // shared.
 std::shared_ptr<const Head> borrow_head(const HeadLoadArgs& args,
                                         const std::vector<int32_t>& token_ids);
-// The same head with ids where operations read them.
+// Puts the ids of an LM head where operations read them.
 void set_token_ids(Head& head, const std::vector<int32_t>& token_ids, const HeadLoadArgs& args);
 
 }  // namespace specdec

@@ -1,5 +1,5 @@
-// Medusa: a head for each position that is drafted, all of them over the target's last hidden state
-// at the token before the drafts. Checkpoints have the names of Medusa's own code or of vLLM.
+// Medusa: one head per drafted depth, all over the target's last hidden state at the token before
+// the drafts. Checkpoints use the names of Medusa's own code or of vLLM.
 #include <memory>
 #include <numeric>
 #include <string>
@@ -17,25 +17,25 @@
 namespace specdec {
 namespace {
 
-constexpr const char* kPrefix = "medusa_heads.";  // of the names of tensors; most files lack it
+constexpr const char* kPrefix = "medusa_heads.";  // prefix of tensor names; most files lack it
 constexpr const char* kTokenMap = "token_map";
 
 enum class Output : uint8_t {
-  kTargets,  // the target's output head (version 2 of Medusa's files)
+  kTargets,  // the target's LM head (version 2 of Medusa's files)
   kShared,   // one matrix for all heads
   kOwn,      // a matrix for each
 };
 
-// What config.json says and the checkpoint holds.
+// The settings from config.json and from the checkpoint's tensors.
 struct Spec {
   int num_heads = 0;
-  int num_layers = 0;  // of a head
+  int num_layers = 0;  // per head
   bool has_bias = false;
-  // "blocks.0.layers.0.weight" and "lm_heads.0.weight". Else, as Medusa's own code has it,
-  // "0.0.linear.weight" and, after the layers, "0.1.weight".
+  // True: names like "blocks.0.layers.0.weight" and "lm_heads.0.weight". False: those of Medusa's
+  // own code, "0.0.linear.weight" and, after the layers, "0.1.weight".
   bool has_vllm_names = true;
   Output output = Output::kOwn;
-  int output_rows = 0;  // of a matrix as it is stored
+  int output_rows = 0;  // rows of a matrix as stored
 
   std::string layer(int head, int layer) const {
     return has_vllm_names ? str_cat("blocks.", head, ".layers.", layer)
@@ -47,7 +47,7 @@ struct Spec {
   }
 };
 
-// The head's tensors, whether their names have the prefix or not.
+// The tensors of the checkpoint, whose names may lack the prefix.
 class MedusaTensors {
  public:
   MedusaTensors(const std::string& directory, bool is_random) : tensors_(directory, is_random) {}
@@ -65,7 +65,7 @@ class MedusaTensors {
   HeadTensors tensors_;
 };
 
-// How many of name_of(0), name_of(1), ... there are without a gap.
+// Number of tensors name_of(0), name_of(1), ... that exist without a gap.
 template <class NameOf>
 int count_tensors(const MedusaTensors& tensors, const NameOf& name_of) {
   int count = 0;
@@ -73,8 +73,8 @@ int count_tensors(const MedusaTensors& tensors, const NameOf& name_of) {
   return count;
 }
 
-// Numbers of heads and layers: what is stored, held against config.json. Files of Medusa's own code
-// may state fewer heads than they hold.
+// Counts stored heads and layers and checks the counts against config.json. Files of Medusa's own
+// code may state fewer heads than they hold.
 void count_heads(const JsonFields& fields, MedusaTensors& tensors, Spec& spec) {
   const char* heads_key = fields.has("num_heads") ? "num_heads" : "medusa_num_heads";
   const char* layers_key =
@@ -119,7 +119,7 @@ void find_outputs(const JsonFields& fields, MedusaTensors& tensors, const HeadTa
     spec.output = Output::kTargets;
     return;
   }
-  // Rows of the whole vocabulary may be stored beside the map that chooses some.
+  // The whole vocabulary's rows may be stored beside the map that selects some.
   const int64_t stored = tensors.stored().shape(tensors.found(spec.output_of(0))).front();
   if (stored == target.config.vocab_size) spec.output_rows = target.config.vocab_size;
 }
@@ -150,7 +150,7 @@ void check_tensors(const Spec& spec, MedusaTensors& tensors, int hidden_size) {
   }
 }
 
-// The tokens that the heads score; empty: all of the target's.
+// The tokens that the heads score; empty: the target's whole vocabulary.
 std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarget& target,
                                    const JsonFields& fields, const Spec& spec,
                                    MedusaTensors& tensors) {
@@ -198,7 +198,7 @@ class Medusa final : public LayerlessHead {
   bool has_own_outputs_;
   std::vector<MedusaHead> heads_;
 
-  // Of a pass.
+  // Buffers of a pass.
   Buffer hidden_;     // [max_rows, hidden] float32, level by level
   Buffer block_;      // [max_rows, hidden] act
   Buffer projected_;  // [max_rows, in_features of the output] float32, where the target projects
@@ -246,7 +246,7 @@ const Medusa::MedusaHead& Medusa::head_of(int level) const {
   return heads_[level];
 }
 
-// Of a pass that drafts all levels.
+// For a pass that drafts all levels.
 int64_t Medusa::pass_bytes() const {
   int64_t bytes = 0;
   for (const MedusaHead& head : heads_) {
@@ -263,7 +263,7 @@ DraftVocabulary Medusa::draft_vocabulary() const {
           .target_vocab_size = output.target_vocab_size};
 }
 
-// Drafts of every depth are of the same state: what a row leaves for its children is what it read.
+// Drafts of all depths use the same state, so a row passes its own input on to its children.
 void Medusa::forward(const ModelPass& pass) {
   const BatchView& batch = pass.batch;
   SPECDEC_CHECK_LE(int64_t{batch.num_rows} * pass.num_levels, max_rows_);
@@ -289,7 +289,7 @@ void Medusa::forward(const ModelPass& pass) {
   }
 }
 
-// hidden += SiLU(W hidden + b), once a layer.
+// hidden += SiLU(W hidden + b) for each layer.
 void Medusa::run_layers(const MedusaHead& head, float* hidden, int num_rows) {
   const int hidden_size = config_.hidden_size;
   for (const Linear& layer : head.layers) {

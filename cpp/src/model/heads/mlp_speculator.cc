@@ -1,5 +1,5 @@
-// IBM's MLP speculator: a recurrent network over the target's last hidden state, one step for each
-// token that is drafted.
+// IBM's MLP speculator: a recurrent network over the target's last hidden state, with one step per
+// drafted token.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -18,21 +18,21 @@
 namespace specdec {
 namespace {
 
-constexpr const char* kPrefix = "speculator.";  // of the names of tensors; some files lack it
+constexpr const char* kPrefix = "speculator.";  // prefix of tensor names; some files lack it
 constexpr float kNormEps = 1e-6f;
 
-// What config.json says.
+// The settings from config.json.
 struct Spec {
-  int hidden_size = 0;  // of the target
+  int hidden_size = 0;  // the target's hidden size
   int inner_size = 0;
   int num_steps = 0;
-  bool is_tied = false;       // the steps share their weights, but for the first projection
-  bool scales_input = false;  // the target's state is normalised first
+  bool is_tied = false;       // the steps share all weights except the first projection
+  bool scales_input = false;  // whether the target's state is normalised first
 
   int input_size(int step) const { return step == 0 ? hidden_size : inner_size; }
 };
 
-// The tensors of a step.
+// Names of a step's tensors.
 struct StepNames {
   StepNames(const Spec& spec, int step) {
     const int owner = spec.is_tied ? 0 : step;
@@ -45,7 +45,7 @@ struct StepNames {
   std::string embedding, projection, norm_weight, norm_bias, head;
 };
 
-// Says in `model`, too, how matrices are stored and which keys are not known.
+// Also sets in `model` how matrices are stored and which keys are unknown.
 Spec read_spec(const JsonFields& fields, const HeadTarget& target, ModelConfig& model) {
   check_target(fields, target);
   parse_quantization_config(fields, model);
@@ -84,7 +84,7 @@ void check_tensors(const Spec& spec, const HeadTensors& tensors, int vocab_size)
     tensors.require(prefix + names.norm_bias, {spec.inner_size});
     tensors.require(prefix + names.head, {vocab_size, spec.inner_size});
   }
-  // n_predict also decides how much embeddings count: a smaller one does not just draft less.
+  // n_predict also scales the embeddings, so a smaller value does not merely draft less.
   check_count(str_cat(prefix, "emb.", spec.num_steps, ".weight"), false);
 }
 
@@ -97,7 +97,7 @@ class MlpSpeculator final : public LayerlessHead {
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level) override;
 
  private:
-  // Tied steps share them.
+  // Shared between steps where they are tied.
   struct Step {
     std::shared_ptr<const EmbeddingTable> embedding;  // [vocab, inner]
     std::shared_ptr<const PackedLinear> projection;   // [inner, hidden or inner]
@@ -109,10 +109,10 @@ class MlpSpeculator final : public LayerlessHead {
 
   Spec spec_;
   std::vector<Step> steps_;
-  Norm input_norm_;  // empty where the target's state is taken as it is
+  Norm input_norm_;  // empty where the target's state is not normalised
   float embedding_scale_ = 1.0f;
 
-  // Of a pass.
+  // Buffers of a pass.
   Buffer input_;  // [max_rows, max(hidden, inner)] float32
   Buffer sum_;    // [max_rows, inner] float32
   Buffer state_;  // likewise
@@ -169,7 +169,7 @@ const MlpSpeculator::Step& MlpSpeculator::step_of(int level) const {
   return steps_[level];
 }
 
-// The largest step's. It looks up few rows of the embedding.
+// The bytes of the largest step; few rows of the embedding are read.
 int64_t MlpSpeculator::pass_bytes() const {
   int64_t most = 0;
   for (const Step& step : steps_) {
