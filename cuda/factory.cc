@@ -82,7 +82,7 @@ std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig& confi
   auto backend =
       std::make_unique<CudaBackend>(std::move(device), native::kernel_table(), config.act_dtype,
                                     CudaOptions::of(config), std::move(found.gemms));
-  backend->product_chooser().set_timer(event_seconds);
+  backend->projection_chooser().set_timer(event_seconds);
   return backend;
 }
 

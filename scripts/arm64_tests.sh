@@ -26,7 +26,7 @@ add_run max specdec_cpu_linear_test '-*Ranks*' "$jobs"
 # takes a microsecond for a bfdot, so those of attention have one kind of cache here.
 two_sets='*/neon_float32*:*/neon_bfloat16*:*/neon_bf16_*'
 add_run max specdec_cpu_attention_test \
-  "AttentionPlan*:Features*:$two_sets-*/neon_bf16_float32*:*/neon_bf16_*_int8" "$jobs"
+  "AttentionWork*:Features*:$two_sets-*/neon_bf16_float32*:*/neon_bf16_*_int8" "$jobs"
 add_run max specdec_cpu_pointwise_test "$two_sets" "$jobs"
 # Noise has the bits of x86 (CpuSameBits), so its distribution needs no draws here.
 add_run max specdec_sampler_test '-*Distribution*:*PlantedRule*:NoisePairs*:Noise.*' "$jobs"

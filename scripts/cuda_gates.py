@@ -69,12 +69,12 @@ class Kernel:
     def has(self, wanted: str) -> bool:
         """Whether it has the instructions that a rule wants: "A", or "A<B" for A before any B."""
         patterns = wanted.split("<")
-        places = [
+        indices = [
             next((i for i, code in enumerate(self.opcodes) if re.match(pattern, code)), None)
             for pattern in patterns
         ]
-        found = [place for place in places if place is not None]
-        return len(found) == len(places) and found == sorted(found)
+        found = [index for index in indices if index is not None]
+        return len(found) == len(indices) and found == sorted(found)
 
 
 @dataclass(frozen=True)

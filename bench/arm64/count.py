@@ -131,11 +131,11 @@ class Program:
             emulator = ["qemu-aarch64-static", "-cpu", "max", *logging]
             emulator += ["-dfilter", self.address_ranges()]
             subprocess.run([*emulator, str(self.path), *what], check=True)
-            places = collections.Counter(
+            addresses = collections.Counter(
                 line.split("/")[1] for line in log if line.startswith("Trace")
             )
-        for place, times in places.items():
-            for kind, number in self.kinds[int(place, 16)].items():
+        for address, times in addresses.items():
+            for kind, number in self.kinds[int(address, 16)].items():
                 mix[kind] += number * times
         return mix
 

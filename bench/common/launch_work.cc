@@ -21,29 +21,30 @@ const Params& params_of(const cuda::KernelLaunch& launch) {
 
 // Kernels for two tiles at once have shared memory for the sums of both. Kernels that end in
 // attention heads have one tile at a time, and other data behind the sums.
-bool has_pairs(const cuda::ProductParams& product, size_t shared_bytes) {
-  const int num_rows = product.rows.num_rows;
+bool has_pairs(const cuda::ProjectionParams& projection, size_t shared_bytes) {
+  const int num_rows = projection.rows.num_rows;
   int64_t bytes = cuda::few_rows_exchange_bytes(num_rows, 2);
-  if (product.plan.row_source == cuda::RowSource::kShared) {
-    bytes += int64_t{num_rows} * product.num_k_blocks * cuda::kRecordBytes;
+  if (projection.tiling.row_source == cuda::RowSource::kShared) {
+    bytes += int64_t{num_rows} * projection.num_k_blocks * cuda::kRecordBytes;
   }
-  return product.finish.kind != cuda::Finish::kHeads && static_cast<int64_t>(shared_bytes) >= bytes;
+  return projection.finish.kind != cuda::Finish::kHeads &&
+         static_cast<int64_t>(shared_bytes) >= bytes;
 }
 
-Figures work_of(const cuda::ProductParams& product, size_t shared_bytes) {
+Figures work_of(const cuda::ProjectionParams& projection, size_t shared_bytes) {
   using cuda::Finish, cuda::RowSource;
   const int block_bytes =
-      product.format == WeightFormat::kAct
+      projection.format == WeightFormat::kAct
           ? cuda::kTileOutputs * cuda::kRecordBytes
-          : cuda::make_code_layout(product.format, 1, cuda::kBlockInputs).block_bytes;
-  const Finish finish = product.finish.kind;
-  const RowSource source = product.plan.row_source;
-  return {{"rows", product.rows.num_rows},
-          {"tiles", product.num_tiles},
-          {"k_blocks", product.num_k_blocks},
+          : cuda::make_code_layout(projection.format, 1, cuda::kBlockInputs).block_bytes;
+  const Finish finish = projection.finish.kind;
+  const RowSource source = projection.tiling.row_source;
+  return {{"rows", projection.rows.num_rows},
+          {"tiles", projection.num_tiles},
+          {"k_blocks", projection.num_k_blocks},
           {"block_bytes", block_bytes},
-          {"column_tiles", product.plan.column_tiles},
-          {"tiles_at_once", has_pairs(product, shared_bytes) ? 2 : 1},
+          {"column_tiles", projection.tiling.column_tiles},
+          {"tiles_at_once", has_pairs(projection, shared_bytes) ? 2 : 1},
           {"shares_rows", source == RowSource::kShared},
           {"exchanges_rows", source == RowSource::kExchanged},
           {"stores", finish == Finish::kStore},
@@ -56,11 +57,11 @@ Figures work_of(const cuda::KernelLaunch& launch) {
   const std::string_view name = launch.name;
   const size_t shared_bytes = launch.config.shared_bytes;
   if (name == "few_rows" || name == "many_rows") {
-    return work_of(params_of<cuda::ProductParams>(launch), shared_bytes);
+    return work_of(params_of<cuda::ProjectionParams>(launch), shared_bytes);
   }
   if (name == "moe: few rows" || name == "moe: many rows") {
-    const auto& params = params_of<cuda::ExpertProductsParams>(launch);
-    Figures work = work_of(params.product, shared_bytes);
+    const auto& params = params_of<cuda::ExpertProjectionsParams>(launch);
+    Figures work = work_of(params.projection, shared_bytes);
     work.emplace_back("experts", params.num_experts);
     work.emplace_back("knows_rows", params.rows_are_known);
     return work;

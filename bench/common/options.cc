@@ -94,8 +94,8 @@ Options parse_options(int argc, char** argv, std::initializer_list<const char*> 
     const std::string& name = given.emplace_back(argument.substr(0, equals));
     const std::string value = equals < argument.size() ? argument.substr(equals + 1) : "";
     const auto to = std::ranges::find(known, name, &Argument::name);
-    const auto takes = [&](auto* place) { return read(value, to->least, place); };
-    if (to == known.end() || !std::visit(takes, to->place)) refuse(argument);
+    const auto takes = [&](auto* destination) { return read(value, to->least, destination); };
+    if (to == known.end() || !std::visit(takes, to->destination)) refuse(argument);
   }
   for (const Argument& argument : own) {
     if (!argument.is_needed || std::ranges::find(given, argument.name) != given.end()) continue;

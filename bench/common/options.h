@@ -40,11 +40,11 @@ struct Options {
 // An argument of one benchmark in addition to the common ones, and where its value goes. A bool
 // takes no value.
 struct Argument {
-  using Place =
+  using Destination =
       std::variant<bool*, int*, std::vector<int>*, std::string*, std::optional<std::string>*,
                    DType*, LoadFormat*, WeightFormat*, Quantization*>;
   const char* name;  // "--model"
-  Place place;
+  Destination destination;
   int least = 1;  // of numbers
   bool is_needed = false;
 };

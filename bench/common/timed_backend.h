@@ -27,8 +27,8 @@ class TimedBackend final : public testing::WrappedBackend {
   void linear(const LinearArgs& args) override {
     // The head is the one projection that starts from the residual stream and does not return to
     // it.
-    const bool is_head = args.in.norm != nullptr;
-    timed(is_head ? "head" : "linear", [&] { WrappedBackend::linear(args); });
+    const bool is_lm_head = args.in.norm != nullptr;
+    timed(is_lm_head ? "head" : "linear", [&] { WrappedBackend::linear(args); });
   }
   void activated_linear(const ActivatedLinearArgs& args) override {
     timed("activated_linear", [&] { WrappedBackend::activated_linear(args); });

@@ -75,10 +75,10 @@ class Times:
     def quantile(self, share: float, clock: str) -> float:
         """A quantile of the answers' seconds; 0 is the fastest."""
         seconds = sorted(getattr(answer, clock) for answer in self.answers)
-        place = share * (len(seconds) - 1)
-        below = int(place)
+        index = share * (len(seconds) - 1)
+        below = int(index)
         above = min(below + 1, len(seconds) - 1)
-        return float(seconds[below] + (place - below) * (seconds[above] - seconds[below]))
+        return float(seconds[below] + (index - below) * (seconds[above] - seconds[below]))
 
 
 @contextlib.contextmanager

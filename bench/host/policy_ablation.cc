@@ -134,8 +134,8 @@ std::vector<World> recorded_worlds(const char* file) {
   for (const auto& [format, steps] : recorded["passes"].items()) {
     const auto passes = steps.get<std::vector<std::pair<int, double>>>();
     for (const auto& [drafter, workloads] : recorded["right_tokens"].items()) {
-      const bool is_head = drafter == "head";
-      const int max_depth = is_head ? 8 : 16;
+      const bool is_draft_head = drafter == "head";
+      const int max_depth = is_draft_head ? 8 : 16;
       for (const auto& [workload, answers] : workloads.items()) {
         const auto right = answers.get<std::vector<std::vector<int>>>();
         const auto num_right = [right](int request, int64_t token) {
@@ -148,12 +148,12 @@ std::vector<World> recorded_worlds(const char* file) {
                                     ", " + workload,
                             .options = {.num_requests = batch,
                                         .max_depth = max_depth,
-                                        .has_model = is_head,
+                                        .has_model = is_draft_head,
                                         .verify_seconds =
                                             [passes](int rows) { return seconds_of(passes, rows); },
                                         .pass_seconds = recorded["head_pass_share"].get<double>() *
                                                         seconds_of(passes, max_depth + 1),
-                                        .num_prompt_tokens = is_head ? 128 : 0,
+                                        .num_prompt_tokens = is_draft_head ? 128 : 0,
                                         .acceptance =
                                             [num_right](int request, int64_t token, int depth) {
                                               return depth <= num_right(request, token) ? 1.0 : 0.0;

@@ -54,7 +54,7 @@ Record drafter_record(const std::string& kernel, Drafter& drafter, int context, 
     request.sequence = sequence;
     request.tokens = {text.data(), static_cast<size_t>(num_tokens)};
     request.max_depth = 8;
-    request.max_nodes = request.num_slots = 8 * tree_width;
+    request.max_nodes = request.draft_budget = 8 * tree_width;
     request.tree_width = tree_width;
     request.tree = &tree;
     drafter.draft({&request, 1});

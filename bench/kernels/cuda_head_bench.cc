@@ -23,7 +23,7 @@
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
 #include "model/decoder.h"
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "runtime/batch_inputs.h"
 
 namespace specdec::bench {
@@ -64,7 +64,7 @@ class HeadBench : PassBench {
       : PassBench("cuda_head_bench", options, kMostRows), options_(options) {
     drafter_.method = DraftMethod::kEagle3;
     drafter_.model = options.head;
-    head_config_ = load_head_config(drafter_, head_target());
+    head_config_ = load_draft_head_config(drafter_, head_target());
     target_ = std::make_unique<Decoder>(config_, options.model, gpu_.backend(), max_len(),
                                         kMostRows, Quantization::kAuto);
   }
@@ -72,12 +72,12 @@ class HeadBench : PassBench {
   int run() {
     for (const char* quantization : {"int8", "none"}) {
       std::unique_ptr<Model> head =
-          load_head(head_config_, {.target = head_target(),
-                                   .target_parts = target_->parts(),
-                                   .quantization = parse_quantization(quantization),
-                                   .backend = gpu_.backend(),
-                                   .max_model_len = max_len(),
-                                   .max_rows = kMostRows});
+          load_draft_head(head_config_, {.target = head_target(),
+                                         .target_parts = target_->parts(),
+                                         .quantization = parse_quantization(quantization),
+                                         .backend = gpu_.backend(),
+                                         .max_model_len = max_len(),
+                                         .max_rows = kMostRows});
       const std::vector<int> batches =
           options_.shared.smoke ? std::vector{1} : std::vector{1, 4, 16};
       for (const int batch : batches) {
@@ -89,14 +89,14 @@ class HeadBench : PassBench {
   }
 
  private:
-  HeadTarget head_target() const { return {config_, options_.model}; }
+  DraftHeadTarget head_target() const { return {config_, options_.model}; }
   int max_len() const { return options_.context + kMostRowsEach; }
 
   // `features`: of the head, random numbers.
   struct Requests {
     Texts texts;
     GpuRequests of_target;
-    GpuRequests of_head;
+    GpuRequests of_draft_head;
     Buffer feature_rows;
     PagedRowsView features;
   };
@@ -105,7 +105,7 @@ class HeadBench : PassBench {
     Requests requests = {
         .texts = Texts(batch, options_.context),
         .of_target = GpuRequests(gpu_, config_, batch, options_.context, kMostRowsEach),
-        .of_head = GpuRequests(gpu_, head.config(), batch, options_.context, kMostRowsEach),
+        .of_draft_head = GpuRequests(gpu_, head.config(), batch, options_.context, kMostRowsEach),
         .feature_rows = {},
         .features = {}};
     const int64_t num_slots = int64_t{requests.texts.pool.num_blocks() + 1} * kBlockSize;
@@ -155,7 +155,7 @@ class HeadBench : PassBench {
                      const char* quantization, int batch, int rows_each, double seconds) const {
     Record result = record(kernel.c_str(), quantization, batch, rows_each, seconds);
     result.bytes = static_cast<double>(head.pass_bytes()) +
-                   head.config().num_layers * requests.of_head.layer_bytes(rows_each);
+                   head.config().num_layers * requests.of_draft_head.layer_bytes(rows_each);
     if (kernel == "draft_pass") result.bytes -= fusion_bytes(head);
     result.read_rate = read_rate_;
     result.launches = gpu_.launches();
@@ -186,7 +186,7 @@ class HeadBench : PassBench {
   }
 
   double head_seconds(Model& head, Requests& requests, int level, int rows_each) {
-    BatchInputs inputs(/*of_head=*/true);
+    BatchInputs inputs(/*of_draft_head=*/true);
     std::vector<int32_t> row_ids;
     for (const BlockTable& blocks : requests.texts.tables) {
       const int first = add_rows(inputs, level, rows_each, blocks);
@@ -199,7 +199,7 @@ class HeadBench : PassBench {
     const int32_t* staged_ids = gpu_.backend().stage_ids(row_ids);
     return gpu_.pass_seconds(samples(), [&] {
       head.forward({.batch = view,
-                    .kv_layers = requests.of_head.layers(),
+                    .kv_layers = requests.of_draft_head.layers(),
                     .features = requests.features,
                     .level = level});
       choose(head, staged_ids, static_cast<int>(row_ids.size()), level == 0 || rows_each == 1,

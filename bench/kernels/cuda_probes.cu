@@ -12,7 +12,7 @@ constexpr uint32_t kUnlikely = 0x5eed5eedu;
 struct Range {
   int64_t begin;
   int64_t end;
-  int64_t step;
+  int64_t stride;
 };
 
 // The 16-byte words of this thread in a block's part, which is contiguous.
@@ -29,8 +29,8 @@ __device__ __forceinline__ void load_words(uint4 (&values)[kInFlight], const uin
 #pragma unroll
   for (int i = 0; i < kInFlight; ++i) {
     values[i] = make_uint4(0, 0, 0, 0);
-    if (word + i * range.step < range.end) {
-      values[i] = ptx::load_streaming(data + word + i * range.step);
+    if (word + i * range.stride < range.end) {
+      values[i] = ptx::load_streaming(data + word + i * range.stride);
     }
   }
 }
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) read_kernel(ReadProbe probe) {
   ptx::wait_for_previous();
   if constexpr (!kStartsNextEarly) ptx::let_next_start();
   uint32_t sum = sum_of(values);
-  for (word += kInFlight * range.step; word < range.end; word += kInFlight * range.step) {
+  for (word += kInFlight * range.stride; word < range.end; word += kInFlight * range.stride) {
     load_words(values, data, word, range);
     sum += sum_of(values);
   }
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) reread_kernel(RereadProbe probe) {
   uint32_t sum = 0;
   for (int round = 0; round < probe.num_rounds; ++round) {
     const Range range = words_of_thread(probe.num_bytes, (blockIdx.x + round) % gridDim.x);
-    for (int64_t word = range.begin; word < range.end; word += kInFlight * range.step) {
+    for (int64_t word = range.begin; word < range.end; word += kInFlight * range.stride) {
       uint4 values[kInFlight];
       load_words(values, data, word, range);
       sum += sum_of(values);
@@ -82,15 +82,15 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(CopyProbe probe) {
   uint4* to = static_cast<uint4*>(probe.to);
   const Range range = words_of_thread(probe.num_bytes, blockIdx.x);
   int64_t word = range.begin;
-  for (; word + (kInFlight - 1) * range.step < range.end; word += kInFlight * range.step) {
+  for (; word + (kInFlight - 1) * range.stride < range.end; word += kInFlight * range.stride) {
     uint4 values[kInFlight];
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i)
-      values[i] = ptx::load_streaming(from + word + i * range.step);
+      values[i] = ptx::load_streaming(from + word + i * range.stride);
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) to[word + i * range.step] = values[i];
+    for (int i = 0; i < kInFlight; ++i) to[word + i * range.stride] = values[i];
   }
-  for (; word < range.end; word += range.step) to[word] = ptx::load_streaming(from + word);
+  for (; word < range.end; word += range.stride) to[word] = ptx::load_streaming(from + word);
 }
 
 __global__ void empty_kernel() {

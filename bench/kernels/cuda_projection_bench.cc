@@ -219,7 +219,7 @@ void ProjectionBench::peer(const ModelShape& model, const Projection& projection
 
 void ProjectionBench::many_rows(const ModelShape& model, const Projection& projection,
                                 const Weights& weights) {
-  auto& chooser = dynamic_cast<cuda::CudaBackend&>(gpu_.backend()).product_chooser();
+  auto& chooser = dynamic_cast<cuda::CudaBackend&>(gpu_.backend()).projection_chooser();
   for (int num_rows : rows_or({128, 256, 512, 1024, 2048}, {130})) {
     if (!wants(projection, shape_name(model))) return;
     Run run(gpu_, model, projection, num_rows);

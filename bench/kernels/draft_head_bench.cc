@@ -33,7 +33,7 @@
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
 #include "model/decoder.h"
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "runtime/batch_inputs.h"
 #include "runtime/feature_cache.h"
 #include "runtime/kv_cache.h"
@@ -108,11 +108,11 @@ class TimedModel {
   };
   // Seconds of `fill`, the rows it puts into a batch, and their samples.
   template <class Fill>
-  double run(bool of_head, const Pass& pass, const Taps& taps, const PagedRowsView& features,
+  double run(bool of_draft_head, const Pass& pass, const Taps& taps, const PagedRowsView& features,
              const Fill& fill) {
     backend_.begin_step();
     const Stopwatch watch;
-    BatchInputs inputs(of_head);
+    BatchInputs inputs(of_draft_head);
     fill(inputs);
     model_.forward({.batch = backend_.stage(inputs.view()),
                     .kv_layers = cache_.layers(),
@@ -179,7 +179,7 @@ class TargetModel {
 
   // The rows of tokens from base_len on; a prompt samples the last alone.
   double run(int num_rows, int base_len, const Taps& taps) {
-    return model_->run(/*of_head=*/false, {}, taps, {}, [&](BatchInputs& inputs) {
+    return model_->run(/*of_draft_head=*/false, {}, taps, {}, [&](BatchInputs& inputs) {
       inputs.add_chain(tokens(num_rows), base_len, sequence_.blocks);
     });
   }
@@ -192,7 +192,7 @@ class TargetModel {
 
   const Target& target() const { return target_; }
   const std::string& name() const { return name_; }
-  HeadTarget head_target() const { return {decoder_->config(), directory_.path()}; }
+  DraftHeadTarget head_target() const { return {decoder_->config(), directory_.path()}; }
   const Decoder& decoder() const { return *decoder_; }
   TimedBackend& backend() { return timed_; }
   const BlockTable& blocks() const { return sequence_.blocks; }
@@ -222,15 +222,15 @@ class HeadModel {
       drafter.token_map.resize(target.target().draft_vocab_size);
       std::iota(drafter.token_map.begin(), drafter.token_map.end(), 0);
     }
-    const HeadTarget head_target = target.head_target();
-    const DraftHeadConfig config = load_head_config(drafter, head_target);
+    const DraftHeadTarget head_target = target.head_target();
+    const DraftHeadConfig config = load_draft_head_config(drafter, head_target);
     target.backend().begin_step();
-    head_ = load_head(config, {.target = head_target,
-                               .target_parts = target.decoder().parts(),
-                               .quantization = parse_quantization(drafter.quantization),
-                               .backend = target.backend(),
-                               .max_model_len = kContext + kMostDrafts,
-                               .max_rows = kContext});
+    head_ = load_draft_head(config, {.target = head_target,
+                                     .target_parts = target.decoder().parts(),
+                                     .quantization = parse_quantization(drafter.quantization),
+                                     .backend = target.backend(),
+                                     .max_model_len = kContext + kMostDrafts,
+                                     .max_rows = kContext});
     target.backend().end_step();
     taps_.spec = config.taps;
     features_ = std::make_unique<FeatureCache>(target.backend(),
@@ -286,7 +286,7 @@ class HeadModel {
  private:
   template <class Fill>
   double run(const TimedModel::Pass& pass, const Fill& fill) {
-    return model_->run(/*of_head=*/true, pass, ModelPass::kNoTaps, taps_.features, fill);
+    return model_->run(/*of_draft_head=*/true, pass, ModelPass::kNoTaps, taps_.features, fill);
   }
 
   TargetModel& target_;

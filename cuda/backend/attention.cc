@@ -67,7 +67,7 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
        .max_shared_bytes = device_->properties().max_shared_bytes_per_block - kMaxStaticSharedBytes,
        .workspace = attention_workspace_.data(),
        .workspace_bytes = attention_workspace_.size_bytes(),
-       .plan = attention_plans_.plan_of(args)});
+       .work_list = attention_work_lists_.list_of(args)});
 }
 
 void CudaBackend::copy_kv(const CopyKvArgs& args) {

@@ -38,7 +38,7 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       attention_workspace_(
           device_->allocate(kAttentionWorkspaceBytes * device_->properties().num_multiprocessors,
                             "workspace of attention")),
-      attention_plans_(*device_),
+      attention_work_lists_(*device_),
       thread_pool_(std::min(ThreadPool::default_num_threads(), kMaxHostThreads)) {
   if (act_dtype != DType::kBF16 && act_dtype != DType::kF16) {
     throw InvalidArgument("dtype", str_cat("'", name_of(act_dtype), "' is not computed in on ",
@@ -80,7 +80,7 @@ Buffer CudaBackend::make_ids(std::span<const int32_t> ids) {
 }
 
 BatchView CudaBackend::stage(const BatchView& batch) {
-  attention_plans_.begin_pass();
+  attention_work_lists_.begin_pass();
   if (StagedBatch::serves(batch)) {
     bool moved = false;
     const BatchView staged = staged_batch_.put(batch, &moved);
@@ -117,10 +117,10 @@ void CudaBackend::read(const void* values, std::span<std::byte> out) {
 
 void CudaBackend::run_recorded(const RecordKey& key, const std::function<void()>& work) {
   // A graph must contain the launches that write the work lists it reads: none from before is used.
-  attention_plans_.begin_pass();
+  attention_work_lists_.begin_pass();
   if (!rank_exchange_.can_be_recorded()) return work();
   recorder_.run(key, work);
-  attention_plans_.begin_pass();
+  attention_work_lists_.begin_pass();
 }
 
 std::unique_ptr<DeviceStep> CudaBackend::make_device_step(const DeviceStepConfig& config) {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "backend/backend.h"
-#include "cuda/backend/attention_plans.h"
+#include "cuda/backend/attention_work_lists.h"
 #include "cuda/backend/moe.h"
 #include "cuda/backend/packed_linear.h"
 #include "cuda/backend/projector.h"
@@ -93,7 +93,7 @@ class CudaBackend final : public Backend {
   Staging& staging() { return staging_; }
   Recorder& recorder() { return recorder_; }
   RankExchange& rank_exchange() { return rank_exchange_; }
-  ProductChooser& product_chooser() { return projector_.chooser(); }
+  ProjectionChooser& projection_chooser() { return projector_.chooser(); }
 
  private:
   void linear_by_inputs(const LinearArgs& args);
@@ -114,7 +114,7 @@ class CudaBackend final : public Backend {
   StagedBatch staged_batch_;
   Recorder recorder_;
   Buffer attention_workspace_;  // AttentionParams::workspace
-  AttentionPlans attention_plans_;
+  AttentionWorkLists attention_work_lists_;
   ThreadPool thread_pool_;
   bool has_noted_launches_ = false;  // in the log
 };

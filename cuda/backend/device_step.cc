@@ -47,7 +47,7 @@ void CudaDeviceStep::allocate() {
   const size_t grown = grows_trees() ? seats : 0;
   const size_t capacity = width * (1 + nodes);  // children of the root and of each node that runs
   const size_t weighed_rows = is_weighed ? rows : 0;
-  const size_t head_rows = has_head() ? rows : 0;
+  const size_t draft_head_rows = has_draft_head() ? rows : 0;
   memory_ = {.state = seats_.state(),
              .batch = {.token_ids = layout_.array<int32_t>(rows),
                        .positions = layout_.array<int32_t>(rows),
@@ -56,8 +56,8 @@ void CudaDeviceStep::allocate() {
                        .base_lens = layout_.array<int32_t>(seats),
                        .sample_ids = layout_.array<int32_t>(rows),
                        .samples = layout_.array<DeviceSampleRow>(rows),
-                       .feature_slots = layout_.array<int64_t>(head_rows),
-                       .state_slots = layout_.array<int64_t>(head_rows),
+                       .feature_slots = layout_.array<int64_t>(draft_head_rows),
+                       .state_slots = layout_.array<int64_t>(draft_head_rows),
                        .max_rows = config_.max_rows},
              .trees = {.is_tree = layout_.array<uint8_t>(seats),
                        .masks = layout_.array<uint64_t>(rows),
@@ -95,13 +95,13 @@ void CudaDeviceStep::allocate() {
              .draft_kind = config_.draft_kind,
              .argmax = config_.sampling == DraftSampling::kArgmax,
              .is_weighed = is_weighed};
-  reports_.set_places(memory_);
+  reports_.set_addresses(memory_);
   no_trees_ = layout_.array<uint8_t>(seats);
   logits_ = layout_.array<float>(logit_rows_ * vocab, "logits");
   if (draft_.model != nullptr && draft_.model->draft_vocabulary().token_ids != nullptr) {
     SPECDEC_CHECK_EQ(draft_.model->draft_vocabulary().target_vocab_size, vocab_size_);
     const auto own_vocab = static_cast<size_t>(draft_.model->vocab_size());
-    head_logits_ = layout_.array<float>(logit_rows_ * own_vocab, "logits");
+    draft_head_logits_ = layout_.array<float>(logit_rows_ * own_vocab, "logits");
   }
   processed_.size = is_raw(config_.logprobs_mode) ? logits_.size : 0;
   sampler_ = layout_.array<char>(sample_workspace_bytes(logit_rows_, vocab_size_));
@@ -132,7 +132,7 @@ void CudaDeviceStep::set_seats(std::span<const DeviceSeat> seats) {
   SPECDEC_CHECK_EQ(num_under_way(), 0);
   // The KV caches are made after the device step, but before the first request.
   if (config_.accepts_trees || grows_trees()) find_layers(target_);
-  if (grows_trees() && !has_head()) find_layers(draft_);
+  if (grows_trees() && !has_draft_head()) find_layers(draft_);
   if (seats_.set(seats)) backend_.recorder().forget(this);
   memory_.token_lists = seats_.token_lists();
 }
@@ -241,7 +241,7 @@ void CudaDeviceStep::verify(const StepShape& shape) {
   accept(shape);
   if (has_trees) move_kv(shape, target_, /*kv_offsets=*/nullptr);
   // A draft head runs accepted nodes again, so it needs no move.
-  if (grew_trees(shape) && !has_head()) move_kv(shape, draft_, memory_.growths.kv_offsets);
+  if (grew_trees(shape) && !has_draft_head()) move_kv(shape, draft_, memory_.growths.kv_offsets);
   kernels_.step.commit(backend_.stream(), params);
 }
 
@@ -317,8 +317,8 @@ SampleOutputs CudaDeviceStep::draft_outputs(int first_row) const {
 void CudaDeviceStep::compute_logits(const Model& model, const int32_t* row_ids, int num_rows) {
   const DraftVocabulary own = model.model->draft_vocabulary();
   if (own.token_ids == nullptr) return model.model->compute_logits(row_ids, num_rows, logits_);
-  model.model->compute_logits(row_ids, num_rows, head_logits_);
-  kernels_.sampling.spread(backend_.stream(), {.logits = head_logits_,
+  model.model->compute_logits(row_ids, num_rows, draft_head_logits_);
+  kernels_.sampling.spread(backend_.stream(), {.logits = draft_head_logits_,
                                                .token_ids = own.token_ids,
                                                .out = logits_,
                                                .num_rows = num_rows,

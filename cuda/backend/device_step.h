@@ -30,7 +30,7 @@ class CudaDeviceStep final : public DeviceStep {
   };
 
   bool grows_trees() const { return config_.tree.width > 1; }
-  bool has_head() const {
+  bool has_draft_head() const {
     return draft_.model != nullptr && config_.draft_kind != DraftModelKind::kModel;
   }
   bool grew_trees(const StepShape& shape) const { return grows_trees() && shape.num_passes > 0; }
@@ -74,7 +74,7 @@ class CudaDeviceStep final : public DeviceStep {
   DeviceArray<float> logits_, processed_;  // [logit_rows, vocab_size]; SampleRowsParams::processed
   // [logit_rows, the draft head's vocabulary], for a draft head that scores only part of the
   // target's vocabulary.
-  DeviceArray<float> head_logits_;
+  DeviceArray<float> draft_head_logits_;
   DeviceArray<char> sampler_;         // SampleWorkspace
   DeviceArray<double> residuals_;     // [max_rows], if drafts are weighed
   DeviceArray<double> accept_rates_;  // [max_nodes], for synthetic verification

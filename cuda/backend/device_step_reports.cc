@@ -50,7 +50,7 @@ void StepReports::reserve(const StepShape& shape) {
   }
 }
 
-void StepReports::set_places(StepMemory& memory) const {
+void StepReports::set_addresses(StepMemory& memory) const {
   for (size_t i = 0; i < copies_.size(); ++i) {
     memory.reports[i] = copies_[i].seats;
     memory.ended_times[i] = copies_[i].times;

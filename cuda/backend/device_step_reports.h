@@ -40,7 +40,7 @@ class StepReports {
   size_t missing_bytes() const { return num_logprobs_.missing_bytes() + logprobs_.missing_bytes(); }
 
   // Sets the addresses that the kernels report to.
-  void set_places(StepMemory& memory) const;
+  void set_addresses(StepMemory& memory) const;
   // A step was launched; its kernels report to the next copy. Its logprobs are copied there by the
   // stream: a graph writes to the same addresses each time, and the host may still be reading the
   // step before.

@@ -19,14 +19,14 @@ const CudaPackedLinear& packed(const PackedLinear* weight) {
 }
 
 // Sets the weights of all experts, which have one shape and format.
-void set_weights(std::span<const PackedLinear* const> experts, ExpertProductsParams& params) {
+void set_weights(std::span<const PackedLinear* const> experts, ExpertProjectionsParams& params) {
   const CudaPackedLinear& first = packed(experts[0]);
   params.num_experts = static_cast<int>(experts.size());
-  params.product.format = first.format();
-  params.product.num_tiles = first.num_tiles();
-  params.product.num_k_blocks = first.num_k_blocks();
-  params.product.slices = first.slices();
-  params.product.finish.out_features = static_cast<int>(first.out_features());
+  params.projection.format = first.format();
+  params.projection.num_tiles = first.num_tiles();
+  params.projection.num_k_blocks = first.num_k_blocks();
+  params.projection.slices = first.slices();
+  params.projection.finish.out_features = static_cast<int>(first.out_features());
   if (first.scales() != nullptr && !first.share().by_inputs())
     params.scales_offset = first.code_layout().scales_offset;
   for (size_t i = 0; i < experts.size(); ++i) {
@@ -76,7 +76,7 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
   int32_t* const chosen = choices_.get<int32_t>(4 * choices + num_experts + 1);
   float* const weights = reinterpret_cast<float*>(chosen + choices);
   int32_t* const row_ids = chosen + 2 * choices;
-  int32_t* const places = chosen + 3 * choices;
+  int32_t* const choice_order = chosen + 3 * choices;
   int32_t* const cu_rows = chosen + 4 * choices;
   void* const act = act_.get<char>(choices * inner * act_bytes);
   float* const results = results_.get<float>(choices * hidden);
@@ -94,33 +94,32 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
                            .top_k = args.top_k,
                            .cu_rows = cu_rows,
                            .row_ids = row_ids,
-                           .places = places});
+                           .choice_order = choice_order});
   Rows rows = {.x = static_cast<const char*>(args.x) + first_row * hidden * act_bytes,
                .num_x = num_rows,
                .row_ids = row_ids,
                .cu_rows = cu_rows,
                .most_of_expert = num_rows,
                .num_choices = num_choices};
-  products(
-      args.gate_up, rows,
-      {.kind = Finish::kActivateGated, .out = act, .activation = args.activation, .heads = {}});
+  project(args.gate_up, rows,
+          {.kind = Finish::kActivateGated, .out = act, .activation = args.activation, .heads = {}});
   rows.x = act;
   rows.num_x = num_choices;
   rows.row_ids = nullptr;
   rows.are_known = true;  // the gate and up projections have waited for the counts
   const CudaPackedLinear& first_down = packed(args.down[0]);
   if (first_down.share().by_inputs()) {
-    products(args.down, rows,
-             {.kind = Finish::kStore,
-              .out = rank_exchange_.own_planes(first_down, num_choices),
-              .plane_stride = num_choices * hidden,
-              .heads = {}});
+    project(args.down, rows,
+            {.kind = Finish::kStore,
+             .out = rank_exchange_.own_planes(first_down, num_choices),
+             .plane_stride = num_choices * hidden,
+             .heads = {}});
     add_up(args.down, cu_rows, num_choices, results);
   } else {
-    products(args.down, rows, {.kind = Finish::kStore, .out = results, .heads = {}});
+    project(args.down, rows, {.kind = Finish::kStore, .out = results, .heads = {}});
   }
   kernels_.combine(stream_, {.results = results,
-                             .places = places,
+                             .choice_order = choice_order,
                              .weights = weights,
                              .num_rows = num_rows,
                              .top_k = args.top_k,
@@ -146,31 +145,31 @@ void ExpertMixer::add_up(std::span<const PackedLinear* const> experts, const int
                      scales);
 }
 
-void ExpertMixer::products(std::span<const PackedLinear* const> experts, const Rows& rows,
-                           const FinishParams& finish) {
-  ExpertProductsParams params{};
-  ProductParams& product = params.product;
-  product.act_dtype = act_dtype_;
-  product.finish = finish;
+void ExpertMixer::project(std::span<const PackedLinear* const> experts, const Rows& rows,
+                          const FinishParams& finish) {
+  ExpertProjectionsParams params{};
+  ProjectionParams& projection = params.projection;
+  projection.act_dtype = act_dtype_;
+  projection.finish = finish;
   set_weights(experts, params);
   params.cu_rows = rows.cu_rows;
   params.rows_are_known = rows.are_known;
-  product.plan.few_rows = rows.most_of_expert <= kFewRows;
+  projection.tiling.few_rows = rows.most_of_expert <= kFewRows;
   const int dim = static_cast<int>(experts[0]->in_features());
   // The few-rows kernel finds records by row_ids; the many-rows kernel reads them in order.
-  const bool is_gathered = rows.row_ids != nullptr && !product.plan.few_rows;
-  product.rows = {
+  const bool is_gathered = rows.row_ids != nullptr && !projection.tiling.few_rows;
+  projection.rows = {
       .row_ids = is_gathered ? nullptr : rows.row_ids, .num_rows = rows.most_of_expert, .dim = dim};
-  product.records = is_gathered || dim % kBlockInputs != 0
-                        ? prepared(rows, dim, is_gathered, product.num_k_blocks)
-                        : rows.x;
+  projection.records = is_gathered || dim % kBlockInputs != 0
+                           ? prepared(rows, dim, is_gathered, projection.num_k_blocks)
+                           : rows.x;
   params.most_with_rows = std::min(params.num_experts, rows.num_choices);
   // One block per SM, shared among the experts that may have rows. No more blocks than make the
   // most tiles per block smallest.
   const int blocks = std::max(1, properties_.num_multiprocessors / params.most_with_rows);
-  const int block_tiles = (product.num_tiles + blocks - 1) / blocks;
-  product.plan.num_blocks = (product.num_tiles + block_tiles - 1) / block_tiles;
-  kernels_.products(stream_, params);
+  const int block_tiles = (projection.num_tiles + blocks - 1) / blocks;
+  projection.tiling.num_blocks = (projection.num_tiles + block_tiles - 1) / block_tiles;
+  kernels_.project(stream_, params);
 }
 
 const void* ExpertMixer::prepared(const Rows& rows, int dim, bool is_gathered, int num_k_blocks) {

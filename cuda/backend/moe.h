@@ -32,12 +32,12 @@ class ExpertMixer {
     const int32_t* cu_rows = nullptr;  // [num_experts + 1]
     int most_of_expert = 0;            // most rows that one expert may have
     int num_choices = 0;
-    bool are_known = false;  // ExpertProductsParams::rows_are_known
+    bool are_known = false;  // ExpertProjectionsParams::rows_are_known
   };
 
   void run_rows(const MoeArgs& args, int first_row, int num_rows);
-  void products(std::span<const PackedLinear* const> experts, const Rows& rows,
-                const FinishParams& finish);
+  void project(std::span<const PackedLinear* const> experts, const Rows& rows,
+               const FinishParams& finish);
   // For experts that ranks share: exchanges and folds this rank's planes into results [num_choices,
   // hidden].
   void add_up(std::span<const PackedLinear* const> experts, const int32_t* cu_rows, int num_choices,

@@ -11,7 +11,7 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr int64_t kSlotBytes = int64_t{8} << 20;
+constexpr int64_t kStagingBytes = int64_t{8} << 20;
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -116,12 +116,12 @@ CudaPackedLinear::CudaPackedLinear(const Shape& shape, Buffer data, const PackAr
     SPECDEC_CHECK_EQ(shape.out_features, share_.num_outputs(share_.ranks()->rank()));
   }
   if (args.k_slices == nullptr) {
-    slices_.plan = fold_plan(SliceRun{});
+    slices_.fold_order = fold_order_of(SliceRun{});
     for (int i = 0; i <= kNumSlices; ++i) slices_.bounds[i] = num_k_blocks() * i / kNumSlices;
     return;
   }
-  slices_.plan = fold_plan(args.k_slices->run);
-  const int count = slices_.plan.num_steps;
+  slices_.fold_order = fold_order_of(args.k_slices->run);
+  const int count = slices_.fold_order.num_entries;
   for (int i = 0; i < count; ++i) {
     SPECDEC_CHECK_EQ(args.k_slices->local_bound(i) % kBlockInputs, 0);
     slices_.bounds[i] = static_cast<int>(args.k_slices->local_bound(i) / kBlockInputs);
@@ -206,16 +206,16 @@ void WeightPacker::pack_part(const WeightView& part, int64_t first_output,
   const DType dtype = part.is_quantized() ? DType::kF32 : part.values.dtype;
   const int64_t num_k = shape.in_features;
   const int64_t row_bytes = num_k * static_cast<int64_t>(size_of(dtype));
-  const int64_t step = std::max<int64_t>(1, kSlotBytes / std::max<int64_t>(1, row_bytes));
-  for (int64_t begin = 0; begin < part.rows(); begin += step) {
-    const int64_t num_rows = std::min(step, part.rows() - begin);
+  const int64_t most_rows = std::max<int64_t>(1, kStagingBytes / std::max<int64_t>(1, row_bytes));
+  for (int64_t begin = 0; begin < part.rows(); begin += most_rows) {
+    const int64_t num_rows = std::min(most_rows, part.rows() - begin);
     const size_t size_bytes = static_cast<size_t>(num_rows * row_bytes);
-    Slot& slot = next_slot(size_bytes);
-    if (!make_rows(part, begin, num_rows, slot)) {
-      copy_rows(part, part.is_quantized(), begin, num_rows, slot.pinned.data());
-      stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
+    StagingBuffer& staging = next_staging_buffer(size_bytes);
+    if (!make_rows(part, begin, num_rows, staging)) {
+      copy_rows(part, part.is_quantized(), begin, num_rows, staging.pinned.data());
+      stream_.copy_to_device(staging.device.data(), staging.pinned.data(), size_bytes);
     }
-    kernels_.pack(stream_, {.source = slot.device.data(),
+    kernels_.pack(stream_, {.source = staging.device.data(),
                             .source_dtype = dtype,
                             .act_dtype = act_dtype_,
                             .first_row = first_output + begin,
@@ -224,8 +224,8 @@ void WeightPacker::pack_part(const WeightView& part, int64_t first_output,
                             .in_features = static_cast<int>(num_k),
                             .gated = shape.is_gated,
                             .packed = packed});
-    stream_.record(*slot.packed);
-    slot.in_flight = true;
+    stream_.record(*staging.packed);
+    staging.in_flight = true;
   }
 }
 
@@ -236,30 +236,30 @@ void WeightPacker::pack_codes(const WeightView& part, int64_t first_output,
   const int64_t value_bytes = part.values.shape[1] * static_cast<int64_t>(size_of(dtype));
   const int64_t group_bytes = part.is_integer() ? shape.in_features / part.group_size * 2 : 0;
   const int64_t row_bytes = value_bytes + 2 * group_bytes;
-  const int64_t step = std::max<int64_t>(1, kSlotBytes / row_bytes);
-  for (int64_t begin = 0; begin < part.rows(); begin += step) {
-    const int64_t num_rows = std::min(step, part.rows() - begin);
+  const int64_t most_rows = std::max<int64_t>(1, kStagingBytes / row_bytes);
+  for (int64_t begin = 0; begin < part.rows(); begin += most_rows) {
+    const int64_t num_rows = std::min(most_rows, part.rows() - begin);
     // Offsets in the staging memory: values, scales, mins.
     const int64_t scales_at = round_up(num_rows * value_bytes, 16);
     const int64_t mins_at = round_up(scales_at + num_rows * group_bytes, 16);
     const size_t size_bytes = static_cast<size_t>(mins_at + num_rows * group_bytes);
-    Slot& slot = next_slot(size_bytes);
+    StagingBuffer& staging = next_staging_buffer(size_bytes);
     const auto put = [&](const void* from, int64_t bytes_of_row, int64_t at) {
-      std::memcpy(slot.pinned.as<char>() + at,
+      std::memcpy(staging.pinned.as<char>() + at,
                   static_cast<const char*>(from) + begin * bytes_of_row,
                   static_cast<size_t>(num_rows * bytes_of_row));
     };
-    if (!make_rows(part, begin, num_rows, slot)) {
-      copy_rows(part, part.is_fp8(), begin, num_rows, slot.pinned.data());
+    if (!make_rows(part, begin, num_rows, staging)) {
+      copy_rows(part, part.is_fp8(), begin, num_rows, staging.pinned.data());
       if (part.is_integer()) put(part.scales, group_bytes, scales_at);
       if (part.mins != nullptr) put(part.mins, group_bytes, mins_at);
-      stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
+      stream_.copy_to_device(staging.device.data(), staging.pinned.data(), size_bytes);
     }
     const auto halves = [&](const uint16_t* from, int64_t at) {
-      return from != nullptr ? reinterpret_cast<const uint16_t*>(slot.device.as<char>() + at)
+      return from != nullptr ? reinterpret_cast<const uint16_t*>(staging.device.as<char>() + at)
                              : nullptr;
     };
-    quantize_kernels_.pack(stream_, {.source = {.values = slot.device.data(),
+    quantize_kernels_.pack(stream_, {.source = {.values = staging.device.data(),
                                                 .dtype = dtype,
                                                 .scales = halves(part.scales, scales_at),
                                                 .mins = halves(part.mins, mins_at),
@@ -270,8 +270,8 @@ void WeightPacker::pack_codes(const WeightView& part, int64_t first_output,
                                      .first_row = first_output + begin,
                                      .out_features = shape.out_features,
                                      .is_gated = shape.is_gated});
-    stream_.record(*slot.packed);
-    slot.in_flight = true;
+    stream_.record(*staging.packed);
+    staging.in_flight = true;
   }
 }
 
@@ -284,66 +284,68 @@ void WeightPacker::pack_fp8(const WeightView& part, int64_t first_output,
   const DType dtype = widen ? DType::kF32 : part.values.dtype;
   const int64_t num_factors = is_kept && layout.is_grouped ? layout.num_k_blocks : 0;
   const int64_t value_bytes = shape.in_features * static_cast<int64_t>(size_of(dtype));
-  const int64_t step = std::max<int64_t>(1, kSlotBytes / (value_bytes + 4 + 2 * num_factors));
-  for (int64_t begin = 0; begin < part.rows(); begin += step) {
-    const int64_t num_rows = std::min(step, part.rows() - begin);
+  const int64_t most_rows =
+      std::max<int64_t>(1, kStagingBytes / (value_bytes + 4 + 2 * num_factors));
+  for (int64_t begin = 0; begin < part.rows(); begin += most_rows) {
+    const int64_t num_rows = std::min(most_rows, part.rows() - begin);
     // Offsets in the staging memory: values, scales, factors.
     const int64_t scales_at = round_up(num_rows * value_bytes, 16);
     const int64_t factors_at = round_up(scales_at + num_rows * 4, 16);
     const size_t size_bytes = static_cast<size_t>(factors_at + num_rows * num_factors * 2);
-    Slot& slot = next_slot(size_bytes);
-    const auto scales_in = [&](Buffer& slot_memory) {
-      return reinterpret_cast<float*>(slot_memory.as<char>() + scales_at);
+    StagingBuffer& staging = next_staging_buffer(size_bytes);
+    const auto scales_in = [&](Buffer& staging_memory) {
+      return reinterpret_cast<float*>(staging_memory.as<char>() + scales_at);
     };
-    const auto factors_in = [&](Buffer& slot_memory) {
-      return reinterpret_cast<uint16_t*>(slot_memory.as<char>() + factors_at);
+    const auto factors_in = [&](Buffer& staging_memory) {
+      return reinterpret_cast<uint16_t*>(staging_memory.as<char>() + factors_at);
     };
-    if (!make_rows(part, begin, num_rows, slot)) {
-      copy_rows(part, widen, begin, num_rows, slot.pinned.data());
+    if (!make_rows(part, begin, num_rows, staging)) {
+      copy_rows(part, widen, begin, num_rows, staging.pinned.data());
       for (int64_t row = 0; is_kept && row < num_rows; ++row) {
-        scales_in(slot.pinned)[row] = split_scales(
+        scales_in(staging.pinned)[row] = split_scales(
             part, begin + row,
-            {factors_in(slot.pinned) + row * num_factors, static_cast<size_t>(num_factors)});
+            {factors_in(staging.pinned) + row * num_factors, static_cast<size_t>(num_factors)});
       }
-      stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
+      stream_.copy_to_device(staging.device.data(), staging.pinned.data(), size_bytes);
     }
-    quantize_kernels_.pack_fp8(stream_, {.values = slot.device.data(),
+    quantize_kernels_.pack_fp8(stream_, {.values = staging.device.data(),
                                          .dtype = dtype,
-                                         .scales = scales_in(slot.device),
-                                         .factors = factors_in(slot.device),
+                                         .scales = scales_in(staging.device),
+                                         .factors = factors_in(staging.device),
                                          .num_rows = static_cast<int>(num_rows),
                                          .layout = layout,
                                          .weights = packed,
                                          .first_row = first_output + begin,
                                          .out_features = shape.out_features,
                                          .is_gated = shape.is_gated});
-    stream_.record(*slot.packed);
-    slot.in_flight = true;
+    stream_.record(*staging.packed);
+    staging.in_flight = true;
   }
 }
 
-bool WeightPacker::make_rows(const WeightView& part, int64_t begin, int64_t count, Slot& slot) {
+bool WeightPacker::make_rows(const WeightView& part, int64_t begin, int64_t count,
+                             StagingBuffer& staging) {
   if (!part.random.is_set()) return false;
   RandomSource rows = part.random;
   rows.first += begin * part.in_features();
   quantize_kernels_.random_weights(stream_, {.source = rows,
                                              .dtype = part.values.dtype,
                                              .count = count * part.in_features(),
-                                             .values = slot.device.data()});
+                                             .values = staging.device.data()});
   return true;
 }
 
-WeightPacker::Slot& WeightPacker::next_slot(size_t size_bytes) {
+WeightPacker::StagingBuffer& WeightPacker::next_staging_buffer(size_t size_bytes) {
   current_ ^= 1;
-  Slot& slot = slots_[current_];
-  if (slot.in_flight) slot.packed->wait();
-  slot.in_flight = false;
-  if (slot.packed == nullptr) slot.packed = device_.make_event();
-  if (slot.pinned.size_bytes() < size_bytes) {
-    slot.pinned = device_.allocate_pinned(size_bytes, "weights on their way");
-    slot.device = device_.allocate(size_bytes, "weights on their way");
+  StagingBuffer& staging = staging_buffers_[current_];
+  if (staging.in_flight) staging.packed->wait();
+  staging.in_flight = false;
+  if (staging.packed == nullptr) staging.packed = device_.make_event();
+  if (staging.pinned.size_bytes() < size_bytes) {
+    staging.pinned = device_.allocate_pinned(size_bytes, "weights on their way");
+    staging.device = device_.allocate(size_bytes, "weights on their way");
   }
-  return slot;
+  return staging;
 }
 
 }  // namespace specdec::cuda

@@ -36,7 +36,7 @@ class CudaPackedLinear final : public PackedLinear {
   // The slices of k that this rank's weights have, the number of partial sums per output that they
   // leave, and the other ranks' shares.
   const SliceParams& slices() const { return slices_; }
-  int num_planes() const { return slices_.plan.num_left; }
+  int num_planes() const { return slices_.fold_order.num_left; }
   const RankShare& share() const { return share_; }
 
   bool is_gated() const { return shape_.is_gated; }
@@ -72,7 +72,7 @@ class WeightPacker {
  private:
   // Memory of a piece in transit. There are two: the host fills one while the device reads the
   // other.
-  struct Slot {
+  struct StagingBuffer {
     Buffer pinned;
     Buffer device;
     std::unique_ptr<Event> packed;
@@ -94,15 +94,15 @@ class WeightPacker {
                 void* packed);
   // Makes rows of random weights in the staging memory. Returns false if the part has stored rows
   // to copy.
-  bool make_rows(const WeightView& part, int64_t begin, int64_t count, Slot& slot);
-  Slot& next_slot(size_t size_bytes);
+  bool make_rows(const WeightView& part, int64_t begin, int64_t count, StagingBuffer& staging);
+  StagingBuffer& next_staging_buffer(size_t size_bytes);
 
   Device& device_;
   Stream& stream_;
   const ProjectionKernels& kernels_;
   const QuantizeKernels& quantize_kernels_;
   DType act_dtype_;
-  std::array<Slot, 2> slots_;
+  std::array<StagingBuffer, 2> staging_buffers_;
   int current_ = 0;
 };
 

@@ -42,7 +42,7 @@ std::unique_ptr<EmbeddingTable> CudaBackend::make_embedding(const WeightView& ta
 }
 
 void CudaBackend::embed(const EmbedArgs& args) {
-  attention_plans_.begin_pass();  // a model's pass begins with this lookup
+  attention_work_lists_.begin_pass();  // a model's pass begins with this lookup
   if (args.num_rows == 0) return;
   const CudaPackedLinear& rows = static_cast<const CudaEmbeddingTable&>(*args.table).rows();
   if (rows.share().by_outputs()) return gather_embeddings(args);

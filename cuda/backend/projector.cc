@@ -74,9 +74,9 @@ FinishParams finish_from(FinishParams finish, int64_t begin, DType act_dtype) {
   return finish;
 }
 
-int row_tile_rows(const ProductPlan& plan) {
-  if (plan.wide_rows != 0) return plan.wide_rows;
-  return plan.few_rows ? kFewRows : plan.column_tiles * 8;
+int row_tile_rows(const ProjectionTiling& tiling) {
+  if (tiling.wide_rows != 0) return tiling.wide_rows;
+  return tiling.few_rows ? kFewRows : tiling.column_tiles * 8;
 }
 
 }  // namespace
@@ -111,7 +111,7 @@ RowSource Projector::row_source(const CudaPackedLinear& weight, const RowsParams
   if (!prepares_rows(rows, finish)) return RowSource::kRecords;
   const int64_t rows_bytes = int64_t{rows.num_rows} * weight.num_k_blocks() * kRecordBytes;
   const bool fits = rows.num_rows <= 8 && rows_bytes <= kSharedRowBytes;
-  if (fits && weight.slices().plan.is_whole()) return RowSource::kShared;
+  if (fits && weight.slices().fold_order.is_whole()) return RowSource::kShared;
   return device_.launch_settings().meeting ? RowSource::kExchanged : RowSource::kRecords;
 }
 
@@ -158,25 +158,25 @@ void Projector::run_all_heads(const CudaPackedLinear& weight, const RowsParams& 
                        {.act_dtype = act_dtype_, .finish = finish, .num_rows = rows.num_rows});
 }
 
-// The only place, besides ProductChooser, that chooses a kernel.
+// The only place, besides ProjectionChooser, that chooses a kernel.
 void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
                          const FinishParams& finish) {
   if (finish.heads.norm_all_heads) return run_all_heads(weight, rows, finish);
-  ProductParams params = {.format = weight.format(),
-                          .act_dtype = act_dtype_,
-                          .weights = weight.data(),
-                          .num_tiles = weight.num_tiles(),
-                          .num_k_blocks = weight.num_k_blocks(),
-                          .slices = weight.slices(),
-                          .rows = rows,
-                          .records = rows.x,
-                          .finish = finish,
-                          .plan = plan_of(weight, rows, finish.kind)};
+  ProjectionParams params = {.format = weight.format(),
+                             .act_dtype = act_dtype_,
+                             .weights = weight.data(),
+                             .num_tiles = weight.num_tiles(),
+                             .num_k_blocks = weight.num_k_blocks(),
+                             .slices = weight.slices(),
+                             .rows = rows,
+                             .records = rows.x,
+                             .finish = finish,
+                             .tiling = tiling_of(weight, rows, finish.kind)};
   // Partial sums that ranks exchange are scaled when they are folded.
   const bool is_partial = weight.share().by_inputs();
   if (!is_partial) params.finish.scales = weight.scales();
-  const bool is_exchanged = params.plan.row_source == RowSource::kExchanged;
-  if (is_exchanged || (params.plan.row_source == RowSource::kRecords && !are_records(rows))) {
+  const bool is_exchanged = params.tiling.row_source == RowSource::kExchanged;
+  if (is_exchanged || (params.tiling.row_source == RowSource::kRecords && !are_records(rows))) {
     const int64_t size_bytes = int64_t{rows.num_rows} * params.num_k_blocks * kRecordBytes;
     params.exchanged = records_.get<char>(static_cast<size_t>(size_bytes));
   }
@@ -192,19 +192,19 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
     params.finish.heads.sums = head_sums_.get<float>(static_cast<size_t>(rows.num_rows) *
                                                      static_cast<size_t>(finish.out_features));
   }
-  if (!deterministic_ && !is_partial && ProductChooser::serves(params)) {
-    chooser_.run(params, [&](const ProductParams& planned) { launch(planned); });
+  if (!deterministic_ && !is_partial && ProjectionChooser::serves(params)) {
+    chooser_.run(params, [&](const ProjectionParams& tiled) { launch(tiled); });
   } else {
     launch(params);
   }
 }
 
-void Projector::launch(ProductParams params) {
+void Projector::launch(ProjectionParams params) {
   add_workspaces(params);
-  if (params.plan.wide_rows != 0) {
-    kernels_.wide_product(stream_, params);
+  if (params.tiling.wide_rows != 0) {
+    kernels_.project_wide(stream_, params);
   } else {
-    kernels_.product(stream_, params);
+    kernels_.project(stream_, params);
   }
 }
 
@@ -214,35 +214,35 @@ bool Projector::are_records(const RowsParams& rows) const {
   return in_order && !rows.is_float && rows.dim % kBlockInputs == 0;
 }
 
-ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams& rows,
-                               Finish finish) const {
-  ProductPlan plan;
-  plan.few_rows = rows.num_rows <= kFewRows;
-  if (plan.few_rows) {
-    plan.row_source = row_source(weight, rows, finish);
-    plan_few_rows(weight.num_tiles(), rows.num_rows, plan);
-    return plan;
+ProjectionTiling Projector::tiling_of(const CudaPackedLinear& weight, const RowsParams& rows,
+                                      Finish finish) const {
+  ProjectionTiling tiling;
+  tiling.few_rows = rows.num_rows <= kFewRows;
+  if (tiling.few_rows) {
+    tiling.row_source = row_source(weight, rows, finish);
+    tile_few_rows(weight.num_tiles(), rows.num_rows, tiling);
+    return tiling;
   }
-  plan.column_tiles = rows.num_rows <= 32 ? 4 : kMaxColumnTiles;
-  const int num_blocks =
-      ceil_div(weight.num_tiles(), kManyRowsTiles) * ceil_div(rows.num_rows, plan.column_tiles * 8);
-  plan.split_slices = num_blocks <= device_.properties().num_multiprocessors;
-  return plan;
+  tiling.column_tiles = rows.num_rows <= 32 ? 4 : kMaxColumnTiles;
+  const int num_blocks = ceil_div(weight.num_tiles(), kManyRowsTiles) *
+                         ceil_div(rows.num_rows, tiling.column_tiles * 8);
+  tiling.split_slices = num_blocks <= device_.properties().num_multiprocessors;
+  return tiling;
 }
 
 // One block per SM at most, so that the next projection's blocks fit beside them. No more blocks
 // than make the most tiles per block smallest.
-void Projector::plan_few_rows(int num_tiles, int num_rows, ProductPlan& plan) const {
+void Projector::tile_few_rows(int num_tiles, int num_rows, ProjectionTiling& tiling) const {
   const int block_tiles = ceil_div(num_tiles, device_.properties().num_multiprocessors);
-  plan.num_blocks = ceil_div(num_tiles, block_tiles);
+  tiling.num_blocks = ceil_div(num_tiles, block_tiles);
   // Rows outside of shared memory are read from L2 once per tile, or once per two tiles.
-  const bool share_rows = plan.row_source == RowSource::kShared || num_rows > 4;
+  const bool share_rows = tiling.row_source == RowSource::kShared || num_rows > 4;
   const bool in_pairs = block_tiles % 2 == 0 || block_tiles > 8;
-  plan.tiles_at_once = in_pairs && share_rows ? 2 : 1;
+  tiling.tiles_at_once = in_pairs && share_rows ? 2 : 1;
 }
 
-void Projector::add_workspaces(ProductParams& params) {
-  const int num_row_tiles = ceil_div(params.rows.num_rows, row_tile_rows(params.plan));
+void Projector::add_workspaces(ProjectionParams& params) {
+  const int num_row_tiles = ceil_div(params.rows.num_rows, row_tile_rows(params.tiling));
   if (params.finish.kind == Finish::kHeads) {
     HeadsParams& heads = params.finish.heads;
     const int64_t num_heads = heads.num_heads + 2 * heads.kv.num_kv_heads;
@@ -250,14 +250,14 @@ void Projector::add_workspaces(ProductParams& params) {
   }
   if (params.finish.kind == Finish::kBest) {
     params.finish.best.keys =
-        best_keys_.get<uint64_t>(static_cast<size_t>(params.plan.num_blocks * kFewRows));
+        best_keys_.get<uint64_t>(static_cast<size_t>(params.tiling.num_blocks * kFewRows));
     params.finish.best.arrivals = best_arrivals_.get<uint32_t>(1);
   }
-  if (params.plan.split_slices) {
-    const int64_t places = int64_t{num_row_tiles} * ceil_div(params.num_tiles, kManyRowsTiles);
+  if (params.tiling.split_slices) {
+    const int64_t num_cells = int64_t{num_row_tiles} * ceil_div(params.num_tiles, kManyRowsTiles);
     params.partials = partials_.get<float>(
-        static_cast<size_t>(places * kNumSlices * partial_floats(params.plan.column_tiles)));
-    params.partial_arrivals = partial_arrivals_.get<uint32_t>(static_cast<size_t>(places));
+        static_cast<size_t>(num_cells * kNumSlices * partial_floats(params.tiling.column_tiles)));
+    params.partial_arrivals = partial_arrivals_.get<uint32_t>(static_cast<size_t>(num_cells));
   }
 }
 

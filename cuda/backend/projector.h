@@ -5,7 +5,7 @@
 
 #include "backend/op_args.h"
 #include "cuda/backend/packed_linear.h"
-#include "cuda/backend/product_chooser.h"
+#include "cuda/backend/projection_chooser.h"
 #include "cuda/backend/rank_exchange.h"
 #include "cuda/backend/workspace.h"
 #include "cuda/gpu/device.h"
@@ -25,20 +25,21 @@ class Projector {
   // Whether the likeliest tokens can be found without storing outputs (Finish::kBest).
   bool finds_best(const CudaPackedLinear& weight, const ProjectionInput& in) const;
 
-  ProductChooser& chooser() { return chooser_; }
+  ProjectionChooser& chooser() { return chooser_; }
 
  private:
   void run_rows(const CudaPackedLinear& weight, const RowsParams& rows, const FinishParams& finish);
   void run_all_heads(const CudaPackedLinear& weight, const RowsParams& rows, FinishParams finish);
   // For few rows: where the kernel gets its rows from.
   RowSource row_source(const CudaPackedLinear& weight, const RowsParams& rows, Finish finish) const;
-  ProductPlan plan_of(const CudaPackedLinear& weight, const RowsParams& rows, Finish finish) const;
-  void plan_few_rows(int num_tiles, int num_rows, ProductPlan& plan) const;
+  ProjectionTiling tiling_of(const CudaPackedLinear& weight, const RowsParams& rows,
+                             Finish finish) const;
+  void tile_few_rows(int num_tiles, int num_rows, ProjectionTiling& tiling) const;
   // Whether the rows are records already, which projections can read as they are.
   bool are_records(const RowsParams& rows) const;
   // Launches our own kernel with the tiling in `params`.
-  void launch(ProductParams params);
-  void add_workspaces(ProductParams& params);
+  void launch(ProjectionParams params);
+  void add_workspaces(ProjectionParams& params);
 
   Device& device_;
   Stream& stream_;
@@ -46,7 +47,7 @@ class Projector {
   RankExchange& rank_exchange_;
   DType act_dtype_;
   bool deterministic_;
-  ProductChooser chooser_;
+  ProjectionChooser chooser_;
   Workspace records_;
   Workspace exchange_counts_;
   Workspace head_sums_;

@@ -231,7 +231,7 @@ void RankExchange::sum(const CudaPackedLinear& weight, int num_rows, const Finis
   Communicator& ranks = *share.ranks();
   const int64_t plane_floats = num_rows * weight.out_features();
   PeerSumParams params = {.planes = own_planes(weight, num_rows),
-                          .plan = share.plan(),
+                          .fold_order = share.fold_order(),
                           .finish = finish,
                           .experts = experts,
                           .num_rows = num_rows};

@@ -114,7 +114,7 @@ void DeviceSampler::sample(const SampleArgs& args) {
   if (args.rows.empty()) return;
   if (args.token_ids != nullptr) return sample(spread(args));
   pack(args);
-  place_vectors(args);
+  point_to_vectors(args);
   const SampleRowsParams params = upload(args);
   kernels_.sample(stream_, params);
   download(args, params);
@@ -156,7 +156,7 @@ void DeviceSampler::pack(const SampleArgs& args) {
   }
 }
 
-void DeviceSampler::place_vectors(const SampleArgs& args) {
+void DeviceSampler::point_to_vectors(const SampleArgs& args) {
   const auto size = static_cast<size_t>(args.vocab_size);
   for (const SampleRow& row : args.rows) {
     request_.num_vectors += (row.distribution != nullptr) + is_long_report(row);

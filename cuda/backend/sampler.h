@@ -36,7 +36,7 @@ class DeviceSampler {
   // Spreads logits of a draft head that scores part of the target's vocabulary.
   SampleArgs spread(const SampleArgs& args);
   void pack(const SampleArgs& args);
-  void place_vectors(const SampleArgs& args);
+  void point_to_vectors(const SampleArgs& args);
   SampleRowsParams upload(const SampleArgs& args);
   void download(const SampleArgs& args, const SampleRowsParams& params);
   void read_row(const SampleArgs& args, size_t row, const SampleOutputs& outputs,

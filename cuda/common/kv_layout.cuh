@@ -19,11 +19,11 @@ struct KvLayout {
   // bits are enough (check_kv refuses larger layers), and a 64-bit division takes many
   // instructions.
   __host__ __device__ int64_t row(int64_t slot, int head) const {
-    const auto place = static_cast<uint32_t>(slot);
+    const auto index = static_cast<uint32_t>(slot);
     const auto size = static_cast<uint32_t>(block_size);
-    const uint32_t block = place / size;
+    const uint32_t block = index / size;
     return (block * static_cast<uint32_t>(num_kv_heads) + static_cast<uint32_t>(head)) * size +
-           place % size;
+           index % size;
   }
   __host__ __device__ int64_t num_rows() const {
     return static_cast<int64_t>(num_blocks) * num_kv_heads * block_size;

@@ -47,8 +47,8 @@ struct NoiseSource {
   }
   __device__ __forceinline__ uint32_t word(int32_t token) const {
     const PhiloxWords four = words(static_cast<uint32_t>(token) / 4);
-    const uint32_t place = static_cast<uint32_t>(token) % 4;
-    return place < 2 ? (place == 0 ? four.w0 : four.w1) : (place == 2 ? four.w2 : four.w3);
+    const uint32_t word = static_cast<uint32_t>(token) % 4;
+    return word < 2 ? (word == 0 ? four.w0 : four.w1) : (word == 2 ? four.w2 : four.w3);
   }
 };
 

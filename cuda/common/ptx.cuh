@@ -243,8 +243,8 @@ __device__ __forceinline__ uint64_t wgmma_tile(const void* tile) {
          kSwizzle128 << 62;
 }
 // The tile's elements from k = 16 n on, n being the second argument (0 to 3).
-__device__ __forceinline__ uint64_t wgmma_step(uint64_t tile, int step) {
-  return tile + static_cast<uint64_t>(2 * step);
+__device__ __forceinline__ uint64_t wgmma_advance(uint64_t tile, int count) {
+  return tile + static_cast<uint64_t>(2 * count);
 }
 
 // Goes before the first wgmma, and after other instructions have written d or tiles.

@@ -102,7 +102,7 @@ uint32_t GridRun::random() {
 
 void GridRun::prepare_block(Block& block, size_t block_number) {
   const LaunchConfig& launch = kernel_.config;
-  const size_t slot = static_cast<size_t>(&block - blocks_.data());
+  const size_t resident = static_cast<size_t>(&block - blocks_.data());
   block.index = index_in(launch.grid, block_number);
   block.num_live = block.num_threads;
   block.let_next_start_early = false;
@@ -129,7 +129,7 @@ void GridRun::prepare_block(Block& block, size_t block_number) {
     fibre.wgmmas.clear();
     fibre.wgmma_group_sizes.clear();
     fibre.open_wgmmas = 0;
-    prepare(fibre.context, stacks_[slot * block.fibres.size() + static_cast<size_t>(i)],
+    prepare(fibre.context, stacks_[resident * block.fibres.size() + static_cast<size_t>(i)],
             run_thread);
     block.warps[static_cast<size_t>(i / kWarpSize)].existing |= 1u << fibre.lane;
     block.make_ready(fibre);

@@ -39,9 +39,9 @@ float truncated(double value) {
 
 template <bool kIsBf16>
 void mma(void* const* operands) {
-  float a[16][kStepInputs];  // [row][k]
-  StepInputs b(kIsBf16);
-  float d[16][kStepColumns];
+  float a[16][kMmaInputs];  // [row][k]
+  MmaInputs b(kIsBf16);
+  float d[16][kMmaColumns];
   for (int lane = 0; lane < 32; ++lane) {
     const auto& mine = *static_cast<const MmaOperands*>(operands[lane]);
     const int g = lane / 4;
@@ -82,7 +82,7 @@ const uint16_t* row_address(void* const* operands, int matrix, int row) {
 
 }  // namespace
 
-void StepInputs::set(int k, int column, float value) {
+void MmaInputs::set(int k, int column, float value) {
   values_[k][column] = value;
   exponents_[k][column] = exponent_of(value, least_exponent_);
 }
@@ -90,36 +90,36 @@ void StepInputs::set(int k, int column, float value) {
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
 __attribute__((target_clones("avx2", "default")))
 #endif
-void StepInputs::add_products(const float (&a)[kStepInputs], float (&d)[kStepColumns]) const {
-  int a_exponents[kStepInputs];
-  for (int k = 0; k < kStepInputs; ++k) a_exponents[k] = exponent_of(a[k], least_exponent_);
-  int greatest[kStepColumns];
-  for (int column = 0; column < kStepColumns; ++column) {
+void MmaInputs::add_products(const float (&a)[kMmaInputs], float (&d)[kMmaColumns]) const {
+  int a_exponents[kMmaInputs];
+  for (int k = 0; k < kMmaInputs; ++k) a_exponents[k] = exponent_of(a[k], least_exponent_);
+  int greatest[kMmaColumns];
+  for (int column = 0; column < kMmaColumns; ++column) {
     greatest[column] = std::max(exponent_of(d[column], kLeastExponent), kLeastExponent);
-    for (int k = 0; k < kStepInputs; ++k) {
+    for (int k = 0; k < kMmaInputs; ++k) {
       greatest[column] = std::max(greatest[column], a_exponents[k] + exponents_[k][column]);
     }
   }
-  if (*std::max_element(greatest, greatest + kStepColumns) > 127) {
+  if (*std::max_element(greatest, greatest + kMmaColumns) > 127) {
     // Infinities and NaN: nothing is truncated.
-    for (int column = 0; column < kStepColumns; ++column) {
+    for (int column = 0; column < kMmaColumns; ++column) {
       double sum = d[column];
-      for (int k = 0; k < kStepInputs; ++k) sum += a[k] * values_[k][column];
+      for (int k = 0; k < kMmaInputs; ++k) sum += a[k] * values_[k][column];
       d[column] = static_cast<float>(sum);
     }
     return;
   }
   Columns scales;
   Columns sums;
-  for (int column = 0; column < kStepColumns; ++column) {
+  for (int column = 0; column < kMmaColumns; ++column) {
     scales[column] = power_of_two(kFractionBits - greatest[column]);
     sums[column] = static_cast<int32_t>(d[column] * scales[column]);
   }
-  for (int k = 0; k < kStepInputs; ++k) {
+  for (int k = 0; k < kMmaInputs; ++k) {
     const Columns products = static_cast<double>(a[k]) * values_[k] * scales;
     sums += __builtin_convertvector(__builtin_convertvector(products, Integers), Columns);
   }
-  for (int column = 0; column < kStepColumns; ++column) {
+  for (int column = 0; column < kMmaColumns; ++column) {
     d[column] = truncated(sums[column] * power_of_two(greatest[column] - kFractionBits));
   }
 }

@@ -8,30 +8,30 @@ namespace specdec::cuda::emulation {
 // Faults unless the mask has all 32 lanes.
 void require_whole_warp(uint32_t mask);
 
-inline constexpr int kStepInputs = 16;  // summed by one instruction
-inline constexpr int kStepColumns = 8;
+inline constexpr int kMmaInputs = 16;  // summed by one instruction
+inline constexpr int kMmaColumns = 8;
 
 // The b matrix of an instruction, and its arithmetic: that of Hopper's tensor cores, for mma.sync
 // and wgmma alike, as MMA-Sim found it (github.com/microsoft/MMA-Sim). The 16 products and d are
 // one sum, in no order. Each term is truncated, towards zero, kFractionBits below the greatest
 // exponent among them (a product's exponent is the sum of its factors'); the sum is truncated to
 // float32.
-class StepInputs {
+class MmaInputs {
  public:
-  explicit StepInputs(bool is_bf16) : least_exponent_(is_bf16 ? -126 : -14) {}
+  explicit MmaInputs(bool is_bf16) : least_exponent_(is_bf16 ? -126 : -14) {}
 
   void set(int k, int column, float value);
   // d += a b, for one row.
-  void add_products(const float (&a)[kStepInputs], float (&d)[kStepColumns]) const;
+  void add_products(const float (&a)[kMmaInputs], float (&d)[kMmaColumns]) const;
 
  private:
   static constexpr int kFractionBits = 25;
-  using Columns = double __attribute__((vector_size(kStepColumns * sizeof(double))));
-  using Integers = int32_t __attribute__((vector_size(kStepColumns * sizeof(int32_t))));
+  using Columns = double __attribute__((vector_size(kMmaColumns * sizeof(double))));
+  using Integers = int32_t __attribute__((vector_size(kMmaColumns * sizeof(int32_t))));
 
   int least_exponent_;  // of the element type's normal numbers
-  Columns values_[kStepInputs];
-  int exponents_[kStepInputs][kStepColumns];
+  Columns values_[kMmaInputs];
+  int exponents_[kMmaInputs][kMmaColumns];
 };
 
 // One lane's registers; ptx.cuh says which elements these hold.

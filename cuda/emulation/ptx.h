@@ -121,8 +121,8 @@ inline uint64_t wgmma_tile(const void* tile) {
   }
   return address >> 4 | uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
 }
-inline uint64_t wgmma_step(uint64_t tile, int step) {
-  return tile + static_cast<uint64_t>(2 * step);
+inline uint64_t wgmma_advance(uint64_t tile, int count) {
+  return tile + static_cast<uint64_t>(2 * count);
 }
 inline void wgmma_fence() {}
 inline void wgmma_commit() { emulation::wgmma_commit(); }

@@ -58,12 +58,12 @@ struct WaitOperands {
 };
 
 // The warp's 16 rows of a: [row][k].
-using RowsOfA = float[16][kStepInputs];
+using RowsOfA = float[16][kMmaInputs];
 void read_rows_of_a(void* const* operands, size_t number, RowsOfA& a) {
   const auto& first = *static_cast<const WaitOperands*>(operands[0]);
   const Wgmma& instruction = (*first.pending)[number].instruction;
   for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < kStepInputs; ++k) {
+    for (int k = 0; k < kMmaInputs; ++k) {
       uint16_t bits = 0;
       if (instruction.a_registers == nullptr) {
         const Tile tile(instruction.a, first.shared, first.shared_bytes);
@@ -85,10 +85,10 @@ void run_one(void* const* operands, size_t number) {
   read_rows_of_a(operands, number, rows);
   const Tile tile_b(instruction.b, first.shared, first.shared_bytes);
   // Columns 8j .. 8j + 7 at a time: a row's are in its lanes' registers d[4j] .. d[4j + 3].
-  for (int first_column = 0; first_column < instruction.num_columns; first_column += kStepColumns) {
-    StepInputs b(instruction.is_bf16);
-    for (int k = 0; k < kStepInputs; ++k) {
-      for (int column = 0; column < kStepColumns; ++column) {
+  for (int first_column = 0; first_column < instruction.num_columns; first_column += kMmaColumns) {
+    MmaInputs b(instruction.is_bf16);
+    for (int k = 0; k < kMmaInputs; ++k) {
+      for (int column = 0; column < kMmaColumns; ++column) {
         b.set(k, column, widen(tile_b.at(first_column + column, k), instruction.is_bf16));
       }
     }
@@ -97,12 +97,12 @@ void run_one(void* const* operands, size_t number) {
         const auto& lane = *static_cast<const WaitOperands*>(operands[row % 8 * 4 + column / 2]);
         return (*lane.pending)[number].instruction.d + first_column / 2 + row / 8 * 2 + column % 2;
       };
-      float d[kStepColumns] = {};
+      float d[kMmaColumns] = {};
       if (instruction.accumulate) {
-        for (int column = 0; column < kStepColumns; ++column) d[column] = *register_of(column);
+        for (int column = 0; column < kMmaColumns; ++column) d[column] = *register_of(column);
       }
       b.add_products(rows[row], d);
-      for (int column = 0; column < kStepColumns; ++column) *register_of(column) = d[column];
+      for (int column = 0; column < kMmaColumns; ++column) *register_of(column) = d[column];
     }
   }
 }

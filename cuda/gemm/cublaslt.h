@@ -1,6 +1,6 @@
 // GEMMs by cuBLASLt, which is opened at run time where it is installed.
-// tests/cuda/gemm/cublaslt_test.cc checks the calls with a mock library; ProductChooserTest
-// (tests/cuda/backend/product_chooser_test.cc) compares results with double loops on a GPU.
+// tests/cuda/gemm/cublaslt_test.cc checks the calls with a mock library; ProjectionChooserTest
+// (tests/cuda/backend/projection_chooser_test.cc) compares results with double loops on a GPU.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // GEMMs by CUTLASS for compute capability 9.0, if the build has its headers. The emulation has
-// none; ProductChooserTest (tests/cuda/backend/product_chooser_test.cc) compares with double loops
-// on a GPU.
+// none; ProjectionChooserTest (tests/cuda/backend/projection_chooser_test.cc) compares with double
+// loops on a GPU.
 #pragma once
 
 #include <memory>

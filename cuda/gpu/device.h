@@ -148,7 +148,8 @@ struct LaunchSettings {
   // Ranks write to each other's memory if their devices can (Device::share_peer_memory).
   bool peer_memory = true;
   bool meeting = true;  // blocks of a kernel may wait for each other (LaunchConfig::blocks_meet)
-  bool plans = true;    // attention reads the work list of the pass's first layer (AttentionPlans)
+  bool work_lists =
+      true;  // attention reads the work list of the pass's first layer (AttentionWorkLists)
 };
 
 // Device memory that other ranks' devices write to. It is freed when the rank that shares it, and

@@ -42,7 +42,7 @@ LaunchSettings parse_launch_settings(std::string_view words) {
     } else if (word == "no_meeting") {
       settings.meeting = false;
     } else if (word == "no_plan") {
-      settings.plans = false;
+      settings.work_lists = false;
     } else {
       throw InvalidArgument(
           kLaunchVariable,
@@ -59,7 +59,7 @@ std::string describe(const LaunchSettings& settings) {
       settings.carveout ? str_cat("carveout ", *settings.carveout, "%") : "the driver's carveouts";
   return str_cat("programmatic dependent launch ", settings.overlap ? "on" : "off", ", ", carveout,
                  settings.meeting ? "" : ", no blocks that meet",
-                 settings.plans ? "" : ", no plans of attention");
+                 settings.work_lists ? "" : ", no work lists of attention");
 }
 
 LaunchSettings launch_settings_of_environment() {

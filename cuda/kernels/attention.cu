@@ -24,20 +24,20 @@ void tree_attention(Stream& stream, const AttentionParams& params) {
 // element's index. Within a request slots are read in rising order and written at or below the slot
 // read, so no pair reads what an earlier pair wrote: kBatch pairs are read together, then written
 // in order.
-template <class Element, class Place>
+template <class Element, class IndexOf>
 __device__ __forceinline__ void copy_elements(const int64_t* slots, int num_pairs,
-                                              Element* elements, const Place& place) {
+                                              Element* elements, const IndexOf& index_of) {
   for (int first = 0; first < num_pairs; first += kBatch) {
     Element values[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (first + i >= num_pairs) continue;
-      values[i] = elements[place(slots[2 * (first + i)])];
+      values[i] = elements[index_of(slots[2 * (first + i)])];
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (first + i >= num_pairs) continue;
-      elements[place(slots[2 * (first + i) + 1])] = values[i];
+      elements[index_of(slots[2 * (first + i) + 1])] = values[i];
     }
   }
 }

@@ -1,7 +1,7 @@
 // Attention over the paged cache, and copies within the cache.
 //
 // A row's result depends on positions alone: keys come in tiles of kAttentionTile positions, tiles
-// in splits (split_of in attention_plan.cuh). A softmax runs over the tiles of a split in order,
+// in splits (split_of in attention_items.cuh). A softmax runs over the tiles of a split in order,
 // and splits are joined in order. Which block computes which split, and beside which other rows,
 // never changes a bit.
 //
@@ -30,7 +30,7 @@ inline constexpr int attention_shared_bytes(int head_dim) {
 // The work list of attention: which block computes which (row, head, split). It is the same in all
 // layers of a pass that see the same positions, so the first of them writes it to memory and the
 // others read it.
-struct AttentionPlan {
+struct AttentionWorkList {
   void* memory = nullptr;  // null: the launch works it out for itself alone
   size_t size_bytes = 0;   // if the list may not fit, every launch works it out
   bool is_made = false;    // by an earlier launch with the same batch, heads and positions
@@ -53,7 +53,7 @@ struct AttentionParams {
   // partial results do not fit, fewer blocks share the work.
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
-  AttentionPlan plan{};
+  AttentionWorkList work_list{};
 };
 
 struct KvLayerPointers {

@@ -19,15 +19,15 @@ template <class Tiles>
 __device__ __forceinline__ void list_ancestors(const AttentionParams& params, const BlockWork& work,
                                                const AttentionMemory<Tiles>& memory) {
   const Item& item = work.item;
-  const int row = item.plan.first_row + item.first_pair / work.shape.group_size;
+  const int row = item.extent.first_row + item.first_pair / work.shape.group_size;
   const uint64_t* mask =
       params.batch.ancestor_mask + static_cast<int64_t>(row) * params.batch.mask_words;
 #pragma unroll 1
-  for (int word = threadIdx.x; word * 64 < item.plan.num_tree_slots; word += kAttentionThreads) {
+  for (int word = threadIdx.x; word * 64 < item.extent.num_tree_slots; word += kAttentionThreads) {
     int depth = 0;
 #pragma unroll 1
     for (int before = 0; before < word; ++before) depth += __popcll(load_mask(mask + before));
-    const int num_bits = min(64, item.plan.num_tree_slots - word * 64);
+    const int num_bits = min(64, item.extent.num_tree_slots - word * 64);
     uint64_t bits = load_mask(mask + word) & (~uint64_t{0} >> (64 - num_bits));
 #pragma unroll 1
     for (; bits != 0; bits &= bits - 1) {
@@ -48,10 +48,10 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
     const int pair = item.first_pair + min(i, item.num_pairs - 1);
     const int group_size = work.shape.group_size;
     const int row = pair / group_size;
-    const int limit = row_limit(params, item.plan, row);
+    const int limit = row_limit(params, item.extent, row);
     memory.begins()[i] = row_begin(params, limit);
     memory.limits()[i] = limit;
-    memory.places()[i] =
+    memory.row_heads()[i] =
         row * work.shape.num_heads + item.kv_head * group_size + (pair - row * group_size);
   }
   __syncthreads();
@@ -65,13 +65,13 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
     range.common_limit = min(range.common_limit, memory.limits()[i]);
   }
 #pragma unroll 1
-  for (int step = kWarpSize / 2; step > 0; step /= 2) {
-    range.begin = min(range.begin, __shfl_xor_sync(kAllLanes, range.begin, step));
-    range.limit = max(range.limit, __shfl_xor_sync(kAllLanes, range.limit, step));
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    range.begin = min(range.begin, __shfl_xor_sync(kAllLanes, range.begin, distance));
+    range.limit = max(range.limit, __shfl_xor_sync(kAllLanes, range.limit, distance));
     range.common_begin =
-        max(range.common_begin, __shfl_xor_sync(kAllLanes, range.common_begin, step));
+        max(range.common_begin, __shfl_xor_sync(kAllLanes, range.common_begin, distance));
     range.common_limit =
-        min(range.common_limit, __shfl_xor_sync(kAllLanes, range.common_limit, step));
+        min(range.common_limit, __shfl_xor_sync(kAllLanes, range.common_limit, distance));
   }
   range.begin = max(range.begin, split_begin(item.split_first));
   range.limit = min(range.limit, split_begin(item.split_limit));
@@ -83,7 +83,7 @@ template <class Tiles>
 __device__ __forceinline__ void keep_item(const AttendArgs& args, const BlockWork& work,
                                           const AttentionMemory<Tiles>& memory) {
   auto* kept =
-      reinterpret_cast<uint32_t*>(static_cast<PlannedItem<Tiles>*>(args.planned_items) + work.next);
+      reinterpret_cast<uint32_t*>(static_cast<StoredItem<Tiles>*>(args.stored_items) + work.next);
   const ItemWork& known = work;
   const auto* words = reinterpret_cast<const uint32_t*>(&known);
   constexpr int kWorkWords = sizeof(ItemWork) / 4;
@@ -101,7 +101,7 @@ template <class Tiles>
 __device__ __forceinline__ void recall_item(const AttendArgs& args, BlockWork& work,
                                             const AttentionMemory<Tiles>& memory) {
   const auto* kept = reinterpret_cast<const uint32_t*>(
-      static_cast<const PlannedItem<Tiles>*>(args.planned_items) + work.next);
+      static_cast<const StoredItem<Tiles>*>(args.stored_items) + work.next);
   ItemWork& known = work;
   auto* words = reinterpret_cast<uint32_t*>(&known);
   int* ranges = memory.begins();
@@ -125,15 +125,15 @@ __device__ __forceinline__ void begin_query_copy(const AttentionParams& params,
   constexpr int kRowChunks = Tiles::kPaddedDim / kChunk;
   const Item& item = work.item;
   const int head_dim = params.kv.head_dim;
-  const int64_t first = static_cast<int64_t>(item.plan.first_row) * work.shape.num_heads;
+  const int64_t first = static_cast<int64_t>(item.extent.first_row) * work.shape.num_heads;
   const T* q = static_cast<const T*>(params.q);
 #pragma unroll 1
   for (int i = threadIdx.x; i < Tiles::kPairs * kRowChunks; i += kAttentionThreads) {
     const int index = i / kRowChunks, chunk = i % kRowChunks;
-    const int64_t place = first + memory.places()[index];
+    const int64_t row_head = first + memory.row_heads()[index];
     const bool valid = index < item.num_pairs && chunk * kChunk < head_dim;
     ptx::copy_async_16(chunk_at(memory.query(), index, chunk, Tiles::kPaddedDim),
-                       valid ? q + place * head_dim + chunk * kChunk : q, valid);
+                       valid ? q + row_head * head_dim + chunk * kChunk : q, valid);
   }
 }
 
@@ -168,7 +168,7 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
       }
       __syncthreads();
       if (next < limit) {
-        if ((next + 1) * kAttentionTile > work.item.plan.base_len) ptx::wait_for_previous();
+        if ((next + 1) * kAttentionTile > work.item.extent.base_len) ptx::wait_for_previous();
         begin_copy(memory, params.kv, next_stage);
         if constexpr (Tiles::kIsInt8) scale = load_scale(params.kv, memory.rows(next_stage));
       }
@@ -200,25 +200,25 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
   ptx::copy_async_wait<0>();
 }
 
-// A warp joins num_slots consecutive partial results of a row and head, in order. It copies them
+// A warp joins num_partials consecutive partial results of a row and head, in order. It copies them
 // asynchronously to its part of the ring, many at a time, because the join is bound by latency.
 // out: [head_dim].
 template <class Tiles>
-__device__ __forceinline__ void join_slots(const AttendArgs& args,
-                                           const AttentionMemory<Tiles>& memory, int64_t slot,
-                                           int num_slots, typename Tiles::Element* out) {
+__device__ __forceinline__ void join_partials(const AttendArgs& args,
+                                              const AttentionMemory<Tiles>& memory, int64_t partial,
+                                              int num_partials, typename Tiles::Element* out) {
   using T = typename Tiles::Element;
   constexpr int kDim = Tiles::kPaddedDim;
   constexpr int kValues = kDim / kWarpSize;  // consecutive values of a lane
   constexpr int kVector = kValues < 4 ? 2 : 4;
   using Vector = std::conditional_t<kVector == 2, float2, float4>;
-  constexpr int kSlotBytes = kDim * 4;
+  constexpr int kPartialBytes = kDim * 4;
   constexpr int kPartBytes = Tiles::kRingBytes / kAttentionWarps;
-  constexpr int kSlots = kPartBytes / kSlotBytes / kWarpSize * kWarpSize;  // copied together
-  static_assert(kSlots > 0);
+  constexpr int kPartials = kPartBytes / kPartialBytes / kWarpSize * kWarpSize;  // copied together
+  static_assert(kPartials > 0);
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  unsigned char* part_of_ring = memory.ring() + warp * kSlots * kSlotBytes;
+  unsigned char* part_of_ring = memory.ring() + warp * kPartials * kPartialBytes;
   // For each of 32 partial results: the factor of the totals, the factor of its values, and its
   // sum.
   float* factors = reinterpret_cast<float*>(memory.weights()) + warp * 3 * kWarpSize;
@@ -227,28 +227,28 @@ __device__ __forceinline__ void join_slots(const AttendArgs& args,
   for (int i = 0; i < kValues; ++i) totals[i] = 0.0f;
   float total_maximum = -INFINITY, total_sum = 0.0f;
 #pragma unroll 1
-  for (int first = 0; first < num_slots; first += kWarpSize) {
-    if (first % kSlots == 0) {
-      const int num_chunks = min(kSlots, num_slots - first) * (kSlotBytes / kChunkBytes);
+  for (int first = 0; first < num_partials; first += kWarpSize) {
+    if (first % kPartials == 0) {
+      const int num_chunks = min(kPartials, num_partials - first) * (kPartialBytes / kChunkBytes);
       const char* from =
-          reinterpret_cast<const char*>(args.workspace.values + (slot + first) * kDim);
+          reinterpret_cast<const char*>(args.workspace.values + (partial + first) * kDim);
 #pragma unroll 4
       for (int i = lane; i < num_chunks; i += kWarpSize) {
         ptx::copy_async_16(part_of_ring + i * kChunkBytes, from + i * kChunkBytes);
       }
       ptx::copy_async_commit();
     }
-    const int count = min(kWarpSize, num_slots - first);
+    const int count = min(kWarpSize, num_partials - first);
     float2 part = make_float2(-INFINITY, 0.0f);
     if (lane < count) {
-      part = *reinterpret_cast<const float2*>(args.workspace.sums + (slot + first + lane) * 2);
+      part = *reinterpret_cast<const float2*>(args.workspace.sums + (partial + first + lane) * 2);
     }
     // The maximum after each partial result, and the factors of its join.
     float maximum = fmaxf(total_maximum, part.x);
 #pragma unroll 1
-    for (int step = 1; step < kWarpSize; step *= 2) {
-      const float below = __shfl_up_sync(kAllLanes, maximum, step);
-      if (lane >= step) maximum = fmaxf(maximum, below);
+    for (int distance = 1; distance < kWarpSize; distance *= 2) {
+      const float below = __shfl_up_sync(kAllLanes, maximum, distance);
+      if (lane >= distance) maximum = fmaxf(maximum, below);
     }
     float before = __shfl_up_sync(kAllLanes, maximum, 1);
     if (lane == 0) before = total_maximum;
@@ -259,7 +259,8 @@ __device__ __forceinline__ void join_slots(const AttendArgs& args,
     ptx::copy_async_wait<0>();
     __syncwarp();
     const float* values =
-        reinterpret_cast<const float*>(part_of_ring + first % kSlots * kSlotBytes) + lane * kValues;
+        reinterpret_cast<const float*>(part_of_ring + first % kPartials * kPartialBytes) +
+        lane * kValues;
 #pragma unroll 2
     for (int j = 0; j < count; ++j) {
       const float a = factors[3 * j], b = factors[3 * j + 1];
@@ -293,39 +294,39 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
   const Item& item = work.item;
   const WorkShape& shape = work.shape;
   static_assert(Tiles::kPairs <= kAttentionThreads && Tiles::kPairs <= 64);
-  int* num_slots = reinterpret_cast<int*>(memory.maxima());  // [pairs]; 0: not to be joined
+  int* num_partials = reinterpret_cast<int*>(memory.maxima());  // [pairs]; 0: not to be joined
   const auto first_column = [&](int pair) {
-    return shape.column_of(item.plan, item.sharing, split_of(memory.begins()[pair]));
+    return shape.column_of(item.extent, item.sharing, split_of(memory.begins()[pair]));
   };
-  const auto slot_of = [&](int pair) {
-    return item.slot - item.column + memory.places()[pair] * item.num_columns;
+  const auto partial_of = [&](int pair) {
+    return item.partial - item.column + memory.row_heads()[pair] * item.num_columns;
   };
   __syncthreads();  // the partial results are written
   if (static_cast<int>(threadIdx.x) < item.num_pairs) {
     const int pair = threadIdx.x;
     const int first = first_column(pair);
     const int count =
-        shape.column_of(item.plan, item.sharing, split_of(memory.limits()[pair] - 1)) + 1 - first;
+        shape.column_of(item.extent, item.sharing, split_of(memory.limits()[pair] - 1)) + 1 - first;
     const int num_filled = min(first + count, item.column + item.num_filled()) -
                            max(first, item.column);  // of the pair's partial results
-    num_slots[pair] = 0;
+    num_partials[pair] = 0;
     if (memory.begins()[pair] < memory.limits()[pair] && num_filled > 0) {
-      uint32_t* arrivals = args.workspace.arrivals + slot_of(pair);
+      uint32_t* arrivals = args.workspace.arrivals + partial_of(pair);
       const auto added = static_cast<uint32_t>(num_filled);
       if (ptx::add_acquire_release(arrivals, added) + added == static_cast<uint32_t>(count)) {
         *arrivals = 0;
-        num_slots[pair] = count;
+        num_partials[pair] = count;
       }
     }
   }
   __syncthreads();
 #pragma unroll 1
   for (int pair = threadIdx.x / kWarpSize; pair < item.num_pairs; pair += kAttentionWarps) {
-    if (num_slots[pair] == 0) continue;
-    const int64_t place =
-        static_cast<int64_t>(item.plan.first_row) * shape.num_heads + memory.places()[pair];
-    join_slots<Tiles>(args, memory, slot_of(pair) + first_column(pair), num_slots[pair],
-                      static_cast<T*>(args.params.out) + place * args.params.kv.head_dim);
+    if (num_partials[pair] == 0) continue;
+    const int64_t row_head =
+        static_cast<int64_t>(item.extent.first_row) * shape.num_heads + memory.row_heads()[pair];
+    join_partials<Tiles>(args, memory, partial_of(pair) + first_column(pair), num_partials[pair],
+                         static_cast<T*>(args.params.out) + row_head * args.params.kv.head_dim);
   }
 }
 
@@ -344,34 +345,34 @@ __device__ __forceinline__ void clear_unused_rows(const AttentionParams& params)
 }
 
 // The block takes item work.next: works it out, or reads it from the work list.
-template <class Tiles, bool kIsPlanned>
+template <class Tiles, bool kReadsList>
 __device__ __forceinline__ void take_item(const AttendArgs& args, BlockWork& work,
                                           const AttentionMemory<Tiles>& memory) {
-  if constexpr (kIsPlanned) {
+  if constexpr (kReadsList) {
     recall_item(args, work, memory);
   } else if (threadIdx.x == 0) {
     work.item =
-        item_at(args.params, work.shape, memory.item_ends(), memory.slot_begins(), work.next);
+        item_at(args.params, work.shape, memory.item_ends(), memory.partial_begins(), work.next);
   }
   __syncthreads();
-  if constexpr (!kIsPlanned) open_item(args.params, work, memory);
+  if constexpr (!kReadsList) open_item(args.params, work, memory);
   if (work.item.by_row) list_ancestors(args.params, work, memory);
   __syncthreads();
 }
 
 // Sets work.next to the block's first item and returns the number of all items.
-template <class Tiles, bool kIsPlanned>
+template <class Tiles, bool kReadsList>
 __device__ __forceinline__ int take_work(const AttendArgs& args, BlockWork& work,
                                          const AttentionMemory<Tiles>& memory) {
-  if constexpr (kIsPlanned) {
+  if constexpr (kReadsList) {
     if (threadIdx.x == 0) work.next = static_cast<int>(blockIdx.x);
-    const int num_items = __ldcg(args.num_planned);
+    const int num_items = __ldcg(args.num_stored);
     __syncthreads();
     return num_items;
   }
   if (threadIdx.x < kWarpSize) {
     WorkShape shape = work_shape(args.params, Tiles::kPairBits);
-    plan_work(args, shape, memory.item_ends(), memory.slot_begins());
+    list_work(args, shape, memory.item_ends(), memory.partial_begins());
     if (threadIdx.x == 0) {
       work.shape = shape;
       work.next = static_cast<int>(blockIdx.x);
@@ -381,20 +382,20 @@ __device__ __forceinline__ int take_work(const AttendArgs& args, BlockWork& work
   return memory.num_requests > 0 ? memory.item_ends()[memory.num_requests - 1] : 0;
 }
 
-// kIsPlanned: an earlier launch of the same pass has written the work list.
-template <class Tiles, bool kIsPlanned>
+// kReadsList: an earlier launch of the same pass has written the work list.
+template <class Tiles, bool kReadsList>
 __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
     attend_kernel(const AttendArgs args) {
   SPECDEC_SHARED_BYTES(shared);
   __shared__ BlockWork work;
   ptx::let_next_start();
   const AttentionMemory<Tiles> memory = {shared, args.params.batch.num_requests};
-  const int num_items = take_work<Tiles, kIsPlanned>(args, work, memory);
+  const int num_items = take_work<Tiles, kReadsList>(args, work, memory);
   const bool in_turn = num_items > static_cast<int>(gridDim.x);
 #pragma unroll 1
   while (work.next < num_items) {
     int next = num_items;  // looked up only when this item is done
-    take_item<Tiles, kIsPlanned>(args, work, memory);
+    take_item<Tiles, kReadsList>(args, work, memory);
     if (work.range.begin < work.range.limit) {
       const int num_pairs = work.item.num_pairs;
       if constexpr (Tiles::kIsFew) {
@@ -406,10 +407,10 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
       } else if constexpr (Tiles::kMostWarpRows == 4) {
         run_item<Tiles, 1>(args, work, memory);
       }
-      if (work.item.slot >= 0) join_item(args, work, memory);
+      if (work.item.partial >= 0) join_item(args, work, memory);
     }
-    if constexpr (Tiles::kIsFew && !kIsPlanned) {
-      if (args.num_planned != nullptr) {
+    if constexpr (Tiles::kIsFew && !kReadsList) {
+      if (args.num_stored != nullptr) {
         ptx::wait_for_previous();  // layers of the previous pass may read the list
         keep_item(args, work, memory);
       }
@@ -423,9 +424,9 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
     __syncthreads();
   }
   ptx::wait_for_previous();
-  if constexpr (Tiles::kIsFew && !kIsPlanned) {
+  if constexpr (Tiles::kIsFew && !kReadsList) {
     const bool is_first = blockIdx.x == 0 && threadIdx.x == 0;
-    if (args.num_planned != nullptr && is_first) *args.num_planned = num_items;
+    if (args.num_stored != nullptr && is_first) *args.num_stored = num_items;
   }
   clear_unused_rows<typename Tiles::Element>(args.params);
   if (in_turn && threadIdx.x == 0 && atomicAdd(args.workspace.counters + 1, 1u) == gridDim.x - 1) {

@@ -20,14 +20,14 @@ inline AttentionWorkspace share_workspace(const AttentionParams& params, int pad
   AttentionWorkspace workspace;
   workspace.counters = reinterpret_cast<uint32_t*>(base);
   workspace.arrivals = reinterpret_cast<uint32_t*>(base + kCounterBytes);
-  const size_t slot_bytes = (padded_dim + 2) * sizeof(float);
+  const size_t partial_bytes = (padded_dim + 2) * sizeof(float);
   const size_t fitting =
-      used < params.workspace_bytes ? (params.workspace_bytes - used) / slot_bytes : 0;
+      used < params.workspace_bytes ? (params.workspace_bytes - used) / partial_bytes : 0;
   workspace.capacity = static_cast<int64_t>(std::min(fitting, arrival_bytes / sizeof(uint32_t)));
-  char* slots = base + kCounterBytes + arrival_bytes;
-  workspace.sums = reinterpret_cast<float*>(slots);
-  workspace.values =
-      reinterpret_cast<float*>(slots + (workspace.capacity * 2 * sizeof(float) + 255) / 256 * 256);
+  char* partials = base + kCounterBytes + arrival_bytes;
+  workspace.sums = reinterpret_cast<float*>(partials);
+  workspace.values = reinterpret_cast<float*>(
+      partials + (workspace.capacity * 2 * sizeof(float) + 255) / 256 * 256);
   return workspace;
 }
 
@@ -49,7 +49,7 @@ inline BatchView requests_from(BatchView batch, int64_t begin, int count) {
 
 // Shared memory of an SM's blocks for few rows together with a projection's block beside them.
 template <class Tiles>
-constexpr int64_t shared_bytes_with_product() {
+constexpr int64_t shared_bytes_with_projection() {
   return Tiles::kBlocksPerSm *
              (Tiles::shared_bytes(kFewAttentionRows, kMostMaskWords) + kBlockExtraSharedBytes) +
          kMostFewRowsBytes + kBlockExtraSharedBytes;
@@ -77,28 +77,28 @@ int64_t most_items(const AttentionParams& params) {
   return num_blocks + params.kv.num_kv_heads * (lists + tails);
 }
 
-constexpr size_t kPlanHeaderBytes = 256;
+constexpr size_t kListHeaderBytes = 256;
 
 // Whether the work list is written to memory. With prompts every layer works it out: that takes no
 // time worth saving there.
 template <class Tiles>
-bool keeps_plan(const AttentionParams& params) {
-  if (!Tiles::kIsFew || params.plan.memory == nullptr) return false;
+bool keeps_work_list(const AttentionParams& params) {
+  if (!Tiles::kIsFew || params.work_list.memory == nullptr) return false;
   const auto most = static_cast<size_t>(most_items<Tiles>(params));
-  return kPlanHeaderBytes + most * sizeof(PlannedItem<Tiles>) <= params.plan.size_bytes;
+  return kListHeaderBytes + most * sizeof(StoredItem<Tiles>) <= params.work_list.size_bytes;
 }
 
 template <class Tiles>
 void launch_requests(Stream& stream, const AttentionParams& params) {
   constexpr float kLog2E = 1.44269504088896340736f;
-  const bool keeps = keeps_plan<Tiles>(params);
-  char* plan = static_cast<char*>(params.plan.memory);
+  const bool keeps = keeps_work_list<Tiles>(params);
+  char* work_list = static_cast<char*>(params.work_list.memory);
   const AttendArgs args = {.params = params,
                            .workspace = share_workspace(params, Tiles::kPaddedDim),
                            .scale_log2 = params.scale * kLog2E,
                            .score_limit = params.soft_cap / params.scale,
-                           .num_planned = keeps ? reinterpret_cast<int*>(plan) : nullptr,
-                           .planned_items = keeps ? plan + kPlanHeaderBytes : nullptr};
+                           .num_stored = keeps ? reinterpret_cast<int*>(work_list) : nullptr,
+                           .stored_items = keeps ? work_list + kListHeaderBytes : nullptr};
   const auto num_blocks = static_cast<unsigned>(params.num_multiprocessors * Tiles::kBlocksPerSm);
   const LaunchConfig config = {
       .grid = {num_blocks},
@@ -109,13 +109,13 @@ void launch_requests(Stream& stream, const AttentionParams& params) {
       .reads_before_wait = true};
   if constexpr (Tiles::kIsFew) {
     void (*reader)(AttendArgs) = attend_kernel<Tiles, true>;
-    if (keeps && params.plan.is_made) {
-      return launch(Tiles::kPlannedName, stream, reader, config, args);
+    if (keeps && params.work_list.is_made) {
+      return launch(Tiles::kReaderName, stream, reader, config, args);
     }
     // Loads the next layers' kernel: their first launch may be in a capture, which could not load
     // it.
     if (keeps && !stream.is_capturing()) {
-      stream.prepare({.name = Tiles::kPlannedName,
+      stream.prepare({.name = Tiles::kReaderName,
                       .config = config,
                       .function = reinterpret_cast<const void*>(reader)});
     }
@@ -129,8 +129,8 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
   using Two = AttentionTiles<T, kDim, kCodes, 2>;
   using Four = AttentionTiles<T, kDim, kCodes, 4>;
   static_assert(Four::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
-  static_assert(shared_bytes_with_product<One>() <= kMultiprocessorSharedBytes);
-  static_assert(shared_bytes_with_product<Two>() <= kMultiprocessorSharedBytes);
+  static_assert(shared_bytes_with_projection<One>() <= kMultiprocessorSharedBytes);
+  static_assert(shared_bytes_with_projection<Two>() <= kMultiprocessorSharedBytes);
   const int group_size = params.num_heads / params.kv.num_kv_heads;
   // Most rows that a request can have; one if none speculates.
   const int most_rows = params.batch.num_rows - params.batch.num_requests + 1;
@@ -139,7 +139,7 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
   do {  // runs without requests, too: all rows become zeros
     const int left = params.batch.num_requests - begin;
     turn.batch = requests_from(params.batch, begin, left < kMostRequests ? left : kMostRequests);
-    if (params.batch.num_requests > kMostRequests) turn.plan = {};  // a list serves one launch
+    if (params.batch.num_requests > kMostRequests) turn.work_list = {};  // a list serves one launch
     const bool is_few = params.batch.num_rows <= kFewAttentionRows && params.soft_cap == 0.0f;
     if (is_few && most_rows * group_size <= 16 &&
         shared_bytes_of<One>(turn.batch) <= params.max_shared_bytes) {

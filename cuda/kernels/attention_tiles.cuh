@@ -10,7 +10,7 @@
 #include "cuda/common/kv_layout.cuh"
 #include "cuda/common/numeric.cuh"
 #include "cuda/common/ptx.cuh"
-#include "cuda/kernels/attention_plan.cuh"
+#include "cuda/kernels/attention_items.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
@@ -43,7 +43,7 @@ struct AttentionTiles {
   static constexpr const char* kName = kPairs == 16   ? "attention 16"
                                        : kPairs == 32 ? "attention 32"
                                                       : "attention 64";
-  static constexpr const char* kPlannedName =
+  static constexpr const char* kReaderName =
       kPairs == 16 ? "attention 16 planned" : "attention 32 planned";
   static constexpr int kBlocksPerSm = kIsFew                ? (kDim <= 64 ? 2 : 1)
                                       : kDim > 128          ? 1
@@ -65,9 +65,9 @@ struct AttentionTiles {
   static constexpr int kScales = kMaxima + 64 * 4;
   static constexpr int kRows = kScales + (kCodes ? kStages * 2 * kAttentionTile * 4 : 0);
   static constexpr int kRanges = kRows + kStages * kAttentionTile * 4;
-  static constexpr int kPlan = kRanges + 3 * kPairs * 4;
+  static constexpr int kItemEnds = kRanges + 3 * kPairs * 4;
   static constexpr int shared_bytes(int num_requests, int mask_words) {
-    return kPlan + 2 * num_requests * 4 + 64 * mask_words * 2;
+    return kItemEnds + 2 * num_requests * 4 + 64 * mask_words * 2;
   }
 };
 
@@ -108,12 +108,12 @@ struct AttentionMemory {
   __device__ int* begins() const { return reinterpret_cast<int*>(base + Tiles::kRanges); }
   __device__ int* limits() const { return begins() + Tiles::kPairs; }
   // Per pair: its row in the request * num_heads + its head.
-  __device__ int* places() const { return limits() + Tiles::kPairs; }
-  __device__ int* item_ends() const { return reinterpret_cast<int*>(base + Tiles::kPlan); }
-  __device__ int* slot_begins() const { return item_ends() + num_requests; }
+  __device__ int* row_heads() const { return limits() + Tiles::kPairs; }
+  __device__ int* item_ends() const { return reinterpret_cast<int*>(base + Tiles::kItemEnds); }
+  __device__ int* partial_begins() const { return item_ends() + num_requests; }
   // For an item of one tree row: its ancestors, as offsets from base_len, in order.
   __device__ uint16_t* ancestors() const {
-    return reinterpret_cast<uint16_t*>(slot_begins() + num_requests);
+    return reinterpret_cast<uint16_t*>(partial_begins() + num_requests);
   }
 };
 
@@ -138,9 +138,9 @@ struct BlockWork : ItemWork {
 
 // An entry of the work list. It has no ancestors of tree rows: every layer lists those itself.
 template <class Tiles>
-struct PlannedItem {
+struct StoredItem {
   ItemWork work;
-  int ranges[3 * Tiles::kPairs];  // AttentionMemory::begins, limits, places
+  int ranges[3 * Tiles::kPairs];  // AttentionMemory::begins, limits, row_heads
 };
 
 // Finds the cache rows of tiles: thread t < kAttentionTile finds the row of the tile's key t. The
@@ -157,8 +157,8 @@ struct RowFinder {
     if (position < work.range.begin || position >= work.range.limit) return;
     const Item& item = work.item;
     int slot = position;
-    if (item.by_row && position >= item.plan.base_len) {
-      slot = item.plan.base_len + ancestors[position - item.plan.base_len];
+    if (item.by_row && position >= item.extent.base_len) {
+      slot = item.extent.base_len + ancestors[position - item.extent.base_len];
     }
     offset = slot % params.kv.block_size;
     block = __ldcg(params.batch.block_tables +

@@ -271,7 +271,7 @@ struct WarpTile {
     // A division is 500 bytes of code and seldom runs: one copy for both halves.
     float inverses[2] = {0.0f, 0.0f};
 #pragma unroll 1
-    for (int half = 0; half < 2 && item.slot < 0; ++half) {
+    for (int half = 0; half < 2 && item.partial < 0; ++half) {
       const float inverse = inverse_of(half == 0 ? total_sums[0] : total_sums[1]);
       if (half == 0) inverses[0] = inverse;
       if (half == 1) inverses[1] = inverse;
@@ -279,11 +279,11 @@ struct WarpTile {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (pair(half) >= item.num_pairs) continue;
-      const int place = memory.places()[pair(half)];
+      const int own_row_head = memory.row_heads()[pair(half)];
       const int first = warp_column * kValues + 2 * (lane % 4);
-      if (item.slot < 0) {
+      if (item.partial < 0) {
         const float inverse = inverses[half];
-        const int row_head = item.plan.first_row * shape.num_heads + place;
+        const int row_head = item.extent.first_row * shape.num_heads + own_row_head;
         T* out =
             static_cast<T*>(args.params.out) + static_cast<int64_t>(row_head) * head_dim + first;
         const int num_columns = head_dim - first;
@@ -295,15 +295,15 @@ struct WarpTile {
         }
       } else {
         const int own = item.sharing == Sharing::kSplits ? split - item.split_first : 0;
-        const int slot = item.slot + own + place * item.num_columns;
-        float* out = args.workspace.values + static_cast<int64_t>(slot) * kDim + first;
+        const int partial = item.partial + own + own_row_head * item.num_columns;
+        float* out = args.workspace.values + static_cast<int64_t>(partial) * kDim + first;
 #pragma unroll
         for (int n = 0; n < kValues / 8; ++n) {
           *reinterpret_cast<float2*>(out + 8 * n) =
               make_float2(total_values[n][2 * half], total_values[n][2 * half + 1]);
         }
         if (warp_column == 0 && lane % 4 == 0) {
-          *reinterpret_cast<float2*>(args.workspace.sums + static_cast<int64_t>(slot) * 2) =
+          *reinterpret_cast<float2*>(args.workspace.sums + static_cast<int64_t>(partial) * 2) =
               make_float2(total_maxima[half], total_sums[half]);
         }
       }

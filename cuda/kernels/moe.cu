@@ -4,7 +4,7 @@
 #include "cuda/common/target.cuh"
 #include "cuda/common/warp.cuh"
 #include "cuda/kernels/moe.h"
-#include "cuda/kernels/moe_products.cuh"
+#include "cuda/kernels/moe_projections.cuh"
 #include "cuda/kernels/projection_codes.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
@@ -56,16 +56,16 @@ __global__ void route_kernel(RouteParams params) {
   float highest = 0.0f;
   float total = 0.0f;
   uint64_t key = ~uint64_t{0};
-  for (int rank = 0; rank < params.top_k; ++rank) {
+  for (int order = 0; order < params.top_k; ++order) {
     key = best_below(key, logits, params.num_experts);
     const int expert = expert_of(key);
     const float logit = logits[expert];
-    if (rank == 0) highest = logit;
+    if (order == 0) highest = logit;
     const float weight = expf(logit - highest);
     total += weight;
     if (lane != 0) continue;
-    experts[rank] = expert;
-    weights[rank] = weight;
+    experts[order] = expert;
+    weights[order] = weight;
   }
   if (!params.renormalize) {
     total = 0.0f;
@@ -73,7 +73,7 @@ __global__ void route_kernel(RouteParams params) {
     total = warp_sum(total);
   }
   if (lane != 0) return;
-  for (int rank = 0; rank < params.top_k; ++rank) weights[rank] /= total;
+  for (int order = 0; order < params.top_k; ++order) weights[order] /= total;
 }
 
 // --- Grouping: a block per expert ---
@@ -116,15 +116,15 @@ __global__ void group_kernel(GroupParams params) {
     const uint32_t votes = __ballot_sync(kAllLanes, is_mine);
     if (threadIdx.x % kWarpSize == 0) partial[warp] = __popc(votes);
     __syncthreads();
-    int place = next + __popc(votes & ((1u << threadIdx.x % kWarpSize) - 1));
+    int index = next + __popc(votes & ((1u << threadIdx.x % kWarpSize) - 1));
     for (int other = 0; other < kWarps; ++other) {
-      if (other < warp) place += partial[other];
+      if (other < warp) index += partial[other];
       next += partial[other];
     }
     __syncthreads();
     if (!is_mine) continue;
-    params.row_ids[place] = choice / params.top_k;
-    params.places[choice] = place;
+    params.row_ids[index] = choice / params.top_k;
+    params.choice_order[choice] = index;
   }
 }
 
@@ -137,10 +137,10 @@ __global__ void combine_kernel(CombineParams params) {
   if (i >= params.dim) return;
   const int64_t row = blockIdx.x;
   float sum = params.out[row * params.dim + i];
-  for (int rank = 0; rank < params.top_k; ++rank) {
-    const int64_t choice = row * params.top_k + rank;
-    const int64_t place = params.places[choice];
-    sum = fmaf(params.weights[choice], params.results[place * params.dim + i], sum);
+  for (int order = 0; order < params.top_k; ++order) {
+    const int64_t choice = row * params.top_k + order;
+    const int64_t index = params.choice_order[choice];
+    sum = fmaf(params.weights[choice], params.results[index * params.dim + i], sum);
   }
   params.out[row * params.dim + i] = sum;
 }
@@ -161,24 +161,24 @@ void group(Stream& stream, const GroupParams& params) {
          params);
 }
 
-void products(Stream& stream, const ExpertProductsParams& params) {
-  switch (params.product.format) {
+void project(Stream& stream, const ExpertProjectionsParams& params) {
+  switch (params.projection.format) {
     case WeightFormat::kAct:
-      return expert_products_by_dtype<ActFormat>(stream, params);
+      return expert_projections_by_dtype<ActFormat>(stream, params);
     case WeightFormat::kInt8:
-      return expert_products_by_dtype<Int8Format>(stream, params);
+      return expert_projections_by_dtype<Int8Format>(stream, params);
     case WeightFormat::kInt8Grouped:
-      return expert_products_by_dtype<Int8GroupedFormat>(stream, params);
+      return expert_projections_by_dtype<Int8GroupedFormat>(stream, params);
     case WeightFormat::kInt8GroupedMin:
-      return expert_products_by_dtype<Int8GroupedMinFormat>(stream, params);
+      return expert_projections_by_dtype<Int8GroupedMinFormat>(stream, params);
     case WeightFormat::kInt4Grouped:
-      return expert_products_by_dtype<Int4GroupedFormat>(stream, params);
+      return expert_projections_by_dtype<Int4GroupedFormat>(stream, params);
     case WeightFormat::kInt4GroupedMin:
-      return expert_products_by_dtype<Int4GroupedMinFormat>(stream, params);
+      return expert_projections_by_dtype<Int4GroupedMinFormat>(stream, params);
     case WeightFormat::kFp8:
-      return expert_products_by_dtype<Fp8Format>(stream, params);
+      return expert_projections_by_dtype<Fp8Format>(stream, params);
     case WeightFormat::kFp8Grouped:
-      return expert_products_by_dtype<Fp8GroupedFormat>(stream, params);
+      return expert_projections_by_dtype<Fp8GroupedFormat>(stream, params);
   }
 }
 
@@ -193,7 +193,7 @@ void combine(Stream& stream, const CombineParams& params) {
 }  // namespace
 
 MoeKernels moe_kernels() {
-  return {.route = route, .group = group, .products = products, .combine = combine};
+  return {.route = route, .group = group, .project = project, .combine = combine};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -32,17 +32,17 @@ struct GroupParams {
   int num_choices;
   int num_experts;
   int top_k;
-  int32_t* cu_rows;  // out [num_experts + 1]: where an expert's choices begin
-  int32_t* row_ids;  // out [num_choices]: rows of the sorted choices
-  int32_t* places;   // out [num_choices]: a choice's index when sorted
+  int32_t* cu_rows;       // out [num_experts + 1]: where an expert's choices begin
+  int32_t* row_ids;       // out [num_choices]: rows of the sorted choices
+  int32_t* choice_order;  // out [num_choices]: a choice's index when sorted
 };
 
 // The projections of all experts, each with its own rows.
-struct ExpertProductsParams {
+struct ExpertProjectionsParams {
   // Common to all experts. rows.num_rows is the most rows an expert may have. With rows.row_ids
   // (few rows only), which are GroupParams::row_ids, a choice's record is found by its row;
   // otherwise records are sorted like the choices. Outputs are always sorted.
-  ProductParams product;
+  ProjectionParams projection;
   const int32_t* cu_rows;  // [num_experts + 1]
   bool rows_are_known;     // cu_rows was written before the previous kernel
   int num_experts;
@@ -52,9 +52,9 @@ struct ExpertProductsParams {
 };
 
 struct CombineParams {
-  const float* results;   // [num_choices, dim], sorted
-  const int32_t* places;  // [num_choices]
-  const float* weights;   // [num_choices]
+  const float* results;         // [num_choices, dim], sorted
+  const int32_t* choice_order;  // [num_choices]
+  const float* weights;         // [num_choices]
   int num_rows;
   int top_k;
   int dim;
@@ -64,7 +64,7 @@ struct CombineParams {
 struct MoeKernels {
   void (*route)(Stream&, const RouteParams&);
   void (*group)(Stream&, const GroupParams&);
-  void (*products)(Stream&, const ExpertProductsParams&);
+  void (*project)(Stream&, const ExpertProjectionsParams&);
   void (*combine)(Stream&, const CombineParams&);
 };
 

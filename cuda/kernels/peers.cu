@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPollsBetweenLooks = 64;  // polls between looks at the clock and `missing`
 // Elements of a sum per round: a rank sends up to kMaxSubtrees planes of each.
-constexpr int kSumFloats = kSlotFloats / kMaxSubtrees;
+constexpr int kSumFloats = kBufferFloats / kMaxSubtrees;
 
 __device__ __forceinline__ void begin(const PeerLinks& links) {
   ptx::wait_for_previous();
@@ -26,14 +26,14 @@ class Rounds {
   __device__ explicit Rounds(const PeerLinks& links)
       : links_(links), round_(kMailboxes ? links.rounds[blockIdx.x] : 0) {}
 
-  // fill(other, slot) writes the data for rank `other`; all threads call it.
+  // fill(other, buffer) writes the data for rank `other`; all threads call it.
   template <class Fill>
   __device__ void send(const Fill& fill) const {
     if constexpr (kMailboxes) {
       for (int i = 1; i < links_.size; ++i) {
         const int other = (links_.rank + i) % links_.size;  // so that ranks do not all write to the
                                                             // same one
-        fill(other, slot(other, links_.rank));
+        fill(other, buffer(other, links_.rank));
       }
       meet();
     }
@@ -41,7 +41,7 @@ class Rounds {
 
   // The data that rank `other` sent in this round; without mailboxes, its whole part.
   __device__ const float* from(int other) const {
-    return kMailboxes ? slot(links_.rank, other) : links_.parts[other];
+    return kMailboxes ? buffer(links_.rank, other) : links_.parts[other];
   }
 
   __device__ void next() {
@@ -52,10 +52,11 @@ class Rounds {
   }
 
  private:
-  __device__ float* slot(int at, int from) const {
+  __device__ float* buffer(int at, int from) const {
     const int64_t index =
         (int64_t{blockIdx.x} * 2 + static_cast<int>(round_ % 2)) * links_.size + from;
-    return reinterpret_cast<float*>(links_.mailboxes[at] + kMailboxFlagBytes) + index * kSlotFloats;
+    return reinterpret_cast<float*>(links_.mailboxes[at] + kMailboxFlagBytes) +
+           index * kBufferFloats;
   }
   __device__ uint32_t* flag(int at, int from) const {
     return reinterpret_cast<uint32_t*>(links_.mailboxes[at]) + blockIdx.x * kMaxPeers + from;
@@ -122,13 +123,13 @@ __device__ __forceinline__ void finish_sum(const PeerSumParams& params, int inde
 
 // Writes this rank's planes of `count` elements from `begin` on into another rank's buffer.
 __device__ __forceinline__ void send_planes(const PeerSumParams& params, int begin, int count,
-                                            float* slot) {
+                                            float* buffer) {
   const PeerLinks& links = params.links;
   const int num_planes = params.first_plane[links.rank + 1] - params.first_plane[links.rank];
   const int total = params.num_rows * params.finish.out_features;
   for (int plane = 0; plane < num_planes; ++plane) {
     for (int i = threadIdx.x; i < count; i += kThreads) {
-      slot[plane * kSumFloats + i] = params.planes[int64_t{plane} * total + begin + i];
+      buffer[plane * kSumFloats + i] = params.planes[int64_t{plane} * total + begin + i];
     }
   }
 }
@@ -140,9 +141,9 @@ __device__ __forceinline__ float folded(const PeerSumParams& params,
   const int64_t total = int64_t{params.num_rows} * params.finish.out_features;
   float stack[kMaxPartialSums];
   int rank = 0;
-  for (int step = 0; step < params.plan.num_steps; ++step) {
-    while (params.first_plane[rank + 1] <= step) ++rank;
-    const int plane = step - params.first_plane[rank];
+  for (int index = 0; index < params.fold_order.num_entries; ++index) {
+    while (params.first_plane[rank + 1] <= index) ++rank;
+    const int plane = index - params.first_plane[rank];
     float top;
     if (rank == params.links.rank) {
       top = params.planes[plane * total + begin + i];
@@ -151,9 +152,11 @@ __device__ __forceinline__ float folded(const PeerSumParams& params,
     } else {
       top = rounds.from(rank)[plane * total + begin + i];
     }
-    const FoldStep fold = params.plan.step(step);
-    for (int slot = fold.slot + fold.num_folds - 1; slot >= fold.slot; --slot) top += stack[slot];
-    stack[fold.slot] = top;
+    const FoldEntry fold = params.fold_order.entry(index);
+    for (int at = fold.stack_index + fold.num_folds - 1; at >= fold.stack_index; --at) {
+      top += stack[at];
+    }
+    stack[fold.stack_index] = top;
   }
   return stack[0];
 }
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const PeerSumParams param
   const int total = params.num_rows * params.finish.out_features;
   for (int begin = blockIdx.x * kSumFloats; begin < total; begin += gridDim.x * kSumFloats) {
     const int count = min(kSumFloats, total - begin);
-    rounds.send([&](int, float* slot) { send_planes(params, begin, count, slot); });
+    rounds.send([&](int, float* buffer) { send_planes(params, begin, count, buffer); });
     for (int i = threadIdx.x; i < count; i += kThreads) {
       finish_sum(params, begin + i, folded(params, rounds, begin, i));
     }
@@ -184,8 +187,8 @@ __global__ void __launch_bounds__(kThreads) two_shot_sum_kernel(const PeerSumPar
     // Each rank folds its share of the chunk.
     const auto begin_of = [&](int rank) { return min(first + rank * kSumFloats, total); };
     const auto count_of = [&](int rank) { return begin_of(rank + 1) - begin_of(rank); };
-    rounds.send([&](int other, float* slot) {
-      send_planes(params, begin_of(other), count_of(other), slot);
+    rounds.send([&](int other, float* buffer) {
+      send_planes(params, begin_of(other), count_of(other), buffer);
     });
     const int begin = begin_of(links.rank);
     float sums[kSumFloats / kThreads];
@@ -197,11 +200,11 @@ __global__ void __launch_bounds__(kThreads) two_shot_sum_kernel(const PeerSumPar
       finish_sum(params, begin + i, sums[k]);
     }
     rounds.next();
-    rounds.send([&](int, float* slot) {
+    rounds.send([&](int, float* buffer) {
 #pragma unroll
       for (int k = 0; k < kSumFloats / kThreads; ++k) {
         const int i = threadIdx.x + k * kThreads;
-        if (i < count_of(links.rank)) slot[i] = sums[k];
+        if (i < count_of(links.rank)) buffer[i] = sums[k];
       }
     });
     for (int other = 0; other < links.size; ++other) {
@@ -232,12 +235,12 @@ __global__ void __launch_bounds__(kThreads)
   const auto own = [&](int index) {
     return params.own[index / own_width * params.own_stride + index % own_width];
   };
-  for (int begin = blockIdx.x * kSlotFloats; begin < total; begin += gridDim.x * kSlotFloats) {
+  for (int begin = blockIdx.x * kBufferFloats; begin < total; begin += gridDim.x * kBufferFloats) {
     const auto count_of = [&](int rank) {
-      return min(kSlotFloats, params.num_rows * params.columns[rank].width() - begin);
+      return min(kBufferFloats, params.num_rows * params.columns[rank].width() - begin);
     };
-    rounds.send([&](int, float* slot) {
-      for (int i = threadIdx.x; i < count_of(links.rank); i += kThreads) slot[i] = own(begin + i);
+    rounds.send([&](int, float* buffer) {
+      for (int i = threadIdx.x; i < count_of(links.rank); i += kThreads) buffer[i] = own(begin + i);
     });
     for (int rank = 0; rank < links.size; ++rank) {
       const PeerColumns& columns = params.columns[rank];
@@ -245,9 +248,9 @@ __global__ void __launch_bounds__(kThreads)
       if (!kMailboxes && part != nullptr) part += begin;
       for (int i = threadIdx.x; i < count_of(rank); i += kThreads) {
         const int row = (begin + i) / columns.width();
-        const int place = (begin + i) % columns.width();
-        const int column = place < columns.count[0] ? columns.first[0] + place
-                                                    : columns.first[1] + place - columns.count[0];
+        const int offset = (begin + i) % columns.width();
+        const int column = offset < columns.count[0] ? columns.first[0] + offset
+                                                     : columns.first[1] + offset - columns.count[0];
         params.out[row * params.out_stride + column] = part != nullptr ? part[i] : own(begin + i);
       }
     }
@@ -268,11 +271,11 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const GatherRowsP
     while (rank + 1 < links.size && params.first_output[rank + 1] <= output) ++rank;
     return rank;
   };
-  for (int begin = blockIdx.x * kSlotFloats; begin < total; begin += gridDim.x * kSlotFloats) {
-    const int count = min(kSlotFloats, total - begin);
-    rounds.send([&](int, float* slot) {
+  for (int begin = blockIdx.x * kBufferFloats; begin < total; begin += gridDim.x * kBufferFloats) {
+    const int count = min(kBufferFloats, total - begin);
+    rounds.send([&](int, float* buffer) {
       for (int i = threadIdx.x; i < count; i += kThreads) {
-        if (owner_of(begin + i) == links.rank) slot[i] = params.own[begin + i];
+        if (owner_of(begin + i) == links.rank) buffer[i] = params.own[begin + i];
       }
     });
     for (int i = threadIdx.x; i < count; i += kThreads) {
@@ -321,14 +324,14 @@ void gather_columns(Stream& stream, const GatherColumnsParams& params) {
   }
   launch("gather_columns", stream,
          links.has_mailboxes() ? gather_columns_kernel<true> : gather_columns_kernel<false>,
-         config_of(links, int64_t{params.num_rows} * width, kSlotFloats), params);
+         config_of(links, int64_t{params.num_rows} * width, kBufferFloats), params);
 }
 
 void gather_rows(Stream& stream, const GatherRowsParams& params) {
   const PeerLinks& links = params.links;
   launch("gather_rows", stream,
          links.has_mailboxes() ? gather_rows_kernel<true> : gather_rows_kernel<false>,
-         config_of(links, int64_t{params.num_rows} * params.dim, kSlotFloats), params);
+         config_of(links, int64_t{params.num_rows} * params.dim, kBufferFloats), params);
 }
 
 }  // namespace

@@ -27,14 +27,14 @@
 namespace specdec::cuda {
 
 inline constexpr int kMaxPeers = 64;
-inline constexpr int kPeerBlocks = 64;    // most blocks of a grid
-inline constexpr int kSlotFloats = 4096;  // floats that a block sends a rank in a round
+inline constexpr int kPeerBlocks = 64;      // most blocks of a grid
+inline constexpr int kBufferFloats = 4096;  // floats that a block sends a rank in a round
 
 // A mailbox: uint32 flags [kPeerBlocks, kMaxPeers], then buffers [kPeerBlocks, 2, ranks,
-// kSlotFloats]. Both are indexed by the sending rank.
+// kBufferFloats]. Both are indexed by the sending rank.
 inline constexpr int64_t kMailboxFlagBytes = int64_t{kPeerBlocks} * kMaxPeers * 4;
 inline constexpr int64_t mailbox_bytes(int num_ranks) {
-  return kMailboxFlagBytes + int64_t{kPeerBlocks} * 2 * num_ranks * kSlotFloats * 4;
+  return kMailboxFlagBytes + int64_t{kPeerBlocks} * 2 * num_ranks * kBufferFloats * 4;
 }
 
 struct PeerLinks {
@@ -68,7 +68,7 @@ struct PeerSumParams {
   PeerLinks links = {};
   const float* planes = nullptr;        // [planes of this rank, num_rows, out_features]
   int first_plane[kMaxPeers + 1] = {};  // of each rank, among all ranks' planes
-  FoldOrder plan = {};                  // of all ranks' planes
+  DeviceFoldOrder fold_order = {};      // of all ranks' planes
   FinishParams finish = {};
   ExpertScales experts = {};
   int num_rows = 0;

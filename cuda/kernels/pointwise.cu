@@ -49,12 +49,12 @@ template <class T, bool kActivates>
 __global__ void norm_kernel(NormRowsParams params) {
   __shared__ float partial[kNormThreads / 32];
   ptx::wait_for_previous();
-  const int64_t place = params.slot_mapping != nullptr ? params.slot_mapping[blockIdx.x]
-                                                       : static_cast<int64_t>(blockIdx.x);
-  if (place < 0) return;
+  const int64_t out_row = params.slot_mapping != nullptr ? params.slot_mapping[blockIdx.x]
+                                                         : static_cast<int64_t>(blockIdx.x);
+  if (out_row < 0) return;
   const int dim = params.dim;
   const float* x = params.x + static_cast<int64_t>(blockIdx.x) * dim;
-  T* out = static_cast<T*>(params.out) + place * params.out_stride;
+  T* out = static_cast<T*>(params.out) + out_row * params.out_stride;
   const bool is_aligned = dim % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
   float mean = 0.0f;
   if (params.is_layer) {
@@ -116,10 +116,10 @@ struct CodeRows {
   CodeLayout layout;
 
   __device__ float2 pair(int64_t id, int k) const {
-    const CodePlace place = code_place(id);
-    const float2 scale = scale_and_min(weights, layout, place, k);
-    return make_float2(weight_of(scale, code_of(weights, layout, place, k)),
-                       weight_of(scale, code_of(weights, layout, place, k + 1)));
+    const TileRow tile_row = tile_row_at(id);
+    const float2 scale = scale_and_min(weights, layout, tile_row, k);
+    return make_float2(weight_of(scale, code_of(weights, layout, tile_row, k)),
+                       weight_of(scale, code_of(weights, layout, tile_row, k + 1)));
   }
 };
 

@@ -6,7 +6,7 @@
 // (tests/testing/oracle/operations.cc). ProjectionTest and QkvTest
 // (tests/cuda/backend/projection_test.cc) and WideProjectionTest (projection_wide_test.cc) compare
 // with them. Finish::kBest: best_tokens_test.cc takes the argmax of the outputs that Finish::kStore
-// gives. ProductPlanTest (product_plan_test.cc) checks that the tiling changes no bit.
+// gives. ProjectionTilingTest (projection_tiling_test.cc) checks that the tiling changes no bit.
 #pragma once
 
 #include <algorithm>
@@ -142,30 +142,31 @@ inline bool changes_sums(const FinishParams& finish) {
   return finish.bias != nullptr || finish.scale != 1.0f || finish.soft_cap != 0.0f;
 }
 
-// A FoldPlan as a kernel parameter. Not an array of structs: GCC 12's __builtin_clear_padding, by
+// A FoldOrder as a kernel parameter. Not an array of structs: GCC 12's __builtin_clear_padding, by
 // which the emulation clears parameters, would miss the padding behind the array.
-struct FoldOrder {
+struct DeviceFoldOrder {
   int8_t num_folds[kNumSlices] = {};
-  int8_t slots[kNumSlices] = {};
-  int num_steps = 0;
+  int8_t stack_indices[kNumSlices] = {};
+  int num_entries = 0;
   int num_left = 0;
 
-  FoldOrder() = default;
-  FoldOrder(const FoldPlan& plan) : num_steps(plan.num_steps), num_left(plan.num_left) {
-    for (int i = 0; i < num_steps; ++i) {
-      num_folds[i] = static_cast<int8_t>(plan.steps[i].num_folds);
-      slots[i] = static_cast<int8_t>(plan.steps[i].slot);
+  DeviceFoldOrder() = default;
+  DeviceFoldOrder(const FoldOrder& order)
+      : num_entries(order.num_entries), num_left(order.num_left) {
+    for (int i = 0; i < num_entries; ++i) {
+      num_folds[i] = static_cast<int8_t>(order.entries[i].num_folds);
+      stack_indices[i] = static_cast<int8_t>(order.entries[i].stack_index);
     }
   }
-  constexpr FoldStep step(int i) const { return {num_folds[i], slots[i]}; }
+  constexpr FoldEntry entry(int i) const { return {num_folds[i], stack_indices[i]}; }
   // Folds all slices to one sum.
-  constexpr bool is_whole() const { return num_steps == kNumSlices && num_left == 1; }
+  constexpr bool is_whole() const { return num_entries == kNumSlices && num_left == 1; }
 };
 
 // The slices of k that a weight has, in order, and how their sums fold: core/k_slices.h.
 struct SliceParams {
   int bounds[kNumSlices + 1] = {};  // k blocks: slice i is [bounds[i], bounds[i + 1])
-  FoldOrder plan = {};              // an entry per slice
+  DeviceFoldOrder fold_order = {};  // an entry per slice
 };
 
 // Where the few-rows kernel gets its rows from.
@@ -177,17 +178,17 @@ enum class RowSource : uint8_t {
 };
 
 // The tiling of a projection. Only wide_rows can change a result.
-struct ProductPlan {
+struct ProjectionTiling {
   bool few_rows = false;                       // at most kFewRows: the few-rows kernel
   RowSource row_source = RowSource::kRecords;  // few_rows
   int tiles_at_once = 1;      // few_rows: 1 or 2 tiles per warp, where the kernel can
   int num_blocks = 1;         // few_rows: blocks of the grid, at most num_tiles
   int column_tiles = 8;       // else: 4 or 8 tiles of 8 rows per block
   bool split_slices = false;  // else: a block per slice; partial sums meet in memory
-  int wide_rows = 0;          // not 0: wide_product, so many rows per block; one of kWideRows
+  int wide_rows = 0;          // not 0: project_wide, so many rows per block; one of kWideRows
 };
 
-struct ProductParams {
+struct ProjectionParams {
   WeightFormat format = WeightFormat::kAct;
   DType act_dtype = DType::kBF16;
   const void* weights = nullptr;
@@ -203,7 +204,7 @@ struct ProductParams {
   void* exchanged = nullptr;
   uint32_t* exchange_counts = nullptr;  // [2]
   FinishParams finish;
-  ProductPlan plan;
+  ProjectionTiling tiling;
   // With split_slices: [blocks of tiles, row tiles, slices] x partial_floats, and for every block
   // of tiles and row tile a counter, zero between launches.
   float* partials = nullptr;
@@ -216,7 +217,7 @@ inline constexpr int64_t partial_floats(int column_tiles) {
   return int64_t{kManyRowsTiles} * kTileOutputs * column_tiles * 8;
 }
 
-// Blocks of wide_product: their rows, and their tiles of weights.
+// Blocks of project_wide: their rows, and their tiles of weights.
 inline constexpr int kWideRows[2] = {128, 256};
 inline constexpr int wide_tiles(int wide_rows) { return wide_rows == kWideRows[0] ? 4 : 8; }
 
@@ -263,17 +264,17 @@ struct FinishSumsParams {
   int first_tile = 0;  // tile of a row's first sum
   int num_tiles = 0;
   // Unless empty: the sums are planes of partial sums, an entry each, that fold to one.
-  FoldOrder plan = {};
+  DeviceFoldOrder fold_order = {};
   int64_t plane_stride = 0;  // floats
 };
 
 struct ProjectionKernels {
   void (*pack)(Stream& stream, const PackParams& params) = nullptr;
   void (*prepare_rows)(Stream& stream, const PrepareParams& params) = nullptr;
-  void (*product)(Stream& stream, const ProductParams& params) = nullptr;
+  void (*project)(Stream& stream, const ProjectionParams& params) = nullptr;
   // WeightFormat::kAct on compute capability 9.0, by wgmma, whose order of addition is its own.
   // Null if the build has no kernels for it.
-  void (*wide_product)(Stream& stream, const ProductParams& params) = nullptr;
+  void (*project_wide)(Stream& stream, const ProjectionParams& params) = nullptr;
   void (*unpack)(Stream& stream, const UnpackParams& params) = nullptr;
   void (*finish_sums)(Stream& stream, const FinishSumsParams& params) = nullptr;
 };

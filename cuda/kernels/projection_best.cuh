@@ -29,8 +29,8 @@ __device__ __forceinline__ void find_best_of_tile(const FinishParams& finish, in
     if (is_output && i < count)
       key = key_of(clean(stored_value<kVariant>(finish, sums[i], bias)), token);
 #pragma unroll 1
-    for (int step = kTileOutputs / 2; step > 0; step /= 2) {
-      key = lesser_key(key, __shfl_xor_sync(kAllLanes, key, step));
+    for (int distance = kTileOutputs / 2; distance > 0; distance /= 2) {
+      key = lesser_key(key, __shfl_xor_sync(kAllLanes, key, distance));
     }
     if (lane % kTileOutputs != 0 || i >= count) continue;
     uint64_t& best = keys[i / kTileOutputs];
@@ -68,8 +68,8 @@ __device__ __forceinline__ void find_best_of_blocks(const BestParams& best, int 
       key = lesser_key(key, best.keys[block * num_rows + row]);
     }
 #pragma unroll 1
-    for (int step = kWarpSize / 2; step > 0; step /= 2) {
-      key = lesser_key(key, __shfl_xor_sync(kAllLanes, key, step));
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+      key = lesser_key(key, __shfl_xor_sync(kAllLanes, key, distance));
     }
     if (threadIdx.x % kWarpSize == 0) {
       best.tokens[row] = value_of_key(key) > -kInfinity ? token_of(key) : 0;

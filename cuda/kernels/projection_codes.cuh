@@ -259,12 +259,12 @@ template <class T>
 using Fp8GroupedFormat = GroupedFormat<T, CodeKind::kFp8, false>;
 
 // Projections with each format, one source file per format.
-void product_int8(Stream& stream, const ProductParams& params);
-void product_int8_grouped(Stream& stream, const ProductParams& params);
-void product_int8_grouped_min(Stream& stream, const ProductParams& params);
-void product_int4_grouped(Stream& stream, const ProductParams& params);
-void product_int4_grouped_min(Stream& stream, const ProductParams& params);
-void product_fp8(Stream& stream, const ProductParams& params);
-void product_fp8_grouped(Stream& stream, const ProductParams& params);
+void project_int8(Stream& stream, const ProjectionParams& params);
+void project_int8_grouped(Stream& stream, const ProjectionParams& params);
+void project_int8_grouped_min(Stream& stream, const ProjectionParams& params);
+void project_int4_grouped(Stream& stream, const ProjectionParams& params);
+void project_int4_grouped_min(Stream& stream, const ProjectionParams& params);
+void project_fp8(Stream& stream, const ProjectionParams& params);
+void project_fp8_grouped(Stream& stream, const ProjectionParams& params);
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

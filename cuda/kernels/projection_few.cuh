@@ -25,8 +25,8 @@ __device__ __forceinline__ Range equal_part(uint32_t total, uint32_t index, uint
   return {static_cast<int>(total * index / count), static_cast<int>(total * (index + 1) / count)};
 }
 
-// The compile-time choices of a kernel, all of which follow from ProductParams. They make a kernel
-// only a few KB long: a layer's kernels have to fit an instruction cache together.
+// The compile-time choices of a kernel, all of which follow from ProjectionParams. They make a
+// kernel only a few KB long: a layer's kernels have to fit an instruction cache together.
 //   kIsPartial: sums are not folded to one (FinishParams::plane_stride)
 //   kTiles: tiles that a warp works on together, to read a row's record once for them
 //   kColumns: columns of 8 rows
@@ -47,7 +47,7 @@ struct FewRowsKind {
 // are constant, they take no register while the weights stream through.
 inline constexpr int kMostHeadDim = 256;
 template <class Kind>
-__host__ __device__ __forceinline__ int64_t few_rows_tail_offset(const ProductParams& params) {
+__host__ __device__ __forceinline__ int64_t few_rows_tail_offset(const ProjectionParams& params) {
   constexpr int64_t kExchange = few_rows_exchange_bytes(Kind::columns * 8, Kind::tiles);
   constexpr int64_t kScratch = heads_scratch_bytes(kRowWarps, kMostHeadDim);
   if constexpr (Kind::source == RowSource::kShared) {
@@ -77,11 +77,11 @@ class FewRows {
   static constexpr int64_t kExchangeBytes = few_rows_exchange_bytes(kColumns * 8, kTiles);
   static constexpr int64_t kPrefetchBytes = 128 * 1024;  // of the block's weights, to L2
 
-  __device__ __forceinline__ FewRows(const ProductParams& params, unsigned char* shared)
+  __device__ __forceinline__ FewRows(const ProjectionParams& params, unsigned char* shared)
       : params_(params),
         exchange_(reinterpret_cast<float4*>(shared)),
         rows_(shared + kExchangeBytes),
-        prepared_step_(params.rows.num_rows * kRecordBytes),
+        prepared_stride_(params.rows.num_rows * kRecordBytes),
         lane_(threadIdx.x % kWarpSize),
         warp_(threadIdx.x / kWarpSize),
         blocks_(slice_blocks(warp_, params.slices)),
@@ -97,7 +97,7 @@ class FewRows {
     prefetch();
     ptx::wait_for_previous();
     if constexpr (!starts_next_early(Kind::finish)) ptx::let_next_start();
-    if constexpr (Kind::finish == Finish::kHeads) load_places();
+    if constexpr (Kind::finish == Finish::kHeads) load_positions();
     if constexpr (Kind::finish == Finish::kBest) clear_keys();
     if constexpr (kIsShared) {
       prepare();
@@ -107,9 +107,9 @@ class FewRows {
 #pragma unroll
       for (int i = 0; i < kInputBlocks; ++i) load_inputs(inputs[i], next, i);
     }
-    int step = 0;
+    int round = 0;
 #pragma unroll 1
-    for (int tile = tiles_.begin; tile < tiles_.end; tile += kTiles, ++step) {
+    for (int tile = tiles_.begin; tile < tiles_.end; tile += kTiles, ++round) {
       TileSums<kColumns> sums[kTiles];
       int block = blocks_.begin;
 #pragma unroll 1
@@ -125,7 +125,7 @@ class FewRows {
           for (int i = stage * kStageBlocks; i < (stage + 1) * kStageBlocks; ++i) {
             if (i >= here.count) continue;
             if constexpr (kIsShared) {
-              load_prepared(inputs[0], prepared_records + i * prepared_step_);
+              load_prepared(inputs[0], prepared_records + i * prepared_stride_);
             }
             multiply(sums, weights[i], inputs[i % kInputBlocks]);
           }
@@ -140,13 +140,13 @@ class FewRows {
         }
         block += kChunk;
       } while (block < blocks_.end);
-      meet(sums, tile, step);
+      meet(sums, tile, round);
     }
     if constexpr (Kind::finish == Finish::kHeads) {
       __syncthreads();  // the exchange memory is free
       finish_heads<T, kRowThreads, Kind::variant>(
           params_.finish, tiles_, 0, 0, params_.rows.num_rows, reinterpret_cast<float*>(exchange_),
-          [&](int row) { return place_in_shared(row); });
+          [&](int row) { return position_in_shared(row); });
     } else if constexpr (Kind::finish == Finish::kBest) {
       find_best_of_blocks<kRowWarps>(params_.finish.best, params_.rows.num_rows, keys(),
                                      reinterpret_cast<int*>(exchange_));
@@ -240,7 +240,7 @@ class FewRows {
 
   // Prepared rows are records [k block][row], so that a warp reads contiguous memory.
   __device__ __forceinline__ unsigned char* prepared(int row, int k_block) const {
-    return rows_ + k_block * prepared_step_ + row * kRecordBytes;
+    return rows_ + k_block * prepared_stride_ + row * kRecordBytes;
   }
   // `record` is that of row lane / 4.
   __device__ __forceinline__ void load_prepared(Inputs (&to)[kColumns],
@@ -290,7 +290,7 @@ class FewRows {
 
   // Fetches the rows' rotations and slots while the first weights are in flight: at the end all
   // warps would wait for them.
-  __device__ __forceinline__ void load_places() const {
+  __device__ __forceinline__ void load_positions() const {
     const HeadsParams& heads = params_.finish.heads;
     const int half = heads.rotary_dim / 2;
     const int num_rows = params_.rows.num_rows;
@@ -308,7 +308,7 @@ class FewRows {
       reinterpret_cast<int64_t*>(tail())[threadIdx.x] = heads.slot_mapping[threadIdx.x];
     }
   }
-  __device__ __forceinline__ RowPlace place_in_shared(int row) const {
+  __device__ __forceinline__ RowPosition position_in_shared(int row) const {
     const int half = params_.finish.heads.rotary_dim / 2;
     const float* cos = rotations() + row * (2 * half);
     return {cos, cos + half, reinterpret_cast<const int64_t*>(tail())[row]};
@@ -345,8 +345,8 @@ class FewRows {
   // The slices meet. Two buffers are used in turn, so that one barrier per call is enough: a warp
   // that writes a buffer again has passed the barrier that its readers reached after reading.
   __device__ __forceinline__ void meet(const TileSums<kColumns> (&sums)[kTiles], int tile,
-                                       int step) {
-    float4* turn = exchange_ + step % 2 * (kNumSlices * kTiles * kColumns * kWarpSize);
+                                       int round) {
+    float4* turn = exchange_ + round % 2 * (kNumSlices * kTiles * kColumns * kWarpSize);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
@@ -355,7 +355,7 @@ class FewRows {
       }
     }
     __syncthreads();
-    const int mine = (warp_ + kNumSlices - step * kTiles % kNumSlices) % kNumSlices;
+    const int mine = (warp_ + kNumSlices - round * kTiles % kNumSlices) % kNumSlices;
     if (mine >= kTiles || tile + mine >= tiles_.end) return;
     const auto part = [&](int slice, int column) {
       return turn[((slice * kTiles + mine) * kColumns + column) * kWarpSize + lane_];
@@ -380,26 +380,26 @@ class FewRows {
                                                     sums_of_rows);
       }
     } else {
-      const FoldOrder& plan = params_.slices.plan;
+      const DeviceFoldOrder& order = params_.slices.fold_order;
       FoldStack<kColumns> stack;
 #pragma unroll 1
-      for (int slice = 0; slice < plan.num_steps; ++slice) {
+      for (int slice = 0; slice < order.num_entries; ++slice) {
         TileSums<kColumns> sum;
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) sum.set(column, part(slice, column));
-        stack.push(plan.step(slice), sum);
+        stack.push(order.entry(slice), sum);
       }
 #pragma unroll 1
-      for (int plane = 0; plane < plan.num_left; ++plane) {
+      for (int plane = 0; plane < order.num_left; ++plane) {
         store_plane(params_, plane, tile + mine, 0, num_rows, stack.at(plane), sums_of_rows);
       }
     }
   }
 
-  const ProductParams& params_;
-  float4* exchange_;         // [2 turns][slices][kTiles][kColumns][lane], or scratch
-  unsigned char* rows_;      // prepared rows
-  const int prepared_step_;  // bytes from one k block to the next
+  const ProjectionParams& params_;
+  float4* exchange_;           // [2 turns][slices][kTiles][kColumns][lane], or scratch
+  unsigned char* rows_;        // prepared rows
+  const int prepared_stride_;  // bytes from one k block to the next
   const int lane_;
   const int warp_;
   const Range blocks_;                      // of k: the warp's slice
@@ -409,14 +409,14 @@ class FewRows {
 
 // Two blocks per SM: this kernel's and the next one's.
 template <class Format, class Kind>
-__global__ void __launch_bounds__(kRowThreads, 2) few_rows_kernel(const ProductParams params) {
+__global__ void __launch_bounds__(kRowThreads, 2) few_rows_kernel(const ProjectionParams params) {
   SPECDEC_SHARED_BYTES(shared);
   FewRows<Format, Kind>(params, shared).run();
 }
 
 template <class Format, class Kind>
-void launch_few_rows(Stream& stream, const ProductParams& params) {
-  SPECDEC_CHECK_LE(int64_t{params.num_tiles} * params.plan.num_blocks, int64_t{UINT32_MAX});
+void launch_few_rows(Stream& stream, const ProjectionParams& params) {
+  SPECDEC_CHECK_LE(int64_t{params.num_tiles} * params.tiling.num_blocks, int64_t{UINT32_MAX});
   int64_t shared_bytes = few_rows_tail_offset<Kind>(params);
   if constexpr (Kind::finish == Finish::kHeads) {
     SPECDEC_CHECK_LE(params.finish.heads.kv.head_dim, kMostHeadDim);
@@ -425,7 +425,7 @@ void launch_few_rows(Stream& stream, const ProductParams& params) {
     shared_bytes += kBestKeyBytes;
   }
   launch("few_rows", stream, few_rows_kernel<Format, Kind>,
-         {.grid = {static_cast<unsigned>(params.plan.num_blocks)},
+         {.grid = {static_cast<unsigned>(params.tiling.num_blocks)},
           .block = {kRowThreads},
           .shared_bytes = static_cast<size_t>(shared_bytes),
           .overlaps_previous = true,

@@ -85,19 +85,21 @@ template <int kColumns>
 struct FoldStack {
   float4 sums[kMaxPartialSums - 1][kColumns];
 
-  __device__ __forceinline__ void push(const FoldStep& step, TileSums<kColumns> top) {
+  __device__ __forceinline__ void push(const FoldEntry& entry, TileSums<kColumns> top) {
 #pragma unroll 1
-    for (int slot = step.slot + step.num_folds - 1; slot >= step.slot; --slot) {
+    for (int at = entry.stack_index + entry.num_folds - 1; at >= entry.stack_index; --at) {
 #pragma unroll
-      for (int column = 0; column < kColumns; ++column) top.add(column, sums[slot][column]);
+      for (int column = 0; column < kColumns; ++column) top.add(column, sums[at][column]);
     }
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column) sums[step.slot][column] = top.part(column);
+    for (int column = 0; column < kColumns; ++column) {
+      sums[entry.stack_index][column] = top.part(column);
+    }
   }
-  __device__ __forceinline__ TileSums<kColumns> at(int slot) const {
+  __device__ __forceinline__ TileSums<kColumns> at(int index) const {
     TileSums<kColumns> result;
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column) result.set(column, sums[slot][column]);
+    for (int column = 0; column < kColumns; ++column) result.set(column, sums[index][column]);
     return result;
   }
 };
@@ -123,12 +125,12 @@ __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile,
   const int first = threadIdx.x % kWarpSize;
   float* out = (kHeads ? finish.heads.sums : static_cast<float*>(finish.out)) +
                static_cast<int64_t>(first_row) * finish.out_features + n;
-  const auto place = [&](int i) {
+  const auto out_at = [&](int i) {
     return out + static_cast<int64_t>(i / kTileOutputs) * finish.out_features;
   };
   if constexpr (kHeads) {
 #pragma unroll 1
-    for (int i = first; i < count; i += kWarpSize) *place(i) = sums[i];
+    for (int i = first; i < count; i += kWarpSize) *out_at(i) = sums[i];
     return;
   }
   const float bias = finish.bias != nullptr ? finish.bias[n] : 0.0f;
@@ -141,12 +143,12 @@ __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile,
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const int i = begin + j * kWarpSize;
-      if (finish.accumulate && i < count) before[j] = *place(i);
+      if (finish.accumulate && i < count) before[j] = *out_at(i);
     }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const int i = begin + j * kWarpSize;
-      if (i < count) *place(i) = finish.accumulate ? sums[i] + before[j] : sums[i];
+      if (i < count) *out_at(i) = finish.accumulate ? sums[i] + before[j] : sums[i];
     }
   }
 }
@@ -218,7 +220,7 @@ __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile
 
 // Called by a warp: stores plane `plane` of a tile's sums, by way of shared memory.
 template <int kColumns>
-__device__ __forceinline__ void store_plane(const ProductParams& params, int plane, int tile,
+__device__ __forceinline__ void store_plane(const ProjectionParams& params, int plane, int tile,
                                             int first_row, int num_rows,
                                             const TileSums<kColumns>& sums, float* shared) {
   __syncwarp();  // the old contents of `shared` have been read
@@ -268,12 +270,12 @@ struct RowScales {
 };
 
 // A row's rotation, cos and sin [rotary_dim / 2], and its KV slot.
-struct RowPlace {
+struct RowPosition {
   const float* cos;
   const float* sin;
   int64_t slot;
 };
-__device__ __forceinline__ RowPlace place_of(const HeadsParams& heads, int row) {
+__device__ __forceinline__ RowPosition position_of(const HeadsParams& heads, int row) {
   const int64_t offset = static_cast<int64_t>(heads.positions[row]) * (heads.rotary_dim / 2);
   return {heads.rope_cos + offset, heads.rope_sin + offset, heads.slot_mapping[row]};
 }
@@ -281,8 +283,8 @@ __device__ __forceinline__ RowPlace place_of(const HeadsParams& heads, int row) 
 // Norm and rotation of a head, in place: values [head_dim] in this warp's shared memory. The norm
 // multiplies by `all_heads_scale` unless that is null.
 __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const float* weight,
-                                            const float* all_heads_scale, const RowPlace& place,
-                                            float* values) {
+                                            const float* all_heads_scale,
+                                            const RowPosition& position, float* values) {
   const int lane = threadIdx.x % kWarpSize;
   const int dim = heads.kv.head_dim;
   if (weight != nullptr) {
@@ -302,8 +304,8 @@ __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const floa
   const int half = heads.rotary_dim / 2;
 #pragma unroll 1
   for (int i = lane; i < half; i += kWarpSize) {
-    const float cos = place.cos[i];
-    const float sin = place.sin[i];
+    const float cos = position.cos[i];
+    const float sin = position.sin[i];
     const float a = values[i];
     const float b = values[half + i];
     values[i] = fmaf(a, cos, -(b * sin));
@@ -316,7 +318,7 @@ __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const floa
 // given for norms over all heads.
 template <class T, FinishVariant kVariant = FinishVariant::kAny>
 __device__ __forceinline__ void finish_head(const FinishParams& finish, int head, int row,
-                                            const RowPlace& place, float* values,
+                                            const RowPosition& position, float* values,
                                             const RowScales* scales = nullptr) {
   const HeadsParams& heads = finish.heads;
   const int lane = threadIdx.x % kWarpSize;
@@ -339,7 +341,7 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
       weight += (is_query ? head : kv_head) * dim;
       all_heads_scale = is_query ? &scales->q : &scales->k;
     }
-    rotate_head(heads, weight, all_heads_scale, place, values);
+    rotate_head(heads, weight, all_heads_scale, position, values);
   }
   void* out = heads.q;
   int64_t out_row = static_cast<int64_t>(row) * heads.num_heads + head;
@@ -347,7 +349,7 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
   if (!is_query) {
     const bool is_key = kv_head < num_kv_heads;
     out = is_key ? heads.kv.keys : heads.kv.values;
-    out_row = layout.row(place.slot, is_key ? kv_head : kv_head - num_kv_heads);
+    out_row = layout.row(position.slot, is_key ? kv_head : kv_head - num_kv_heads);
   }
   if constexpr (kVariant == FinishVariant::kAny || kVariant == FinishVariant::kCodes) {
     if (!is_query && (kVariant == FinishVariant::kCodes || heads.kv.dtype == DType::kI8)) {
@@ -370,11 +372,11 @@ inline constexpr int64_t heads_scratch_bytes(int num_warps, int head_dim) {
 // Counts this block's tiles and finishes the heads that they complete, for rows [first_row,
 // end_row) of the block's row tile. Every thread of the block calls it, after its sums are stored.
 // There are no outputs from out_features on. scratch: shared, [num warps, head_dim], then [num
-// warps] flags. find_place(row) gives a row's rotation and slot.
-template <class T, int kThreads, FinishVariant kVariant = FinishVariant::kAny, class FindPlace>
+// warps] flags. find_position(row) gives a row's rotation and slot.
+template <class T, int kThreads, FinishVariant kVariant = FinishVariant::kAny, class FindPosition>
 __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range tiles, int row_tile,
                                              int first_row, int end_row, float* scratch,
-                                             const FindPlace& find_place) {
+                                             const FindPosition& find_position) {
   constexpr int kWarps = kThreads / kWarpSize;
   const HeadsParams& heads = finish.heads;
   const int warp = threadIdx.x / kWarpSize;
@@ -406,7 +408,8 @@ __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range t
       const int index = item / num_rows;
       if (is_complete[index] == 0) continue;
       const int row = first_row + item % num_rows;
-      finish_head<T, kVariant>(finish, batch + index, row, find_place(row), scratch + warp * dim);
+      finish_head<T, kVariant>(finish, batch + index, row, find_position(row),
+                               scratch + warp * dim);
     }
   }
 }

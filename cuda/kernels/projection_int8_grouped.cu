@@ -1,11 +1,11 @@
 #include "cuda/common/target.cuh"
 #include "cuda/kernels/projection_codes.cuh"
-#include "cuda/kernels/projection_product.cuh"
+#include "cuda/kernels/projection_dispatch.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-void product_int8_grouped(Stream& stream, const ProductParams& params) {
-  product_by_dtype<Int8GroupedFormat>(stream, params);
+void project_int8_grouped(Stream& stream, const ProjectionParams& params) {
+  project_by_dtype<Int8GroupedFormat>(stream, params);
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

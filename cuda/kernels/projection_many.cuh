@@ -26,7 +26,7 @@ class ManyRows {
   static_assert(kDepth * kStageBytes >= kTotalBytes);
   static constexpr int64_t kPartialFloats = partial_floats(kColumns);
 
-  __device__ __forceinline__ ManyRows(const ProductParams& params, unsigned char* shared)
+  __device__ __forceinline__ ManyRows(const ProjectionParams& params, unsigned char* shared)
       : params_(params),
         shared_(shared),
         lane_(threadIdx.x % kWarpSize),
@@ -55,7 +55,7 @@ class ManyRows {
 
     TileSums<kColumns> sums;
     FoldStack<kColumns> stack;
-    const FoldOrder& plan = params_.slices.plan;
+    const DeviceFoldOrder& order = params_.slices.fold_order;
     int slice = 0;
     int slice_end = params_.slices.bounds[1];
     const int num_stages = (blocks_.end - blocks_.begin + kRing - 1) / kRing;
@@ -69,7 +69,7 @@ class ManyRows {
         if (block >= blocks_.end) continue;
         if constexpr (!kSplit) {
           while (block == slice_end) {  // repeats for empty slices
-            stack.push(plan.step(slice), sums);
+            stack.push(order.entry(slice), sums);
             sums = {};
             slice_end = params_.slices.bounds[++slice + 1];
           }
@@ -82,8 +82,8 @@ class ManyRows {
     if constexpr (kSplit) {
       if (!meet(sums, stack)) return;
     } else {
-      for (; slice < plan.num_steps; ++slice) {
-        stack.push(plan.step(slice), sums);
+      for (; slice < order.num_entries; ++slice) {
+        stack.push(order.entry(slice), sums);
         sums = {};
       }
     }
@@ -91,12 +91,12 @@ class ManyRows {
     if (first_tile_ + warp_ < params_.num_tiles) {
       float* sums_of_rows = reinterpret_cast<float*>(shared_) + warp_ * (kRows * kTileOutputs);
       const int num_rows = min(kRows, params_.rows.num_rows - first_row_);
-      if (plan.num_left == 1) {
+      if (order.num_left == 1) {
         stack.at(0).store(params_.finish, first_tile_ + warp_, sums_of_rows);
         finish_tile<T>(params_.finish, first_tile_ + warp_, first_row_, num_rows, sums_of_rows);
       } else {
 #pragma unroll 1
-        for (int plane = 0; plane < plan.num_left; ++plane) {
+        for (int plane = 0; plane < order.num_left; ++plane) {
           store_plane(params_, plane, first_tile_ + warp_, first_row_, num_rows, stack.at(plane),
                       sums_of_rows);
         }
@@ -108,7 +108,7 @@ class ManyRows {
       finish_heads<T, kRowThreads>(params_.finish, tiles, blockIdx.x, first_row_,
                                    min(first_row_ + kRows, params_.rows.num_rows),
                                    reinterpret_cast<float*>(shared_),
-                                   [&](int row) { return place_of(params_.finish.heads, row); });
+                                   [&](int row) { return position_of(params_.finish.heads, row); });
     }
   }
 
@@ -155,9 +155,9 @@ class ManyRows {
   // Stores a slice's sums. Returns true in the block that comes last, with all slices folded.
   __device__ __forceinline__ bool meet(const TileSums<kColumns>& sums, FoldStack<kColumns>& stack) {
     __shared__ int is_last;
-    const int64_t place = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+    const int64_t cell = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
     float4* partials =
-        reinterpret_cast<float4*>(params_.partials + place * kNumSlices * kPartialFloats);
+        reinterpret_cast<float4*>(params_.partials + cell * kNumSlices * kPartialFloats);
     const auto part = [&](int slice, int column) {
       return partials + ((slice * kManyRowsTiles + warp_) * kColumns + column) * kWarpSize + lane_;
     };
@@ -167,22 +167,22 @@ class ManyRows {
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-      is_last = ptx::add_acquire_release(params_.partial_arrivals + place, 1u) == gridDim.z - 1;
-      if (is_last) params_.partial_arrivals[place] = 0;
+      is_last = ptx::add_acquire_release(params_.partial_arrivals + cell, 1u) == gridDim.z - 1;
+      if (is_last) params_.partial_arrivals[cell] = 0;
     }
     __syncthreads();
     if (!is_last) return false;
 #pragma unroll 1
-    for (int slice = 0; slice < params_.slices.plan.num_steps; ++slice) {
+    for (int slice = 0; slice < params_.slices.fold_order.num_entries; ++slice) {
       TileSums<kColumns> sum;
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) sum.set(column, *part(slice, column));
-      stack.push(params_.slices.plan.step(slice), sum);
+      stack.push(params_.slices.fold_order.entry(slice), sum);
     }
     return true;
   }
 
-  const ProductParams& params_;
+  const ProjectionParams& params_;
   unsigned char* shared_;
   const int lane_;
   const int warp_;
@@ -193,17 +193,17 @@ class ManyRows {
 
 template <class Format, int kColumns, bool kSplit>
 __global__ void __launch_bounds__(kRowThreads, Format::kManyRowsBlocksPerSm)
-    many_rows_kernel(const ProductParams params) {
+    many_rows_kernel(const ProjectionParams params) {
   SPECDEC_SHARED_BYTES(shared);
   ManyRows<Format, kColumns, kSplit>(params, shared).run();
 }
 
 template <class Format, int kColumns>
-void launch_many_rows(Stream& stream, const ProductParams& params) {
+void launch_many_rows(Stream& stream, const ProjectionParams& params) {
   constexpr int kRows = kColumns * 8;
   const unsigned row_tiles = (params.rows.num_rows + kRows - 1) / kRows;
   const unsigned tile_blocks = (params.num_tiles + kManyRowsTiles - 1) / kManyRowsTiles;
-  const bool split = params.plan.split_slices;
+  const bool split = params.tiling.split_slices;
   int64_t shared_bytes = split ? ManyRows<Format, kColumns, true>::kSharedBytes
                                : ManyRows<Format, kColumns, false>::kSharedBytes;
   if (params.finish.kind == Finish::kHeads) {
@@ -212,7 +212,7 @@ void launch_many_rows(Stream& stream, const ProductParams& params) {
   }
   const LaunchConfig config = {
       .grid = {row_tiles, tile_blocks,
-               split ? static_cast<unsigned>(params.slices.plan.num_steps) : 1u},
+               split ? static_cast<unsigned>(params.slices.fold_order.num_entries) : 1u},
       .block = {kRowThreads},
       .shared_bytes = static_cast<size_t>(shared_bytes),
       .overlaps_previous = true,

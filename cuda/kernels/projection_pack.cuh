@@ -21,12 +21,12 @@ __global__ void __launch_bounds__(256) pack_kernel(const PackParams params) {
   const int64_t row = index / pieces;
   const int first_k = static_cast<int>(index % pieces) * 8;
   const Source* source = static_cast<const Source*>(params.source) + row * params.in_features;
-  const int64_t place = packed_place(params.first_row + row, params.out_features, params.gated);
+  const int64_t packed = packed_index(params.first_row + row, params.out_features, params.gated);
 #pragma unroll
   for (int k = first_k; k < first_k + 8; k += 2) {
     const float low = k < params.in_features ? to_float(source[k]) : 0.0f;
     const float high = k + 1 < params.in_features ? to_float(source[k + 1]) : 0.0f;
-    const int64_t offset = act_pair_offset(place, k, num_k_blocks);
+    const int64_t offset = act_pair_offset(packed, k, num_k_blocks);
     *reinterpret_cast<uint32_t*>(static_cast<unsigned char*>(params.packed) + offset) =
         pack<T>(low, high);
   }

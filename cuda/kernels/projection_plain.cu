@@ -1,6 +1,6 @@
 // Before and after a library's GEMM: unpacks weights into a row-major matrix, and runs the epilogue
-// on the sums. ProductChooserTest (tests/cuda/backend/product_chooser_test.cc) compares the whole
-// with the plain versions of projection.h.
+// on the sums. ProjectionChooserTest (tests/cuda/backend/projection_chooser_test.cc) compares the
+// whole with the plain versions of projection.h.
 #include "core/check.h"
 #include "cuda/common/target.cuh"
 #include "cuda/kernels/projection.h"
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams par
     const uint4& second = weights[i].steps[1];
     const int64_t offset = int64_t{first_block + i} * kRecordBytes;
     const auto store = [offset](unsigned char* row, int step, uint32_t low, uint32_t high) {
-      *reinterpret_cast<uint2*>(row + offset + step * kStepBytes) = make_uint2(low, high);
+      *reinterpret_cast<uint2*>(row + offset + step * kHalfRecordBytes) = make_uint2(low, high);
     };
     store(upper, 0, first.x, first.z);
     store(lower, 0, first.y, first.w);
@@ -60,13 +60,15 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams par
 // A sum, folded from planes if there are any, times its output's scale.
 __device__ __forceinline__ float folded_sum(const FinishSumsParams& params, const float* sums,
                                             float scale) {
-  if (params.plan.num_steps == 0) return sums[0] * scale;
+  if (params.fold_order.num_entries == 0) return sums[0] * scale;
   float stack[kMaxPartialSums - 1];
-  for (int i = 0; i < params.plan.num_steps; ++i) {
-    const FoldStep step = params.plan.step(i);
+  for (int i = 0; i < params.fold_order.num_entries; ++i) {
+    const FoldEntry entry = params.fold_order.entry(i);
     float top = sums[i * params.plane_stride];
-    for (int slot = step.slot + step.num_folds - 1; slot >= step.slot; --slot) top += stack[slot];
-    stack[step.slot] = top;
+    for (int at = entry.stack_index + entry.num_folds - 1; at >= entry.stack_index; --at) {
+      top += stack[at];
+    }
+    stack[entry.stack_index] = top;
   }
   return stack[0] * scale;
 }
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) finish_heads_kernel(const FinishSums
   const int warp = threadIdx.x / kWarpSize;
   const int head = blockIdx.x * kWarps + warp;
   if (head >= num_heads) return;
-  finish_head<T>(params.finish, head, blockIdx.y, place_of(heads, blockIdx.y),
+  finish_head<T>(params.finish, head, blockIdx.y, position_of(heads, blockIdx.y),
                  reinterpret_cast<float*>(shared) + warp * heads.kv.head_dim);
 }
 
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(kThreads) norm_all_heads_kernel(const FinishSu
   const int num_heads = heads.num_heads + 2 * heads.kv.num_kv_heads;
   float* values = reinterpret_cast<float*>(shared) + warp * dim;
   for (int head = warp; head < num_heads; head += kWarps) {
-    finish_head<T>(finish, head, blockIdx.x, place_of(heads, blockIdx.x), values, &scales);
+    finish_head<T>(finish, head, blockIdx.x, position_of(heads, blockIdx.x), values, &scales);
   }
 }
 

@@ -13,7 +13,7 @@ namespace specdec::cuda::SPECDEC_TARGET {
 
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowWarps = kRowThreads / kWarpSize;
-inline constexpr int kRowStep = kRowThreads * 4;      // inputs that a block takes at once
+inline constexpr int kRowInputs = kRowThreads * 4;    // inputs that a block takes at once
 inline constexpr int kSumBatch = 4;                   // loads of a thread in flight together
 inline constexpr int kStoreBatch = 2;                 // likewise, when the row is in L1
 inline constexpr int kRowPartFloats = 2 * kRowWarps;  // of scratch, per row
@@ -98,21 +98,21 @@ __device__ __forceinline__ void for_inputs(const RowsParams& rows, int64_t sourc
   const int own = threadIdx.x * 4;
   if (kMayBeOdd && rows.dim % 4 != 0) {
 #pragma unroll 1
-    for (int i = own; i < rows.dim + own; i += kRowStep) {
+    for (int i = own; i < rows.dim + own; i += kRowInputs) {
       body(i, load_row<T, kIsFloat, false>(rows, source, i), std::false_type());
     }
     return;
   }
 #pragma unroll 1
-  for (int begin = 0; begin < rows.dim; begin += kBatch * kRowStep) {
+  for (int begin = 0; begin < rows.dim; begin += kBatch * kRowInputs) {
     const int first = begin + own;
     float4 x[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      x[i] = load_row<T, kIsFloat, true>(rows, source, first + i * kRowStep);
+      x[i] = load_row<T, kIsFloat, true>(rows, source, first + i * kRowInputs);
     }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) body(first + i * kRowStep, x[i], std::true_type());
+    for (int i = 0; i < kBatch; ++i) body(first + i * kRowInputs, x[i], std::true_type());
   }
 }
 

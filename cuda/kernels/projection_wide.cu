@@ -3,7 +3,7 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-decltype(ProjectionKernels::wide_product) wide_product();  // for projection.cu
+decltype(ProjectionKernels::project_wide) project_wide();  // for projection.cu
 
 namespace {
 
@@ -15,27 +15,27 @@ constexpr bool kIsBuilt = false;
 #endif
 
 template <class T>
-void product_of(Stream& stream, const ProductParams& params) {
-  if (params.plan.wide_rows == kWideRows[0]) {
+void project_as(Stream& stream, const ProjectionParams& params) {
+  if (params.tiling.wide_rows == kWideRows[0]) {
     launch_wide_rows<T, kWideRows[0]>(stream, params);
   } else {
     launch_wide_rows<T, kWideRows[1]>(stream, params);
   }
 }
 
-void run_product(Stream& stream, const ProductParams& params) {
+void run_projection(Stream& stream, const ProjectionParams& params) {
   SPECDEC_CHECK(params.format == WeightFormat::kAct);
   if (params.act_dtype == DType::kBF16) {
-    product_of<Bf16>(stream, params);
+    project_as<Bf16>(stream, params);
   } else {
-    product_of<Half>(stream, params);
+    project_as<Half>(stream, params);
   }
 }
 
 }  // namespace
 
-decltype(ProjectionKernels::wide_product) wide_product() {
-  return kIsBuilt ? run_product : nullptr;
+decltype(ProjectionKernels::project_wide) project_wide() {
+  return kIsBuilt ? run_projection : nullptr;
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -46,7 +46,7 @@ __device__ __forceinline__ void spread_pairs(uint32_t& low, uint32_t& high) {
 template <class T, int kRows>
 class WideRows {
  public:
-  __device__ __forceinline__ WideRows(const ProductParams& params, unsigned char* shared)
+  __device__ __forceinline__ WideRows(const ProjectionParams& params, unsigned char* shared)
       : params_(params),
         shared_(shared),
         lane_(threadIdx.x % kWarpSize),
@@ -70,7 +70,7 @@ class WideRows {
     float sums[kRows / 2];
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) sums[i] = 0.0f;
-    uint32_t operands[2][kSteps][4];  // a stage's are read while the next are written
+    uint32_t operands[2][kOperands][4];  // a stage's are read while the next are written
     const int num_stages = (params_.num_k_blocks + kStageBlocks - 1) / kStageBlocks;
 #pragma unroll 1
     for (int pair = 0; pair < num_stages; pair += 2) {  // a stage past the end is zeros
@@ -100,7 +100,7 @@ class WideRows {
   using Block = WideBlock<kRows>;
   static constexpr int kDepth = Block::kDepth;
   static constexpr int kStageBlocks = 2;  // k blocks
-  static constexpr int kSteps = 2 * kStageBlocks;
+  static constexpr int kOperands = 2 * kStageBlocks;
 
   __device__ __forceinline__ void load_weights(Weights (&to)[kStageBlocks], int stage) const {
 #pragma unroll
@@ -116,7 +116,7 @@ class WideRows {
   // A lane has 4 consecutive inputs of a wgmma's 16, but wgmma wants 2 from each half of them, as
   // the rows in shared memory have their natural order.
   static __device__ __forceinline__ void arrange(const Weights (&weights)[kStageBlocks],
-                                                 uint32_t (&operands)[kSteps][4]) {
+                                                 uint32_t (&operands)[kOperands][4]) {
 #pragma unroll
     for (int i = 0; i < kStageBlocks; ++i) {
 #pragma unroll
@@ -141,8 +141,8 @@ class WideRows {
   // the end are zeros.
   __device__ __forceinline__ void copy_rows(int stage) const {
     constexpr int kPieces = Block::kStageRowBytes / 16;
-    constexpr int kRowStep = Block::kThreads / kPieces;
-    static_assert(kRowStep % 8 == 0);
+    constexpr int kRowStride = Block::kThreads / kPieces;
+    static_assert(kRowStride % 8 == 0);
     const int piece = threadIdx.x % kPieces;
     const int row = threadIdx.x / kPieces;
     const int64_t row_bytes = int64_t{params_.num_k_blocks} * kRecordBytes;
@@ -152,21 +152,22 @@ class WideRows {
     const unsigned char* source = records + (first_row_ + row) * row_bytes + offset;
     unsigned char* to = stage_rows(stage) + row * Block::kStageRowBytes + (piece ^ row % 8) * 16;
 #pragma unroll
-    for (int i = 0; i < kRows; i += kRowStep) {
+    for (int i = 0; i < kRows; i += kRowStride) {
       const bool valid = i < num_rows;
       ptx::copy_async_16(to + i * Block::kStageRowBytes, valid ? source : records, valid);
-      source += kRowStep * row_bytes;
+      source += kRowStride * row_bytes;
     }
     ptx::copy_async_commit();
   }
 
   __device__ __forceinline__ void multiply(float (&sums)[kRows / 2],
-                                           const uint32_t (&operands)[kSteps][4], int stage) const {
+                                           const uint32_t (&operands)[kOperands][4],
+                                           int stage) const {
     const uint64_t rows = ptx::wgmma_tile(stage_rows(stage));
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      ptx::wgmma_m64k16<T, kRows>(sums, operands[step], ptx::wgmma_step(rows, step));
+    for (int step = 0; step < kOperands; ++step) {
+      ptx::wgmma_m64k16<T, kRows>(sums, operands[step], ptx::wgmma_advance(rows, step));
     }
     ptx::wgmma_commit();
   }
@@ -187,11 +188,11 @@ class WideRows {
       __syncthreads();
       finish_heads<T, Block::kThreads>(
           params_.finish, tiles, blockIdx.x, first_row_, end_row, reinterpret_cast<float*>(shared_),
-          [&](int row) { return place_of(params_.finish.heads, row); });
+          [&](int row) { return position_of(params_.finish.heads, row); });
     }
   }
 
-  const ProductParams& params_;
+  const ProjectionParams& params_;
   unsigned char* shared_;
   const int lane_;
   const int first_row_;
@@ -204,7 +205,7 @@ class WideRows {
 
 template <class T, int kRows>
 __global__ void __launch_bounds__(WideBlock<kRows>::kThreads, kRows == kWideRows[0] ? 3 : 1)
-    wide_rows_kernel(const ProductParams params) {
+    wide_rows_kernel(const ProjectionParams params) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   SPECDEC_SHARED_BYTES(shared);
   WideRows<T, kRows>(params, shared).run();
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(WideBlock<kRows>::kThreads, kRows == kWideRows
 }
 
 template <class T, int kRows>
-void launch_wide_rows(Stream& stream, const ProductParams& params) {
+void launch_wide_rows(Stream& stream, const ProjectionParams& params) {
   using Block = WideBlock<kRows>;
   int64_t shared_bytes = Block::kSharedBytes;
   if (params.finish.kind == Finish::kHeads) {

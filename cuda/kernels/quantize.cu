@@ -274,8 +274,8 @@ __device__ Codes quantized(const SourceRow& row, int begin, float output_scale) 
 
 // --- Kernels ---
 
-__device__ CodePlace place_of(const QuantizeParams& params, int64_t row) {
-  return code_place(packed_place(params.first_row + row, params.out_features, params.is_gated));
+__device__ TileRow tile_row_of(const QuantizeParams& params, int64_t row) {
+  return tile_row_at(packed_index(params.first_row + row, params.out_features, params.is_gated));
 }
 
 // A warp per row finds the largest magnitude.
@@ -289,9 +289,9 @@ __global__ void output_scales_kernel(QuantizeParams params) {
   }
   largest = warp_max(largest);
   if (threadIdx.x % 32 != 0) return;
-  const CodePlace place = place_of(params, row);
+  const TileRow tile_row = tile_row_of(params, row);
   unsigned char* weights = static_cast<unsigned char*>(params.weights);
-  *reinterpret_cast<float*>(weights + output_scale_at(params.layout, place)) =
+  *reinterpret_cast<float*>(weights + output_scale_at(params.layout, tile_row)) =
       largest < kLeast ? 0.0f : largest / 127.0f;
 }
 
@@ -304,21 +304,21 @@ __global__ void pack_kernel(QuantizeParams params) {
   if (row >= params.source.num_rows) return;
   const int begin = static_cast<int>(index % num_groups) * kQuantGroup;
   const SourceRow source{params.source, layout.in_features, row};
-  const CodePlace place = place_of(params, row);
+  const TileRow tile_row = tile_row_of(params, row);
   unsigned char* weights = static_cast<unsigned char*>(params.weights);
   float output_scale = 0.0f;
-  if (!Rule::kGrouped) output_scale = scale_and_min(weights, layout, place, 0).x;
+  if (!Rule::kGrouped) output_scale = scale_and_min(weights, layout, tile_row, 0).x;
   const Codes codes = can_keep<Rule>(source) ? kept<Rule>(source, begin)
                                              : quantized<Rule>(source, begin, output_scale);
 
-  unsigned char* block = weights + block_at(layout, place.tile, begin);
+  unsigned char* block = weights + block_at(layout, tile_row.tile, begin);
   if (Rule::kGrouped) {
-    *reinterpret_cast<uint16_t*>(block + scale_at(layout, place.row)) = codes.scale;
+    *reinterpret_cast<uint16_t*>(block + scale_at(layout, tile_row.row)) = codes.scale;
   }
-  if (Rule::kMins) *reinterpret_cast<uint16_t*>(block + min_at(layout, place.row)) = codes.min;
+  if (Rule::kMins) *reinterpret_cast<uint16_t*>(block + min_at(layout, tile_row.row)) = codes.min;
 #pragma unroll
   for (int i = 0; i < kQuantGroup; ++i) {
-    unsigned char* byte = block + code_at(layout, place.row, i);
+    unsigned char* byte = block + code_at(layout, tile_row.row, i);
     if (!Rule::kInt4) {
       *byte = static_cast<unsigned char>(codes.code[i]);
     } else if (i % 4 < 2) {

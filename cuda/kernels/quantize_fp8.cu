@@ -17,8 +17,8 @@ constexpr uint16_t kHalfOne = 0x3c00;
 // Outputs below it become zero: division by their scale would overflow.
 constexpr float kLeast = 0x1p-100f;
 
-__device__ CodePlace place_of(const PackFp8Params& params, int64_t row) {
-  return code_place(packed_place(params.first_row + row, params.out_features, params.is_gated));
+__device__ TileRow tile_row_of(const PackFp8Params& params, int64_t row) {
+  return tile_row_at(packed_index(params.first_row + row, params.out_features, params.is_gated));
 }
 
 // A warp per row.
@@ -39,7 +39,7 @@ __global__ void fp8_scales_kernel(PackFp8Params params) {
   }
   if (threadIdx.x % 32 != 0) return;
   unsigned char* weights = static_cast<unsigned char*>(params.weights);
-  *reinterpret_cast<float*>(weights + output_scale_at(params.layout, place_of(params, row))) =
+  *reinterpret_cast<float*>(weights + output_scale_at(params.layout, tile_row_of(params, row))) =
       scale;
 }
 
@@ -52,11 +52,11 @@ __global__ void pack_fp8_kernel(PackFp8Params params) {
   const int begin = static_cast<int>(index % layout.num_k_blocks) * kQuantGroup;
   const int count = min(kQuantGroup, layout.in_features - begin);
   const int64_t first = row * layout.in_features + begin;
-  const CodePlace place = place_of(params, row);
+  const TileRow tile_row = tile_row_of(params, row);
   unsigned char* weights = static_cast<unsigned char*>(params.weights);
-  unsigned char* block = weights + block_at(layout, place.tile, begin);
+  unsigned char* block = weights + block_at(layout, tile_row.tile, begin);
   const bool is_kept = params.dtype == DType::kF8E4M3;
-  const float scale = *reinterpret_cast<const float*>(weights + output_scale_at(layout, place));
+  const float scale = *reinterpret_cast<const float*>(weights + output_scale_at(layout, tile_row));
   for (int i = 0; i < count; ++i) {
     unsigned char code = 0;
     if (is_kept) {
@@ -64,10 +64,10 @@ __global__ void pack_fp8_kernel(PackFp8Params params) {
     } else if (scale != 0.0f) {
       code = to_e4m3(float_at(params.values, params.dtype, first + i) / scale);
     }
-    block[code_at(layout, place.row, i)] = code;
+    block[code_at(layout, tile_row.row, i)] = code;
   }
   if (!layout.is_grouped) return;
-  *reinterpret_cast<uint16_t*>(block + scale_at(layout, place.row)) =
+  *reinterpret_cast<uint16_t*>(block + scale_at(layout, tile_row.row)) =
       is_kept ? params.factors[index] : kHalfOne;
 }
 

@@ -7,12 +7,12 @@
 namespace specdec::cuda::SPECDEC_TARGET {
 
 // An output, as a tile and its row in the tile.
-struct CodePlace {
+struct TileRow {
   int64_t tile;
   int row;
 };
-__host__ __device__ __forceinline__ CodePlace code_place(int64_t place) {
-  return {place / kCodeTileRows, static_cast<int>(place % kCodeTileRows)};
+__host__ __device__ __forceinline__ TileRow tile_row_at(int64_t index) {
+  return {index / kCodeTileRows, static_cast<int>(index % kCodeTileRows)};
 }
 
 // Offset of the block of input k.
@@ -32,8 +32,8 @@ __device__ __forceinline__ int scale_at(const CodeLayout& layout, int row) {
 __device__ __forceinline__ int min_at(const CodeLayout& layout, int row) {
   return scale_at(layout, row) + 4;
 }
-__device__ __forceinline__ int64_t output_scale_at(const CodeLayout& layout, CodePlace place) {
-  return layout.scales_offset + (place.tile * kCodeTileRows + place.row) * 4;
+__device__ __forceinline__ int64_t output_scale_at(const CodeLayout& layout, TileRow tile_row) {
+  return layout.scales_offset + (tile_row.tile * kCodeTileRows + tile_row.row) * 4;
 }
 
 // Element `at` of an array of float32, bfloat16 or float16.
@@ -45,24 +45,24 @@ __device__ __forceinline__ float float_at(const void* values, DType dtype, int64
 
 // Scale and min of an output's group.
 __device__ __forceinline__ float2 scale_and_min(const unsigned char* weights,
-                                                const CodeLayout& layout, CodePlace place, int k) {
+                                                const CodeLayout& layout, TileRow tile_row, int k) {
   float output_scale = 1.0f;
   if (layout.has_output_scales) {
-    output_scale = *reinterpret_cast<const float*>(weights + output_scale_at(layout, place));
+    output_scale = *reinterpret_cast<const float*>(weights + output_scale_at(layout, tile_row));
   }
   if (!layout.is_grouped) return make_float2(output_scale, 0.0f);
-  const unsigned char* block = weights + block_at(layout, place.tile, k);
+  const unsigned char* block = weights + block_at(layout, tile_row.tile, k);
   const auto half = [block](int at) {
     return to_float(*reinterpret_cast<const Half*>(block + at));
   };
-  return make_float2(__fmul_rn(output_scale, half(scale_at(layout, place.row))),
-                     layout.has_mins ? half(min_at(layout, place.row)) : 0.0f);
+  return make_float2(__fmul_rn(output_scale, half(scale_at(layout, tile_row.row))),
+                     layout.has_mins ? half(min_at(layout, tile_row.row)) : 0.0f);
 }
 // The value of a code before it is scaled.
 __device__ __forceinline__ float code_of(const unsigned char* weights, const CodeLayout& layout,
-                                         CodePlace place, int k) {
+                                         TileRow tile_row, int k) {
   const unsigned char byte =
-      weights[block_at(layout, place.tile, k) + code_at(layout, place.row, k)];
+      weights[block_at(layout, tile_row.tile, k) + code_at(layout, tile_row.row, k)];
   if (layout.is_fp8) return from_e4m3(byte);
   if (!layout.is_int4) return static_cast<signed char>(byte);
   return static_cast<float>((byte >> (k / 2 % 2 * 4) & 15) - (layout.has_mins ? 0 : 8));

@@ -139,20 +139,20 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(SampleRowsParams params)
   const int index = static_cast<int>(blockIdx.y);
   const int chunk = static_cast<int>(blockIdx.x);
   const DeviceSampleRow& row = params.rows[index];
-  const RowPlan plan = plan_of(row, params);
+  const RowNeeds needs = needs_of(row, params);
   const SampleWorkspace& workspace = params.workspace;
   const int64_t first_block = static_cast<int64_t>(index) * workspace.num_blocks;
   ChunkPartial* partials =
       workspace.partials + (static_cast<int64_t>(index) * gridDim.x + chunk) * 2;
-  if (plan.processes) {
-    scan_chunk(processed_view(row, plan, params, index), chunk,
-               {.sums = plan.weighs || plan.truncates || plan.shares_scan,
-                .draws = plan.draws,
+  if (needs.processes) {
+    scan_chunk(processed_view(row, needs, params, index), chunk,
+               {.sums = needs.weighs || needs.truncates || needs.shares_scan,
+                .draws = needs.draws,
                 .block_max = workspace.block_max + first_block,
-                .noisy_max = plan.num_candidates > 1 ? workspace.noisy_max + first_block : nullptr,
+                .noisy_max = needs.num_candidates > 1 ? workspace.noisy_max + first_block : nullptr,
                 .partial = partials});
   }
-  if (plan.reports_raw && !plan.shares_scan) {
+  if (needs.reports_raw && !needs.shares_scan) {
     scan_chunk(raw_view(params, index), chunk,
                {.sums = true,
                 .draws = false,
@@ -175,8 +175,8 @@ struct ChunkEdit {
   __device__ __forceinline__ void for_tokens(const int32_t* list, DeviceRange range,
                                              const Change& change) const {
     for (int i = range.begin + static_cast<int>(threadIdx.x); i < range.end; i += kThreads) {
-      const int place = list[i] - begin;
-      if (place >= 0 && place < size) change(place);
+      const int offset = list[i] - begin;
+      if (offset >= 0 && offset < size) change(offset);
     }
   }
 };
@@ -189,9 +189,9 @@ __device__ __forceinline__ void mask_chunk(const ChunkEdit& chunk, const DeviceS
   }
   __syncthreads();
   chunk.for_tokens(params.token_lists, row.allowed,
-                   [&](int place) { chunk.values[place] = logits[chunk.begin + place]; });
+                   [&](int offset) { chunk.values[offset] = logits[chunk.begin + offset]; });
   __syncthreads();
-  const auto ban = [&](int place) { chunk.values[place] = -kInfinity; };
+  const auto ban = [&](int offset) { chunk.values[offset] = -kInfinity; };
   for (int i = threadIdx.x; row.allowed_mask != nullptr && i < chunk.size; i += kThreads) {
     if (!mask_allows(row, chunk.begin + i)) ban(i);
   }
@@ -205,9 +205,9 @@ __device__ __forceinline__ void bias_chunk(const ChunkEdit& chunk, const DeviceS
                                            const SampleRowsParams& params) {
   for (int i = row.bias.begin; i < row.bias.end; ++i) {
     const DeviceLogitBias entry = params.biases[i];
-    const int place = entry.token_id - chunk.begin;
-    if (place < 0 || place >= chunk.size) continue;
-    if (place % kThreads == static_cast<int>(threadIdx.x)) chunk.values[place] += entry.bias;
+    const int offset = entry.token_id - chunk.begin;
+    if (offset < 0 || offset >= chunk.size) continue;
+    if (offset % kThreads == static_cast<int>(threadIdx.x)) chunk.values[offset] += entry.bias;
   }
   __syncthreads();
 }
@@ -226,9 +226,9 @@ __device__ __forceinline__ void penalize_chunk(const ChunkEdit& chunk, const Dev
     for (int i = row.counts.begin + static_cast<int>(threadIdx.x); i < row.counts.end;
          i += kThreads) {
       const DeviceTokenCount entry = params.counts[i];
-      const int place = entry.token_id - chunk.begin;
-      if (place < 0 || place >= chunk.size) continue;
-      chunk.values[place] = penalized(chunk.values[place], row, entry.output_count);
+      const int offset = entry.token_id - chunk.begin;
+      if (offset < 0 || offset >= chunk.size) continue;
+      chunk.values[offset] = penalized(chunk.values[offset], row, entry.output_count);
     }
     __syncthreads();
     return;
@@ -238,7 +238,7 @@ __device__ __forceinline__ void penalize_chunk(const ChunkEdit& chunk, const Dev
   }
   __syncthreads();
   chunk.for_tokens(row.path, {0, row.num_path_tokens},
-                   [&](int place) { atomicAdd(&chunk.counts[place], 2); });
+                   [&](int offset) { atomicAdd(&chunk.counts[offset], 2); });
   __syncthreads();
   for (int i = threadIdx.x; i < chunk.size; i += kThreads) {
     const int count = chunk.counts[i];
@@ -281,10 +281,10 @@ __global__ void __launch_bounds__(kThreads) vectors_kernel(SampleRowsParams para
   const DeviceSampleRow& row = params.rows[index];
   if (row.distribution != nullptr || row.reported_logits != nullptr) {
     const SampleState state = params.workspace.states[index];
-    const RowPlan plan = plan_of(row, params);
-    RowView view = processed_view(row, plan, params, index);
+    const RowNeeds needs = needs_of(row, params);
+    RowView view = processed_view(row, needs, params, index);
     view.cutoff = {state.cutoff_value, state.cutoff_last};
-    const RowView reported = plan.reports_raw ? raw_view(params, index) : view;
+    const RowView reported = needs.reports_raw ? raw_view(params, index) : view;
     const int begin = static_cast<int>(blockIdx.x) * kSampleChunk;
     const int end = min(begin + kSampleChunk, params.vocab_size);
     for (int token = begin + static_cast<int>(threadIdx.x); token < end; token += kThreads) {

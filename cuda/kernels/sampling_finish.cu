@@ -77,7 +77,7 @@ __device__ Cutoff top_p_cutoff(SelectShared& shared, const Gathered& gathered, C
 }
 
 // The cut-off of min_p, top_k and top_p. `total`: the sum of exp(value - max) over the row.
-__device__ Cutoff truncated(SelectShared& shared, const DeviceSampleRow& row, const RowPlan& plan,
+__device__ Cutoff truncated(SelectShared& shared, const DeviceSampleRow& row, const RowNeeds& needs,
                             const RowView& view, const float* maxima, float max, double total) {
   const bool has_top_p = row.top_p < 1.0f;
   const bool has_min_p = row.min_p > 0.0f;
@@ -87,10 +87,10 @@ __device__ Cutoff truncated(SelectShared& shared, const DeviceSampleRow& row, co
     cutoff.value = round_up(max + log(static_cast<double>(row.min_p)));
     bound = cutoff.value;
   }
-  if (plan.has_top_k) {
+  if (needs.has_top_k) {
     bound = fmaxf(bound, bound_of_top(shared, maxima, view.num_blocks(), row.top_k));
   }
-  const bool lists_all = plan.has_top_k || has_min_p;
+  const bool lists_all = needs.has_top_k || has_min_p;
   if (!lists_all) {
     // Tokens below this together hold less than 1 - top_p of the weight.
     constexpr double kSlack = 0.01;
@@ -98,7 +98,7 @@ __device__ Cutoff truncated(SelectShared& shared, const DeviceSampleRow& row, co
     bound = max - static_cast<float>(log(view.vocab_size / share) + kSlack);
   }
   const Gathered gathered = gather(shared, view, maxima, bound, fmaxf(bound, kLowest));
-  if (plan.has_top_k && row.top_k <= gathered.count) {
+  if (needs.has_top_k && row.top_k <= gathered.count) {
     const SelectRange range = {.low = rank_of(max),
                                .high = rank_of(gathered.threshold),
                                .target = static_cast<uint64_t>(row.top_k)};
@@ -162,7 +162,7 @@ struct RowFinish {
   SelectShared& shared;
   const SampleRowsParams& params;
   const DeviceSampleRow& row;
-  const RowPlan& plan;
+  const RowNeeds& needs;
   int index;
   RowView view;         // processed, with its cutoff
   const float* maxima;  // of the processed logits
@@ -172,14 +172,14 @@ struct RowFinish {
   // For several candidates: puts the best draws into shared.keys, and returns how many.
   __device__ int list_draws() {
     RowView noisy = view;
-    noisy.noisy = !plan.greedy;
-    if (plan.greedy || !plan.truncates) {
+    noisy.noisy = !needs.greedy;
+    if (needs.greedy || !needs.truncates) {
       const int64_t offset = static_cast<int64_t>(index) * view.num_blocks();
-      return list_top(shared, noisy, plan.greedy ? maxima : params.workspace.noisy_max + offset,
-                      plan.num_candidates);
+      return list_top(shared, noisy, needs.greedy ? maxima : params.workspace.noisy_max + offset,
+                      needs.num_candidates);
     }
     const Gathered kept = gather(shared, noisy, maxima, view.cutoff.value, kLowest);
-    return sort_top(shared, kept, plan.num_candidates);
+    return sort_top(shared, kept, needs.num_candidates);
   }
 
   __device__ void report_candidates(int32_t token) {
@@ -193,12 +193,12 @@ struct RowFinish {
       }
       return;
     }
-    if (plan.num_candidates == 1) {
+    if (needs.num_candidates == 1) {
       __syncthreads();
       if (threadIdx.x == 0) shared.keys[0] = static_cast<uint32_t>(token);
       __syncthreads();
     }
-    const int found = plan.num_candidates == 1 ? 1 : list_draws();
+    const int found = needs.num_candidates == 1 ? 1 : list_draws();
     if (threadIdx.x == 0) outputs.num_candidates[index] = found;
     if (static_cast<int>(threadIdx.x) < found) {
       const int32_t candidate = token_of(shared.keys[threadIdx.x]);
@@ -208,8 +208,8 @@ struct RowFinish {
   }
 
   __device__ int32_t draw(const RowSummary& summary) {
-    uint64_t best = plan.greedy ? summary.max_key : summary.best_key;
-    if (plan.truncates && max > -kInfinity) {
+    uint64_t best = needs.greedy ? summary.max_key : summary.best_key;
+    if (needs.truncates && max > -kInfinity) {
       RowView noisy = view;
       noisy.noisy = true;
       best = draw_kept(shared, noisy, maxima);
@@ -236,10 +236,10 @@ __device__ void report_logprobs(SelectShared& shared, const RowView& view, const
   }
   if (num_top == 0) return;
   const int found = list_top(shared, view, maxima, num_top);
-  const int mine_place = threadIdx.x;
-  if (mine_place < found) {
-    const uint64_t key = shared.keys[mine_place];
-    out[1 + mine_place] = {token_of(key), logprob_of(value_of_key(key)), mine_place + 1};
+  const int own_entry = threadIdx.x;
+  if (own_entry < found) {
+    const uint64_t key = shared.keys[own_entry];
+    out[1 + own_entry] = {token_of(key), logprob_of(value_of_key(key)), own_entry + 1};
   }
   // If fewer than asked for are above -inf, the other tokens follow, by id.
   if (threadIdx.x != 0) return;
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kSelectThreads) finish_kernel(SampleRowsParams
   ptx::wait_for_previous();
   const int index = static_cast<int>(blockIdx.x);
   const DeviceSampleRow& row = params.rows[index];
-  const RowPlan plan = plan_of(row, params);
+  const RowNeeds needs = needs_of(row, params);
   const SampleWorkspace& workspace = params.workspace;
   const SampleOutputs& outputs = params.outputs;
   const int num_chunks = workspace.num_chunks;
@@ -267,42 +267,42 @@ __global__ void __launch_bounds__(kSelectThreads) finish_kernel(SampleRowsParams
   RowFinish finish = {.shared = shared,
                       .params = params,
                       .row = row,
-                      .plan = plan,
+                      .needs = needs,
                       .index = index,
-                      .view = processed_view(row, plan, params, index),
+                      .view = processed_view(row, needs, params, index),
                       .maxima = workspace.block_max + block_offset};
   RowSummary summary = {worst_key(), worst_key(), 0.0};
   int32_t token = row.forced_token;
   int32_t only_token = token;
   double sum = 0.0;
-  if (plan.processes) {
-    summary =
-        summarize(shared, partials, num_chunks, plan.weighs || plan.truncates || plan.shares_scan);
+  if (needs.processes) {
+    summary = summarize(shared, partials, num_chunks,
+                        needs.weighs || needs.truncates || needs.shares_scan);
     finish.max = value_of_key(summary.max_key);
     sum = summary.sum;
-    if (plan.truncates && finish.max > -kInfinity) {
+    if (needs.truncates && finish.max > -kInfinity) {
       finish.view.cutoff =
-          truncated(shared, row, plan, finish.view, finish.maxima, finish.max, summary.sum);
-      if (plan.weighs) sum = kept_sum(shared, finish.view, finish.maxima, finish.max);
+          truncated(shared, row, needs, finish.view, finish.maxima, finish.max, summary.sum);
+      if (needs.weighs) sum = kept_sum(shared, finish.view, finish.maxima, finish.max);
     }
     finish.scale = sum > 0.0 ? 1.0 / sum : 0.0;
-    if (!plan.forced || plan.greedy || finish.scale == 0.0) only_token = finish.draw(summary);
-    if (!plan.forced) token = only_token;
-    if (plan.num_candidates > 0) finish.report_candidates(token);
+    if (!needs.forced || needs.greedy || finish.scale == 0.0) only_token = finish.draw(summary);
+    if (!needs.forced) token = only_token;
+    if (needs.num_candidates > 0) finish.report_candidates(token);
   }
   if (threadIdx.x == 0) {
     outputs.token_ids[index] = token;
-    if (outputs.num_candidates != nullptr && plan.num_candidates == 0) {
+    if (outputs.num_candidates != nullptr && needs.num_candidates == 0) {
       outputs.num_candidates[index] = 0;
     }
   }
   RowView reported = finish.view;
   const float* maxima = finish.maxima;
   float max = finish.max;
-  if (plan.reports_raw) {
+  if (needs.reports_raw) {
     reported = raw_view(params, index);
     sum = summary.sum;
-    if (!plan.shares_scan) {
+    if (!needs.shares_scan) {
       maxima = workspace.raw_max + block_offset;
       const RowSummary raw = summarize(shared, partials + 1, num_chunks, true);
       max = value_of_key(raw.max_key);
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kSelectThreads) finish_kernel(SampleRowsParams
     if (outputs.num_logprobs != nullptr) {
       outputs.num_logprobs[index] = row.want_logprobs != 0 ? num_top + 1 : 0;
     }
-    workspace.states[index] = {.scale = plan.greedy ? 0.0 : finish.scale,
+    workspace.states[index] = {.scale = needs.greedy ? 0.0 : finish.scale,
                                .log_total = log_total,
                                .max = finish.max,
                                .cutoff_value = finish.view.cutoff.value,

@@ -58,7 +58,7 @@ __device__ __forceinline__ bool mask_allows(const DeviceSampleRow& row, int32_t 
 }
 
 // The work that the kernels have with a row.
-struct RowPlan {
+struct RowNeeds {
   bool processes;  // looks at the logits after masks, bias and penalties
   bool greedy;
   bool forced;
@@ -72,25 +72,25 @@ struct RowPlan {
   bool has_top_k;
 };
 
-__device__ __forceinline__ RowPlan plan_of(const DeviceSampleRow& row,
-                                           const SampleRowsParams& params) {
-  RowPlan plan;
+__device__ __forceinline__ RowNeeds needs_of(const DeviceSampleRow& row,
+                                             const SampleRowsParams& params) {
+  RowNeeds needs;
   const bool wants_logprobs = row.want_logprobs != 0;
-  plan.forced = row.forced_token >= 0;
-  plan.greedy = is_greedy(row.temperature);
-  plan.num_candidates = plan.forced ? 0 : min(row.num_candidates, params.vocab_size);
-  plan.reports_raw = wants_logprobs && params.raw_logprobs;
+  needs.forced = row.forced_token >= 0;
+  needs.greedy = is_greedy(row.temperature);
+  needs.num_candidates = needs.forced ? 0 : min(row.num_candidates, params.vocab_size);
+  needs.reports_raw = wants_logprobs && params.raw_logprobs;
   const bool reports_processed = wants_logprobs && !params.raw_logprobs;
-  plan.weighs = reports_processed || plan.num_candidates > 0 || row.distribution != nullptr;
-  plan.processes = !plan.forced || plan.weighs;
-  plan.has_top_k = row.top_k > 0 && row.top_k < params.vocab_size;
-  plan.truncates =
-      plan.processes && !plan.greedy && (row.min_p > 0.0f || plan.has_top_k || row.top_p < 1.0f);
-  plan.draws = !plan.forced && !plan.greedy && !plan.truncates;
-  plan.divisor = plan.greedy ? 1.0f : row.temperature;
-  plan.shares_scan = plan.reports_raw && plan.processes && plan.divisor == 1.0f &&
-                     !(params.any_edits && is_edited(row));
-  return plan;
+  needs.weighs = reports_processed || needs.num_candidates > 0 || row.distribution != nullptr;
+  needs.processes = !needs.forced || needs.weighs;
+  needs.has_top_k = row.top_k > 0 && row.top_k < params.vocab_size;
+  needs.truncates =
+      needs.processes && !needs.greedy && (row.min_p > 0.0f || needs.has_top_k || row.top_p < 1.0f);
+  needs.draws = !needs.forced && !needs.greedy && !needs.truncates;
+  needs.divisor = needs.greedy ? 1.0f : row.temperature;
+  needs.shares_scan = needs.reports_raw && needs.processes && needs.divisor == 1.0f &&
+                      !(params.any_edits && is_edited(row));
+  return needs;
 }
 
 __device__ __forceinline__ const float* processed_logits(const DeviceSampleRow& row,
@@ -100,11 +100,11 @@ __device__ __forceinline__ const float* processed_logits(const DeviceSampleRow& 
   return base + static_cast<int64_t>(index) * params.vocab_size;
 }
 
-__device__ __forceinline__ RowView processed_view(const DeviceSampleRow& row, const RowPlan& plan,
+__device__ __forceinline__ RowView processed_view(const DeviceSampleRow& row, const RowNeeds& needs,
                                                   const SampleRowsParams& params, int index) {
   return {.logits = processed_logits(row, params, index),
           .vocab_size = params.vocab_size,
-          .divisor = plan.divisor,
+          .divisor = needs.divisor,
           .noise = {row.seed, row.position, row.noise_stream}};
 }
 

@@ -125,10 +125,10 @@ __device__ inline Gathered gather(SelectShared& shared, const RowView& view, con
   __syncthreads();
   visit_blocks(view, maxima, bound, [&](float value, int32_t token) {
     if (!(value >= threshold)) return;
-    const int place = atomicAdd(&shared.count, 1);
-    if (place >= kListCapacity) return;
-    shared.values[place] = value;
-    shared.tokens[place] = token;
+    const int index = atomicAdd(&shared.count, 1);
+    if (index >= kListCapacity) return;
+    shared.values[index] = value;
+    shared.tokens[index] = token;
   });
   __syncthreads();
   return {&shared, &view, maxima, bound, threshold, shared.count};
@@ -356,13 +356,13 @@ __device__ inline int sort_top(SelectShared& shared, const Gathered& gathered, i
   const int found = shared.bin;
   const int mine = threadIdx.x;
   uint64_t key = 0;
-  int place = 0;
+  int index = 0;
   if (mine < found) {
     key = shared.keys[mine];
-    for (int i = 0; i < found; ++i) place += shared.keys[i] < key ? 1 : 0;
+    for (int i = 0; i < found; ++i) index += shared.keys[i] < key ? 1 : 0;
   }
   __syncthreads();
-  if (mine < found) shared.keys[place] = key;
+  if (mine < found) shared.keys[index] = key;
   __syncthreads();
   return min(found, count);
 }

@@ -76,13 +76,13 @@ struct DraftPass {
           put_row(state, batch, row, i, seat.tail[kStepTail - (seat.num_tokens - position)],
                   position, position);
           const bool is_root = position + 1 == seat.num_tokens;
-          put_head_row(state, batch, row, i, position - 1, is_root ? position : -1);
+          put_draft_head_row(state, batch, row, i, position - 1, is_root ? position : -1);
         }
       } else {
         const int position = seat.num_tokens - 1 + params.pass;
         batch.base_lens[i] = position;
         put_row(state, batch, row, i, drafts.tokens[params.pass - 1], position, position);
-        put_head_row(state, batch, row++, i, position - 1, position);
+        put_draft_head_row(state, batch, row++, i, position - 1, position);
       }
       batch.sample_ids[i] = row - 1;
       DeviceSampleRow sample = draft_after(seat, drafts.tokens, params.pass, memory);
@@ -128,7 +128,7 @@ __device__ __forceinline__ void put_frontier(const StepParams& params, int index
           root + kv_offset);
   const int parent = nodes[frontier.node - 1].parent;
   const int parent_offset = parent == 0 ? 0 : nodes[parent - 1].kv_offset;
-  put_head_row(memory.state, batch, row, index, root + parent_offset, root + kv_offset);
+  put_draft_head_row(memory.state, batch, row, index, root + parent_offset, root + kv_offset);
   int32_t* path = memory.trees.paths + sample_at * kMaxStepDrafts;
   // Paths are read for penalties only.
   if (seat.count_table != nullptr) put_path(nodes, frontier.node, params.pass, path);

@@ -68,9 +68,9 @@ __device__ __forceinline__ void put_row(const StepState& state, const StepBatch&
 
 // For a draft head's row: the KV position of the features that it continues, and the KV position
 // where its state is kept, or -1 for nowhere.
-__device__ __forceinline__ void put_head_row(const StepState& state, const StepBatch& batch,
-                                             int row, int seat, int feature_position,
-                                             int state_position) {
+__device__ __forceinline__ void put_draft_head_row(const StepState& state, const StepBatch& batch,
+                                                   int row, int seat, int feature_position,
+                                                   int state_position) {
   if (batch.feature_slots == nullptr) return;
   batch.feature_slots[row] = kv_slot(state, seat, feature_position);
   batch.state_slots[row] = state_position < 0 ? -1 : kv_slot(state, seat, state_position);

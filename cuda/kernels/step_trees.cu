@@ -20,13 +20,13 @@ struct GrowShared {
 };
 
 // How many nodes have a higher survival than `node`; among equal ones the older counts as higher.
-__device__ __forceinline__ int rank_among(const float* survivals, int num_nodes, int node) {
+__device__ __forceinline__ int order_among(const float* survivals, int num_nodes, int node) {
   const float own = survivals[node];
-  int rank = 0;
+  int order = 0;
   for (int i = 0; i < num_nodes; ++i) {
-    rank += survivals[i] > own || (survivals[i] == own && i < node) ? 1 : 0;
+    order += survivals[i] > own || (survivals[i] == own && i < node) ? 1 : 0;
   }
-  return rank;
+  return order;
 }
 
 // The growing tree of one seat. All threads of a block call its functions.
@@ -100,11 +100,11 @@ struct Growing {
     const int room = max(0, max_nodes() + 1 - growths.num_kv_slots[index]);
     const int num_next = goes_on ? min(min(num_children, width()), room) : 0;
     for (int child = threadIdx.x; num_next > 0 && child < num_children; child += kGrowThreads) {
-      const int rank = rank_among(shared.survivals, num_children, child);
-      if (rank >= num_next) continue;
-      frontier[rank] = {.node = num_before + child + 1,
-                        .survival = shared.survivals[child],
-                        .mask = shared.frontier[shared.entry_of[child]].mask};
+      const int order = order_among(shared.survivals, num_children, child);
+      if (order >= num_next) continue;
+      frontier[order] = {.node = num_before + child + 1,
+                         .survival = shared.survivals[child],
+                         .mask = shared.frontier[shared.entry_of[child]].mask};
     }
     if (threadIdx.x == 0) {
       growths.seats[index] = {.num_nodes = num_before + num_children, .num_frontier = num_next};
@@ -121,7 +121,7 @@ struct Growing {
     }
     __syncthreads();
     for (int node = threadIdx.x; node < num_nodes; node += kGrowThreads) {
-      shared.drafts[node] = rank_among(shared.survivals, num_nodes, node) < limit ? 0 : -1;
+      shared.drafts[node] = order_among(shared.survivals, num_nodes, node) < limit ? 0 : -1;
     }
     __syncthreads();
     if (threadIdx.x >= 32) return;

@@ -46,20 +46,20 @@ struct Range {
 
 // The k blocks of a slice. May be empty; slices past the last one are.
 __device__ __forceinline__ Range slice_blocks(int slice, const SliceParams& slices) {
-  const int last = slices.plan.num_steps;
+  const int last = slices.fold_order.num_entries;
   return {slices.bounds[min(slice, last)], slices.bounds[min(slice + 1, last)]};
 }
 
 // A lane's inputs of a record: x and y for the first mma, z and w for the second.
 using Inputs = uint4;
-inline constexpr int kStepBytes = kRecordBytes / 2;  // of a record: the inputs of one mma
-inline constexpr int kInputBytes = kStepBytes / 4;   // a lane's part of them
+inline constexpr int kHalfRecordBytes = kRecordBytes / 2;  // of a record: the inputs of one mma
+inline constexpr int kInputBytes = kHalfRecordBytes / 4;   // a lane's part of them
 
 // Loads from the record of row lane / 4, in global memory. Lanes without a row take no_inputs().
 __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int lane) {
   const unsigned char* first = record + lane % 4 * kInputBytes;
   const uint2 low = *reinterpret_cast<const uint2*>(first);
-  const uint2 high = *reinterpret_cast<const uint2*>(first + kStepBytes);
+  const uint2 high = *reinterpret_cast<const uint2*>(first + kHalfRecordBytes);
   return make_uint4(low.x, low.y, high.x, high.y);
 }
 __device__ __forceinline__ Inputs no_inputs() { return make_uint4(0, 0, 0, 0); }
@@ -68,12 +68,12 @@ __device__ __forceinline__ Inputs no_inputs() { return make_uint4(0, 0, 0, 0); }
 // would rows 1 and 3. Rows 2 and 3 therefore have their halves swapped, and the 16 lanes that read
 // four rows at once have no bank conflicts.
 __device__ __forceinline__ int shared_offset(int row, int offset) {
-  return offset ^ (row & 2) * (kStepBytes / 2);
+  return offset ^ (row & 2) * (kHalfRecordBytes / 2);
 }
 __device__ __forceinline__ Inputs load_shared_inputs(const unsigned char* record, int lane) {
   const int first = shared_offset(lane / 4, lane % 4 * kInputBytes);
   const uint2 low = *reinterpret_cast<const uint2*>(record + first);
-  const uint2 high = *reinterpret_cast<const uint2*>(record + (first ^ kStepBytes));
+  const uint2 high = *reinterpret_cast<const uint2*>(record + (first ^ kHalfRecordBytes));
   return make_uint4(low.x, low.y, high.x, high.y);
 }
 
@@ -106,7 +106,7 @@ struct ActFormat {
 
 // The index of output `n` of a matrix with `out_features` outputs among the outputs of its tiles.
 // Gated: a tile has 8 gates and the 8 ups that they multiply.
-__host__ __device__ inline int64_t packed_place(int64_t n, int64_t out_features, bool gated) {
+__host__ __device__ inline int64_t packed_index(int64_t n, int64_t out_features, bool gated) {
   if (!gated) return n;
   const int64_t dim = out_features / 2;
   const bool is_up = n >= dim;
@@ -115,10 +115,10 @@ __host__ __device__ inline int64_t packed_place(int64_t n, int64_t out_features,
 }
 
 // The byte offset of inputs k and k + 1 (k even) of an output in ActFormat's weights. The first
-// argument is the output's packed_place.
-__host__ __device__ inline int64_t act_pair_offset(int64_t place, int k, int num_k_blocks) {
-  const int64_t block = place / kTileOutputs * num_k_blocks + k / kBlockInputs;
-  const int output = static_cast<int>(place % kTileOutputs);
+// argument is the output's packed_index.
+__host__ __device__ inline int64_t act_pair_offset(int64_t index, int k, int num_k_blocks) {
+  const int64_t block = index / kTileOutputs * num_k_blocks + k / kBlockInputs;
+  const int output = static_cast<int>(index % kTileOutputs);
   const int t = k % 16 / 4;
   const int step = k % kBlockInputs / 16;
   return block * (kTileOutputs * kBlockInputs * 2) + step * 512 + (output % 8 * 4 + t) * 16 +

@@ -239,14 +239,14 @@ def serve_command(
                     name=name,
                 )
             )
-    plan = _Plan(
+    traffic = _Traffic(
         load=Load(request_rate, burstiness, max_concurrency, seed),
         num_rounds=num_rounds if len(clients) > 1 else 1,
         num_warmups=num_warmups,
         limits=limits,
     )
     raise_file_limit()
-    report = asyncio.run(_measure(clients, make_questions, plan))
+    report = asyncio.run(_measure(clients, make_questions, traffic))
     if save_result is not None:
         write_json(save_result, report.to_json(is_detailed=save_detailed))
     if chart_file is not None:
@@ -265,7 +265,7 @@ def serve_command(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _Traffic:
     """The load, the questions and the limits of goodput."""
 
     load: Load
@@ -275,7 +275,7 @@ class _Plan:
 
 
 async def _measure(
-    clients: Sequence[OpenAIClient | EngineClient], make_questions: QuestionMaker, plan: _Plan
+    clients: Sequence[OpenAIClient | EngineClient], make_questions: QuestionMaker, traffic: _Traffic
 ) -> ServeReport:
     try:
         models = [
@@ -284,7 +284,7 @@ async def _measure(
         ]
         questions = await make_questions(clients[0])
         for client in clients:
-            for _ in range(plan.num_warmups):
+            for _ in range(traffic.num_warmups):
                 _check_warm_up(client, await client.ask(_WARM_UP))
         bar = make_step_bar("Requests", len(questions) * len(clients))
         num_done = num_failed = 0
@@ -296,11 +296,11 @@ async def _measure(
             bar.update(num_done, f"{num_failed} failed" if num_failed else "")
 
         try:
-            rounds = cut_into_rounds(questions, plan.num_rounds)
-            results = await run_rounds(clients, rounds, plan.load, show)
+            rounds = cut_into_rounds(questions, traffic.num_rounds)
+            results = await run_rounds(clients, rounds, traffic.load, show)
         finally:
             bar.close()
-        return make_report(results, models, plan.load, plan.limits)
+        return make_report(results, models, traffic.load, traffic.limits)
     finally:
         for client in clients:
             await client.close()

@@ -189,8 +189,8 @@ def _measured(
         known = measure_acceptance(
             question.directory, question.speculation, asked, max_tokens, question.engine_options
         )
-    num_places = len(question.batches) * len(question.contexts)
-    show_stage(f"measuring passes: {num_places} batch sizes and contexts")
+    num_points = len(question.batches) * len(question.contexts)
+    show_stage(f"measuring passes: {num_points} batch sizes and contexts")
     bar = _Bar()
     try:
         return measured_plan(question, known, bar.update)

@@ -91,23 +91,23 @@ class AttentionTest : public CudaDeviceTest {
   }
 
   // The rows of a launch that reads an earlier launch's plan, after the lengths are overwritten.
-  RowBytes attend_planned(PagedWorld& world, const Launch& launch) {
+  RowBytes attend_stored(PagedWorld& world, const Launch& launch) {
     upload_world(world, launch);
-    AttentionParams planned = params(upload_batch(world), launch);
-    Buffer plan = upload(std::vector<uint8_t>(size_t{1} << 20, 0x5a));
-    planned.plan = {.memory = plan.data(), .size_bytes = plan.size_bytes()};
-    kernels().attention.tree_attention(stream(), planned);
+    AttentionParams listed = params(upload_batch(world), launch);
+    Buffer work_list = upload(std::vector<uint8_t>(size_t{1} << 20, 0x5a));
+    listed.work_list = {.memory = work_list.data(), .size_bytes = work_list.size_bytes()};
+    kernels().attention.tree_attention(stream(), listed);
     const RowBytes first = results();
     const auto forget = [&](const auto* lengths) {
       stream().fill(const_cast<void*>(static_cast<const void*>(lengths)), 0x5a,
-                    planned.batch.num_requests * sizeof(*lengths));
+                    listed.batch.num_requests * sizeof(*lengths));
     };
-    forget(planned.batch.base_lens);
-    if (planned.batch.is_tree != nullptr) forget(planned.batch.is_tree);
-    forget(planned.batch.cu_rows);  // but for the last, how many rows there are
+    forget(listed.batch.base_lens);
+    if (listed.batch.is_tree != nullptr) forget(listed.batch.is_tree);
+    forget(listed.batch.cu_rows);  // but for the last, how many rows there are
     stream().fill(out_buffer_.data(), 0xff, out_buffer_.size_bytes());
-    planned.plan.is_made = true;
-    kernels().attention.tree_attention(stream(), planned);
+    listed.work_list.is_made = true;
+    kernels().attention.tree_attention(stream(), listed);
     const RowBytes second = results();
     buffers_.clear();
     EXPECT_EQ(first, second);

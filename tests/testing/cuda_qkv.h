@@ -154,13 +154,13 @@ inline QkvResult QkvWorld::run(BackendWorld& world, const PackedLinear& weight,
 inline std::vector<uint8_t> QkvWorld::cached(const std::vector<uint8_t>& cache, int64_t slot,
                                              int head) const {
   const int64_t num_heads = std::ssize(cache) / static_cast<int64_t>(head_bytes());
-  const int64_t place =
+  const int64_t index =
       (slot / kBlockSize * shape_.num_kv_heads + head) * kBlockSize + slot % kBlockSize;
   const int64_t num_bytes = shape_.head_dim * (shape_.int8_kv ? 1 : 2);
-  const auto codes = cache.begin() + place * num_bytes;
+  const auto codes = cache.begin() + index * num_bytes;
   std::vector<uint8_t> bytes(codes, codes + num_bytes);
   if (shape_.int8_kv) {  // scales follow all codes
-    const auto scale = cache.begin() + num_heads * num_bytes + place * 4;
+    const auto scale = cache.begin() + num_heads * num_bytes + index * 4;
     bytes.insert(bytes.end(), scale, scale + 4);
   }
   return bytes;
@@ -173,7 +173,7 @@ inline void QkvWorld::expect_cached(const std::vector<uint8_t>& cache,
     for (int head = 0; head < shape_.num_kv_heads; ++head) {
       SCOPED_TRACE(::testing::Message() << what << " of row " << row << ", head " << head);
       const std::vector<uint8_t> bytes = cached(cache, slots_[row], head);
-      const double* place = &expected[(slots_[row] * shape_.num_kv_heads + head) * dim];
+      const double* index = &expected[(slots_[row] * shape_.num_kv_heads + head) * dim];
       float scale = 0.0f;
       if (shape_.int8_kv) std::memcpy(&scale, &bytes[dim], 4);
       for (int i = 0; i < dim; ++i) {
@@ -181,7 +181,7 @@ inline void QkvWorld::expect_cached(const std::vector<uint8_t>& cache,
         if (!shape_.int8_kv) std::memcpy(&bits, &bytes[2 * i], 2);
         const double value = shape_.int8_kv ? double{scale} * static_cast<int8_t>(bytes[i])
                                             : specdec::testing::from_bits(bits, act_);
-        expect_element(value, place[i], scale);
+        expect_element(value, index[i], scale);
         ASSERT_FALSE(::testing::Test::HasFatalFailure()) << "element " << i;
       }
     }

@@ -14,7 +14,7 @@
 
 #include "engine/request.h"
 #include "model/decoder.h"
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "runtime/model_drafter.h"
 #include "speculation/draft_tree.h"
 #include "testing/device_engine_world.h"
@@ -37,8 +37,8 @@ class World {
         const DrafterConfig& drafter)
       : backend_(cuda::testing::make_backend(kind, DType::kBF16)), drafter_(drafter) {
     const ModelConfig config = load_model_config(target_model);
-    if (is_head(drafter.method)) {
-      head_ = load_head_config(drafter, {.config = config, .directory = target_model});
+    if (is_draft_head(drafter.method)) {
+      head_ = load_draft_head_config(drafter, {.config = config, .directory = target_model});
     }
     target_ = std::make_unique<ModelRunner>(config, target_model, *backend_, limits(),
                                             Quantization::kNone, head_.taps);
@@ -60,7 +60,7 @@ class World {
                             .max_rows = kMaxRows,
                             .max_model_len = kMaxModelLen,
                             .vocab_size = tiny_llama::kVocab,
-                            .is_head = is_head(drafter_.method),
+                            .is_draft_head = is_draft_head(drafter_.method),
                             .num_layers = host_draft_->model().config().num_layers,
                             .max_depth = head_.max_depth,
                             .shape = {}});
@@ -74,21 +74,22 @@ class World {
 
   std::unique_ptr<ModelRunner> make_draft(const std::string& target_model) {
     std::unique_ptr<ModelRunner> runner;
-    if (!is_head(drafter_.method)) {
+    if (!is_draft_head(drafter_.method)) {
       runner = std::make_unique<ModelRunner>(load_model_config(drafter_.model), drafter_.model,
                                              *backend_, limits(), Quantization::kNone);
       runner->allocate_cache(kNumBlocks, kv_format());
       return runner;
     }
     runner = std::make_unique<ModelRunner>(*backend_, limits(), [&](int max_rows) {
-      const HeadTarget target = {.config = target_->model().config(), .directory = target_model};
-      return load_head(head_,
-                       {.target = target,
-                        .target_parts = dynamic_cast<const Decoder&>(target_->model()).parts(),
-                        .quantization = Quantization::kNone,
-                        .backend = *backend_,
-                        .max_model_len = kMaxModelLen,
-                        .max_rows = max_rows});
+      const DraftHeadTarget target = {.config = target_->model().config(),
+                                      .directory = target_model};
+      return load_draft_head(
+          head_, {.target = target,
+                  .target_parts = dynamic_cast<const Decoder&>(target_->model()).parts(),
+                  .quantization = Quantization::kNone,
+                  .backend = *backend_,
+                  .max_model_len = kMaxModelLen,
+                  .max_rows = max_rows});
     });
     runner->allocate_cache(kNumBlocks, kv_format());
     runner->set_features(target_->features());
@@ -160,28 +161,28 @@ struct Seen {
 };
 
 // Compares and commits what a step brought.
-inline void check(Drafted& request, const SequenceOutcome& slot, Seen& seen) {
+inline void check(Drafted& request, const SequenceOutcome& outcome, Seen& seen) {
   const DraftTree& tree = request.tree;
   const auto tokens = tree.tokens().subspan(1);
   const auto parents = tree.parents().subspan(1);
-  EXPECT_EQ(slot.drafts, Tokens(tokens.begin(), tokens.end()));
-  EXPECT_EQ(slot.parents, Tokens(parents.begin(), parents.end()));
+  EXPECT_EQ(outcome.drafts, Tokens(tokens.begin(), tokens.end()));
+  EXPECT_EQ(outcome.parents, Tokens(parents.begin(), parents.end()));
   int node = DraftTree::kRoot;
   int deepest = 0;
   for (int i = 1; i < tree.num_nodes(); ++i) deepest = std::max(deepest, tree.depth(i));
-  for (int i = 0; i < static_cast<int>(slot.accepted.size()); ++i) {
-    EXPECT_EQ(tree.parents()[slot.accepted[i]], node);
-    node = slot.accepted[i];
-    if (i < static_cast<int>(slot.tokens.size())) {
-      EXPECT_EQ(tree.tokens()[node], slot.tokens[i]);
+  for (int i = 0; i < static_cast<int>(outcome.accepted.size()); ++i) {
+    EXPECT_EQ(tree.parents()[outcome.accepted[i]], node);
+    node = outcome.accepted[i];
+    if (i < static_cast<int>(outcome.tokens.size())) {
+      EXPECT_EQ(tree.tokens()[node], outcome.tokens[i]);
     }
   }
-  const int num_accepted = static_cast<int>(slot.accepted.size());
+  const int num_accepted = static_cast<int>(outcome.accepted.size());
   if (deepest > 0) {
     ++(num_accepted == 0 ? seen.num_none : num_accepted < deepest ? seen.num_some : seen.num_whole);
   }
-  EXPECT_EQ(slot.tokens.empty(), request.sequence().is_finished());  // each step brings some
-  for (const int32_t token : slot.tokens) {
+  EXPECT_EQ(outcome.tokens.empty(), request.sequence().is_finished());  // each step brings some
+  for (const int32_t token : outcome.tokens) {
     EXPECT_FALSE(request.sequence().is_finished());
     request.sequence().append(token);
     request.completion.committed(token);
@@ -202,7 +203,7 @@ inline void draft_on_host(ModelDrafter& drafter, const Case& test,
                     .tokens = sequence.tokens(),
                     .max_depth = max_depth,
                     .max_nodes = test.shape.num_nodes(max_depth),
-                    .num_slots = test.shape.num_nodes(max_depth),
+                    .draft_budget = test.shape.num_nodes(max_depth),
                     .tree_width = test.shape.width,
                     .num_remaining = sequence.max_num_tokens() - sequence.num_tokens(),
                     .blocks = &sequence.blocks,

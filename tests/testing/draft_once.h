@@ -33,7 +33,7 @@ inline DraftRequest request_for(std::span<const int32_t> tokens, DraftTree& tree
   request.tokens = tokens;
   request.max_depth = limits.max_depth;
   request.max_nodes = limits.max_nodes;
-  request.num_slots = limits.max_nodes;
+  request.draft_budget = limits.max_nodes;
   request.tree_width = limits.tree_width;
   request.tree = &tree;
   return request;

@@ -111,7 +111,7 @@ std::vector<float> head_logits(const EngineConfig& config, const std::vector<int
   const auto root = static_cast<int>(tokens.size()) - 1;
   ModelsOfText models(config, text, num_drafts);
   LogitsReader reader(models.backend(), models.draft_models().runner(0));
-  BatchInputs inputs(/*of_head=*/true);
+  BatchInputs inputs(/*of_draft_head=*/true);
   for (int begin = 1; begin <= root;) {
     const int count = std::min(root + 1 - begin, models.max_rows());
     inputs.clear();
@@ -141,7 +141,7 @@ DraftedTree drafted_tree(const EngineConfig& config, const std::vector<int32_t>&
   DraftRequest request{.tokens = tokens,
                        .max_depth = speculative.num_speculative_tokens,
                        .max_nodes = speculative.max_nodes(),
-                       .num_slots = speculative.max_nodes(),
+                       .draft_budget = speculative.max_nodes(),
                        .tree_width = speculative.tree_width,
                        .blocks = &models.blocks(),
                        .rows = &rows,

@@ -159,7 +159,7 @@ class SchedulerHarness {
     const std::vector<Sequence*> running_before = running();
     const int num_decoding_before = num_decoding_now();
     Wishes wishes;
-    ExecutionPlan plan = scheduler_.plan(budget.slots ? recorded(budget, wishes) : budget);
+    ExecutionPlan plan = scheduler_.plan(budget.wanted ? recorded(budget, wishes) : budget);
     check_integrity();
     check_plan(plan, running_before);
     EXPECT_LE(std::ranges::count_if(plan.sequences, decodes), share(num_decoding_before));
@@ -295,12 +295,12 @@ class SchedulerHarness {
   // The same budget, noting what it said and checking what it is asked.
   DraftBudget recorded(const DraftBudget& budget, Wishes& wishes) const {
     DraftBudget recorded = budget;
-    recorded.slots = [this, &budget, &wishes](const Sequence& sequence, int num_decoding) {
+    recorded.wanted = [this, &budget, &wishes](const Sequence& sequence, int num_decoding) {
       EXPECT_TRUE(std::holds_alternative<Decoding>(sequence.state));
       if (options_.config.num_groups == 1) {
         EXPECT_EQ(num_decoding, num_decoding_now());
       }
-      const int num_wanted = budget.slots(sequence, num_decoding);
+      const int num_wanted = budget.wanted(sequence, num_decoding);
       EXPECT_TRUE(wishes.emplace(&sequence, num_wanted).second) << "asked twice";
       return num_wanted;
     };
@@ -373,12 +373,12 @@ class SchedulerHarness {
   // Every decoding sequence that may draft gets the slots it asked for, or less where the step's
   // rows or the pool's blocks are used up, and never a block it has no use for.
   void check_drafts(const ExecutionPlan& plan, const Wishes& wishes) const {
-    int num_draft_slots = 0;
+    int draft_budget = 0;
     for (const ScheduledSequence& scheduled : plan.sequences) {
-      num_draft_slots += scheduled.num_draft_slots;
+      draft_budget += scheduled.draft_budget;
     }
-    EXPECT_EQ(plan.num_draft_slots, num_draft_slots);
-    const int num_rows = plan.num_rows + num_draft_slots;
+    EXPECT_EQ(plan.draft_budget, draft_budget);
+    const int num_rows = plan.num_rows + draft_budget;
     EXPECT_LE(num_rows, options_.config.max_num_batched_tokens);
 
     for (const ScheduledSequence& scheduled : plan.sequences) {
@@ -386,17 +386,17 @@ class SchedulerHarness {
       const int depth_left = sequence.max_num_tokens() - sequence.num_tokens() - 1;
       const auto wish = wishes.find(&sequence);
       const int num_wanted = wish == wishes.end() || depth_left == 0 ? 0 : wish->second;
-      EXPECT_LE(scheduled.num_draft_slots, num_wanted);
+      EXPECT_LE(scheduled.draft_budget, num_wanted);
       EXPECT_EQ(scheduled.max_draft_depth,
-                std::min(scheduled.num_draft_slots, std::max(depth_left, 0)));
+                std::min(scheduled.draft_budget, std::max(depth_left, 0)));
       if (!std::holds_alternative<Decoding>(sequence.state)) {
-        EXPECT_EQ(scheduled.num_draft_slots, 0);
+        EXPECT_EQ(scheduled.draft_budget, 0);
         continue;
       }
-      const int num_slots = sequence.num_computed_tokens + 1 + scheduled.num_draft_slots;
+      const int num_slots = sequence.num_computed_tokens + 1 + scheduled.draft_budget;
       EXPECT_EQ(sequence.blocks.num_blocks(),
                 num_blocks_for(num_slots, options_.config.block_size));
-      if (scheduled.num_draft_slots < num_wanted) {
+      if (scheduled.draft_budget < num_wanted) {
         const bool has_no_block =
             num_slots == sequence.blocks.capacity_tokens() && pool_.num_free() == 0;
         EXPECT_TRUE(has_no_block || num_rows == options_.config.max_num_batched_tokens);

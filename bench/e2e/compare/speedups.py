@@ -117,16 +117,16 @@ def draw(folder: Path, file: Path) -> None:
 def _panel(axis: Any, title: str, groups: Sequence[Sequence[Bar]]) -> None:
     """Bars from top to bottom; the first of a group is this engine's."""
     y = 0.0
-    places, labels = [], []
+    ticks, labels = [], []
     for group in groups:
         for index, bar in enumerate(group):
             axis.barh(y, bar.ratio, height=0.8, color=_PEERS if index else _OURS)
             axis.text(bar.ratio + 0.03, y, bar.text, va="center")
-            places.append(y)
+            ticks.append(y)
             labels.append(bar.label)
             y += 1.0
         y += 0.6
-    axis.set_yticks(places, labels)
+    axis.set_yticks(ticks, labels)
     axis.invert_yaxis()
     axis.set_xlim(0, 1.7 * max(bar.ratio for group in groups for bar in group))
     axis.set_xticks([])

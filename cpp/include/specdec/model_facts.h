@@ -38,7 +38,7 @@ struct ModelFacts {
   double kv_bytes = 0;       // of an element of the KV cache
 
   int num_layers() const { return static_cast<int>(layers.size()); }
-  // The part of a pipeline stage, as RankPlace cuts the layers.
+  // The part of a pipeline stage, as RankCoordinates cuts the layers.
   ModelFacts stage(int index, int num_stages) const;
 
   // Weights and KV cache that a pass over `num_rows` rows of `batch` requests with `context` tokens

@@ -61,12 +61,12 @@ inline constexpr auto kEnumNames<DraftSampleMethod> = std::to_array<EnumName<Dra
     {{DraftSampleMethod::kGreedy, "greedy"}, {DraftSampleMethod::kProbabilistic, "probabilistic"}});
 
 // Reads what the target made of a text, and cannot run without it.
-constexpr bool is_head(DraftMethod method) {
+constexpr bool is_draft_head(DraftMethod method) {
   return method == DraftMethod::kEagle || method == DraftMethod::kEagle3 ||
          method == DraftMethod::kMedusa || method == DraftMethod::kMlpSpeculator;
 }
 constexpr bool has_model(DraftMethod method) {
-  return method == DraftMethod::kDraftModel || is_head(method);
+  return method == DraftMethod::kDraftModel || is_draft_head(method);
 }
 
 inline constexpr int kMaxSpeculativeTokens = 128;

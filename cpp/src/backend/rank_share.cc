@@ -31,8 +31,8 @@ RankShare::RankShare(const PackArgs& args) : ranks_(args.ranks) {
     num_planes_.push_back(subtrees.count);
   }
   SPECDEC_CHECK(!nodes.empty() && nodes.front().first == 0 && nodes.back().end() == kNumSlices);
-  plan_ = fold_plan(nodes);
-  SPECDEC_CHECK_EQ(plan_.num_left, 1);
+  fold_order_ = fold_order_of(nodes);
+  SPECDEC_CHECK_EQ(fold_order_.num_left, 1);
 }
 
 std::array<const float*, kNumSlices> RankShare::planes_of(

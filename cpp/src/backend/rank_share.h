@@ -26,8 +26,8 @@ class RankShare {
   // per subtree of its run: [planes, rows, width] float32.
   int num_planes(int rank) const { return num_planes_[rank]; }
   // All ranks' planes, in order, and how they fold to one.
-  const FoldPlan& plan() const { return plan_; }
-  // The planes that an exchange brought, in order; there are plan().num_steps.
+  const FoldOrder& fold_order() const { return fold_order_; }
+  // The planes that an exchange brought, in order; there are fold_order().num_entries.
   std::array<const float*, kNumSlices> planes_of(std::span<const std::span<const std::byte>> parts,
                                                  int64_t plane_floats) const;
 
@@ -40,7 +40,7 @@ class RankShare {
  private:
   Communicator* ranks_;
   std::vector<int> num_planes_;
-  FoldPlan plan_;
+  FoldOrder fold_order_;
   std::vector<int64_t> outputs_;
 };
 

@@ -64,7 +64,7 @@ bool MessageCommunicator::pull(Incoming& message, Kind kind) {
   message.done += moved;
   if (in_header && message.done == sizeof(Header)) {
     SPECDEC_CHECK_EQ(static_cast<int>(message.header.kind), static_cast<int>(kind));
-    message.body = message.place(message.header.num_bytes);
+    message.body = message.buffer_for(message.header.num_bytes);
   }
   return moved != 0;
 }
@@ -127,7 +127,7 @@ std::span<const std::span<const std::byte>> MessageCommunicator::exchange(size_t
     outgoing_.push_back({.rank = other,
                          .header = {.kind = Kind::kPart, .num_bytes = size_bytes},
                          .body = views_[rank()]});
-    incoming_.push_back({.rank = other, .place = [this, other](size_t num_bytes) {
+    incoming_.push_back({.rank = other, .buffer_for = [this, other](size_t num_bytes) {
                            std::byte* data = grown(parts_[other], num_bytes);
                            views_[other] = {data, num_bytes};
                            return data;
@@ -149,7 +149,7 @@ void MessageCommunicator::broadcast(std::vector<std::byte>& message, int root, P
                            .body = message});
     }
   } else {
-    incoming_.push_back({.rank = root, .place = [&message](size_t num_bytes) {
+    incoming_.push_back({.rank = root, .buffer_for = [&message](size_t num_bytes) {
                            message.resize(num_bytes);
                            return message.data();
                          }});
@@ -167,7 +167,7 @@ void MessageCommunicator::send(int to, std::span<const std::byte> message) {
 
 void MessageCommunicator::receive(int from, std::span<std::byte> message) {
   SPECDEC_CHECK(from >= 0 && from < size() && from != rank());
-  incoming_.push_back({.rank = from, .place = [message](size_t num_bytes) {
+  incoming_.push_back({.rank = from, .buffer_for = [message](size_t num_bytes) {
                          SPECDEC_CHECK_EQ(num_bytes, message.size());
                          return message.data();
                        }});
@@ -188,7 +188,7 @@ void MessageCommunicator::post(int to, std::vector<std::byte> message) {
 void MessageCommunicator::receive_any_size(int from, std::vector<std::byte>& message,
                                            Patience patience) {
   SPECDEC_CHECK(from >= 0 && from < size() && from != rank());
-  incoming_.push_back({.rank = from, .place = [&message](size_t num_bytes) {
+  incoming_.push_back({.rank = from, .buffer_for = [&message](size_t num_bytes) {
                          message.resize(num_bytes);
                          return message.data();
                        }});

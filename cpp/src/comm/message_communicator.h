@@ -68,7 +68,7 @@ class MessageCommunicator : public Communicator {
   };
   struct Incoming {
     int rank;
-    std::function<std::byte*(size_t num_bytes)> place;  // returns where to put the body
+    std::function<std::byte*(size_t num_bytes)> buffer_for;  // returns where to put the body
     Header header{};
     std::byte* body = nullptr;
     size_t done = 0;

@@ -27,11 +27,11 @@ void validate_ngram(const DrafterConfig& drafter) {
 
 void validate_model(const DrafterConfig& drafter) {
   if (drafter.model.empty()) {
-    throw InvalidArgument(
-        "model", str_cat("method '", name_of(drafter.method), "' needs ",
-                         is_head(drafter.method) ? "the checkpoint of a head for the target"
-                                                 : "the checkpoint of a model with the target's "
-                                                   "vocabulary"));
+    throw InvalidArgument("model", str_cat("method '", name_of(drafter.method), "' needs ",
+                                           is_draft_head(drafter.method)
+                                               ? "the checkpoint of a head for the target"
+                                               : "the checkpoint of a model with the target's "
+                                                 "vocabulary"));
   }
   parse_quantization(drafter.quantization);
   const bool drafts_in_parallel =
@@ -41,9 +41,9 @@ void validate_model(const DrafterConfig& drafter) {
                           str_cat("needs method 'draft_model' or 'eagle3', got '",
                                   name_of(drafter.method), "': leave it out"));
   }
-  const bool borrows_head =
+  const bool borrows_lm_head =
       drafter.method == DraftMethod::kEagle || drafter.method == DraftMethod::kMedusa;
-  if (!drafter.token_map.empty() && !borrows_head) {
+  if (!drafter.token_map.empty() && !borrows_lm_head) {
     throw InvalidArgument(
         "speculative_token_map",
         str_cat("cuts the target's output head, which method '", name_of(drafter.method),

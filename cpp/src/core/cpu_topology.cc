@@ -123,15 +123,15 @@ CpuTopology read_cpu_topology(const std::vector<int>& allowed, const std::string
 
 std::vector<int> assign_nodes(const CpuTopology& topology, int num_threads) {
   if (topology.nodes.size() < 2 || num_threads > topology.num_cpus()) return {};
-  std::vector<int> places;  // a node's number for each of its cores, or CPUs if those are needed
+  std::vector<int> owners;  // a node's number for each of its cores, or CPUs if those are needed
   for (size_t node = 0; node < topology.nodes.size(); ++node) {
     const auto& [cpus, cores] = topology.nodes[node];
     const size_t count = num_threads <= topology.num_cores() ? cores.size() : cpus.size();
-    places.insert(places.end(), count, static_cast<int>(node));
+    owners.insert(owners.end(), count, static_cast<int>(node));
   }
   std::vector<int> nodes;
   for (int64_t thread = 0; thread < num_threads; ++thread) {
-    nodes.push_back(places[thread * static_cast<int64_t>(places.size()) / num_threads]);
+    nodes.push_back(owners[thread * static_cast<int64_t>(owners.size()) / num_threads]);
   }
   return nodes;
 }

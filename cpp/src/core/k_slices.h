@@ -90,58 +90,59 @@ constexpr SliceNodes<kMaxSubtrees> subtrees_of(SliceRun run) {
 }
 
 // Tells what to do with a stack of partial sums after the sum of one more node is computed.
-struct FoldStep {
+struct FoldEntry {
   int num_folds = 0;    // number of times that sum = top of the stack + sum
-  int slot = 0;         // then the sum is put here, on top
-  bool is_left = true;  // no later step folds it
+  int stack_index = 0;  // then the sum is put here, on top
+  bool is_left = true;  // no later entry folds it
 };
 
-struct FoldPlan {
-  FoldStep steps[kNumSlices] = {};  // as kernels of a device can read them
-  int num_steps = 0;
+struct FoldOrder {
+  FoldEntry entries[kNumSlices] = {};  // as kernels of a device can read them
+  int num_entries = 0;
   int num_left = 0;  // sums on the stack at the end: the run's subtrees, in order
 };
 
 // Folds `nodes`, which are neighbours in rising order, into the subtrees of the run they cover.
-constexpr FoldPlan fold_plan(std::span<const SliceRun> nodes) {
-  FoldPlan plan;
+constexpr FoldOrder fold_order_of(std::span<const SliceRun> nodes) {
+  FoldOrder order;
   std::array<SliceRun, kMaxPartialSums> stack{};
-  std::array<int, kMaxPartialSums> origin{};  // the step that put it there
+  std::array<int, kMaxPartialSums> origin{};  // the entry that put it there
   int depth = 0;
   for (SliceRun node : nodes) {
-    SPECDEC_CHECK(plan.num_steps == 0 || stack[depth - 1].end() == node.first);
-    FoldStep& step = plan.steps[plan.num_steps];
+    SPECDEC_CHECK(order.num_entries == 0 || stack[depth - 1].end() == node.first);
+    FoldEntry& entry = order.entries[order.num_entries];
     // The two have equal size and together form a node: they are siblings.
     while (depth > 0 && stack[depth - 1].count == node.count &&
            stack[depth - 1].first % (2 * node.count) == 0) {
       --depth;
-      plan.steps[origin[depth]].is_left = false;
+      order.entries[origin[depth]].is_left = false;
       node = {stack[depth].first, 2 * node.count};
-      ++step.num_folds;
+      ++entry.num_folds;
     }
     SPECDEC_CHECK(depth < kMaxPartialSums);
-    step.slot = depth;
-    origin[depth] = plan.num_steps++;
+    entry.stack_index = depth;
+    origin[depth] = order.num_entries++;
     stack[depth++] = node;
   }
-  plan.num_left = depth;
-  return plan;
+  order.num_left = depth;
+  return order;
 }
 
-// The plan for the slices of a run, one after another.
-constexpr FoldPlan fold_plan(SliceRun run) {
+// The order for the slices of a run, one after another.
+constexpr FoldOrder fold_order_of(SliceRun run) {
   SliceNodes<kNumSlices> slices;
   for (int s = run.first; s < run.end(); ++s) slices.push({s, 1});
-  return fold_plan(slices.span());
+  return fold_order_of(slices.span());
 }
 
-// Folds sums [plan.num_steps] in place; the remaining sums are at the front of `sums`.
-inline void fold(const FoldPlan& plan, float* sums) {
-  for (int i = 0; i < plan.num_steps; ++i) {
-    const FoldStep& step = plan.steps[i];
+// Folds sums [order.num_entries] in place; the remaining sums are at the front of `sums`.
+inline void fold(const FoldOrder& order, float* sums) {
+  for (int i = 0; i < order.num_entries; ++i) {
+    const FoldEntry& entry = order.entries[i];
     float sum = sums[i];
-    for (int f = 0; f < step.num_folds; ++f) sum = sums[step.slot + step.num_folds - 1 - f] + sum;
-    sums[step.slot] = sum;  // slot <= i
+    for (int f = 0; f < entry.num_folds; ++f)
+      sum = sums[entry.stack_index + entry.num_folds - 1 - f] + sum;
+    sums[entry.stack_index] = sum;  // stack_index <= i
   }
 }
 

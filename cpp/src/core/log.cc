@@ -7,15 +7,15 @@
 namespace specdec {
 namespace {
 
-struct SinkSlot {
+struct SharedSink {
   std::mutex mutex;
   LogSink sink;
 };
 
 // The one process-wide object of the library: a log has no owner to pass it down from.
-SinkSlot& sink_slot() {
-  static SinkSlot* slot = new SinkSlot;  // never destroyed, so logging at exit is safe
-  return *slot;
+SharedSink& shared_sink() {
+  static SharedSink* shared = new SharedSink;  // never destroyed, so logging at exit is safe
+  return *shared;
 }
 
 void write_to_stderr(LogLevel level, const std::string& message) {
@@ -27,16 +27,16 @@ void write_to_stderr(LogLevel level, const std::string& message) {
 }  // namespace
 
 void set_log_sink(LogSink sink) {
-  SinkSlot& slot = sink_slot();
-  const std::lock_guard lock(slot.mutex);
-  slot.sink = std::move(sink);
+  SharedSink& shared = shared_sink();
+  const std::lock_guard lock(shared.mutex);
+  shared.sink = std::move(sink);
 }
 
 void log_message(LogLevel level, const std::string& message) {
-  SinkSlot& slot = sink_slot();
-  const std::lock_guard lock(slot.mutex);
-  if (slot.sink) {
-    slot.sink(level, message);
+  SharedSink& shared = shared_sink();
+  const std::lock_guard lock(shared.mutex);
+  if (shared.sink) {
+    shared.sink(level, message);
   } else {
     write_to_stderr(level, message);
   }

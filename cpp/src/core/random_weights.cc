@@ -36,13 +36,13 @@ void fill_random(const RandomSource& source, DType dtype, int64_t count, void* v
   std::array<uint32_t, 4> drawn{};
   for (int64_t i = 0; i < count; ++i) {
     const int64_t element = source.first + i;
-    const auto place = static_cast<int>(element % 8);
-    const int64_t counter = element - place;
-    if (i == 0 || place == 0) {
+    const auto lane = static_cast<int>(element % 8);
+    const int64_t counter = element - lane;
+    if (i == 0 || lane == 0) {
       drawn = philox4x32_10(
           {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0}, key);
     }
-    const auto bits = static_cast<int16_t>(drawn[place / 2] >> (place % 2 * 16));
+    const auto bits = static_cast<int16_t>(drawn[lane / 2] >> (lane % 2 * 16));
     store_float(static_cast<float>(bits) * source.unit, dtype, values, i);
   }
 }

@@ -38,9 +38,9 @@ constexpr int draft_depth_limit(int max_depth, int num_tokens, int max_num_token
 
 // Which input a draft model reads, and which state it keeps per token.
 enum class DraftModelKind : uint8_t {
-  kModel,          // reads tokens
-  kHead,           // reads its target's features, and its own states where there are none yet
-  kStatelessHead,  // the same without KV: each step is its first
+  kModel,               // reads tokens
+  kDraftHead,           // reads its target's features, and its own states where there are none yet
+  kStatelessDraftHead,  // the same without KV: each step is its first
 };
 
 // Tokens of a request that a draft model may not have seen when a device step begins to draft; the
@@ -52,7 +52,7 @@ inline constexpr int kMaxUnseen = 16;
 // no features precede it: with that token alone (the result is num_tokens) it cannot draft.
 constexpr int first_unseen(DraftModelKind kind, int num_tokens, int num_seen) {
   if (kind == DraftModelKind::kModel) return num_seen;
-  const int first = kind == DraftModelKind::kStatelessHead ? num_tokens - 1 : num_seen;
+  const int first = kind == DraftModelKind::kStatelessDraftHead ? num_tokens - 1 : num_seen;
   return first > 1 ? first : 1;
 }
 
@@ -73,7 +73,7 @@ constexpr int num_seen_after(DraftModelKind kind, int num_tokens, int num_drafts
 
 // The most committed tokens it has not seen after a step that drafted `depth` tokens deep.
 constexpr int max_unseen_after(DraftModelKind kind, int depth) {
-  if (kind == DraftModelKind::kHead) return depth + 1;
+  if (kind == DraftModelKind::kDraftHead) return depth + 1;
   return kind == DraftModelKind::kModel ? 2 : 1;
 }
 

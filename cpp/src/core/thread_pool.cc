@@ -255,7 +255,7 @@ ThreadPool::ThreadPool(int num_threads, const CpuTopology& topology) : num_threa
       const std::vector<int> cpus =
           nodes.empty() ? std::vector<int>() : topology.nodes[nodes[thread]].cpus;
       state_->workers.emplace_back([state = state_.get(), thread, cpus] {
-        const AffinityScope place(cpus);
+        const AffinityScope affinity(cpus);
         state->worker_loop(thread);
       });
     }
@@ -299,7 +299,8 @@ void ThreadPool::run(int64_t count, int64_t grain, Body body, void* context) {
   }
 }
 
-ThreadPool::StepScope::StepScope(ThreadPool& pool) : pool_(pool), place_(pool.state_->caller_cpus) {
+ThreadPool::StepScope::StepScope(ThreadPool& pool)
+    : pool_(pool), affinity_(pool.state_->caller_cpus) {
   pool_.state_->step_scopes.fetch_add(1, std::memory_order_seq_cst);
   pool_.state_->wake_workers();  // sleepers wake, find no job, and start to spin
 }

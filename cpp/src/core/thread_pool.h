@@ -53,7 +53,7 @@ class ThreadPool {
 
    private:
     ThreadPool& pool_;
-    AffinityScope place_;
+    AffinityScope affinity_;
   };
 
   // Physical cores in the affinity mask, no more than the control group grants time for.

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "cpu/attention_plan.h"
+#include "cpu/attention_work.h"
 #include "cpu/cpu_backend.h"
 
 namespace specdec::cpu {
@@ -38,14 +38,14 @@ int tail_stride(const BatchView& batch, int request) {
 
 int64_t partial_stride(int head_dim) { return round_up(head_dim) + kPartialExtra; }
 
-// Scratch large enough for any unit of the plan.
-ScratchShape scratch_shape(const TreeAttentionArgs& args, const AttentionPlan& plan) {
+// Scratch large enough for any unit of the work.
+ScratchShape scratch_shape(const TreeAttentionArgs& args, const AttentionWork& work) {
   const int group_size = args.num_heads / args.kv.num_kv_heads;
   const int64_t group_floats = int64_t{kLanes} * args.kv.head_dim;  // of float32 at most
   constexpr int64_t kPad = kVectorBytes / sizeof(float);
   int64_t most_pairs = 0;
   ScratchShape shape;
-  for (const AttentionUnit& unit : plan.units) {
+  for (const AttentionUnit& unit : work.units) {
     const int64_t pairs = int64_t{unit.num_rows} * group_size;
     most_pairs = std::max(most_pairs, pairs);
     if (!is_tree(*args.batch, unit.request)) continue;
@@ -159,29 +159,29 @@ void CpuBackend::tree_attention(const TreeAttentionArgs& args) {
   SPECDEC_CHECK_EQ(args.num_heads % args.kv.num_kv_heads, 0);
   SPECDEC_CHECK_LE(args.num_heads / args.kv.num_kv_heads, static_cast<int>(kMaxAttentionPairs));
   const AttentionKernels& kernels = kernels_.attention.by_kind[kv_kind(args.kv)];
-  const AttentionPlan plan = plan_attention(args, num_threads());
-  const ScratchShape shape = scratch_shape(args, plan);
+  const AttentionWork work = divide_attention(args, num_threads());
+  const ScratchShape shape = scratch_shape(args, work);
   const int64_t thread_floats = shape.num_floats();
   float* scratch =
       grow_scratch(attention_scratch_, thread_floats * num_threads() +
-                                           plan.num_partials * partial_stride(args.kv.head_dim));
+                                           work.num_partials * partial_stride(args.kv.head_dim));
   float* partials = scratch + thread_floats * num_threads();
-  std::vector<std::atomic<int>> completed(plan.units.size());  // portions of each unit
+  std::vector<std::atomic<int>> completed(work.units.size());  // portions of each unit
 
-  pool_.parallel_for(plan.num_slices(), 1, [&](int64_t slice, int64_t slice_end, int thread) {
+  pool_.parallel_for(work.num_slices(), 1, [&](int64_t slice, int64_t slice_end, int thread) {
     const TaskMemory memory = {shape, scratch + thread * thread_floats, partials};
     const auto task_of = [&](int i) {
-      const AttentionPortion& portion = plan.portions[i];
-      return make_task(args, act_dtype_, plan.units[portion.unit], portion, memory);
+      const AttentionPortion& portion = work.portions[i];
+      return make_task(args, act_dtype_, work.units[portion.unit], portion, memory);
     };
-    const int begin = plan.slices[slice], end = plan.slices[slice_end];
+    const int begin = work.slices[slice], end = work.slices[slice_end];
     if (begin == end) return;
     AttentionTask task = task_of(begin);
     for (int i = begin; i < end; ++i) {
       const AttentionTask next = task_of(std::min(i + 1, end - 1));
       kernels.attend(task, i + 1 < end ? &next : nullptr);
-      const int unit = plan.portions[i].unit;
-      const int num_portions = plan.units[unit].num_portions;
+      const int unit = work.portions[i].unit;
+      const int num_portions = work.units[unit].num_portions;
       if (num_portions > 1 &&
           completed[unit].fetch_add(1, std::memory_order_acq_rel) + 1 == num_portions) {
         kernels.finish(task);

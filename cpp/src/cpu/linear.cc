@@ -245,7 +245,7 @@ void CpuBackend::store_rows(const StoreRowsArgs& args) {
       const int64_t slot = args.slot_mapping != nullptr ? args.slot_mapping[row] : row;
       if (slot < 0) continue;
       SPECDEC_CHECK(slot < to.num_slots);
-      const int64_t place = (slot * to.width + args.column) * element_bytes;
+      const int64_t offset = (slot * to.width + args.column) * element_bytes;
       kernel({.x = args.x + row * args.dim,
               .dim = args.dim,
               .norm = kind_of(args.norm),
@@ -253,7 +253,7 @@ void CpuBackend::store_rows(const StoreRowsArgs& args) {
               .bias = norm.bias,
               .eps = norm.eps,
               .row_end = 1,
-              .out = static_cast<char*>(to.rows) + place,
+              .out = static_cast<char*>(to.rows) + offset,
               .out_stride = args.dim});
     }
   });
@@ -273,8 +273,8 @@ void CpuBackend::load_rows(const LoadRowsArgs& args) {
         if (!args.accumulate) std::fill_n(out, args.dim, 0.0f);
         continue;
       }
-      const int64_t place = (slot * from.width + args.column) * element_bytes;
-      kernels_.rows.to_f32({.x = static_cast<const char*>(from.rows) + place,
+      const int64_t offset = (slot * from.width + args.column) * element_bytes;
+      kernels_.rows.to_f32({.x = static_cast<const char*>(from.rows) + offset,
                             .x_bf16 = is_bf16,
                             .dim = args.dim,
                             .row_end = 1,

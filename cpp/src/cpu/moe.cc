@@ -70,14 +70,14 @@ void CpuBackend::moe(const MoeArgs& args) {
   const bool is_shared = first_down.share().by_inputs();
   float* const own = is_shared ? part_for_planes(first_down, num_choices) : nullptr;
 
-  std::vector<int64_t> place(num_choices);  // a choice's index among the results
-  std::vector<int32_t> row_ids;             // rows of one expert
+  std::vector<int64_t> result_index(num_choices);  // a choice's index among the results
+  std::vector<int32_t> row_ids;                    // rows of one expert
   for (int64_t begin = 0; begin < num_choices;) {
     const int expert = choices[by_expert[begin]].expert;
     int64_t end = begin;
     row_ids.clear();
     for (; end < num_choices && choices[by_expert[end]].expert == expert; ++end) {
-      place[by_expert[end]] = end;
+      result_index[by_expert[end]] = end;
       row_ids.push_back(static_cast<int32_t>(by_expert[end] / args.top_k));
     }
     const int num_rows = static_cast<int>(end - begin);
@@ -111,7 +111,7 @@ void CpuBackend::moe(const MoeArgs& args) {
 
   pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t choice = begin * args.top_k; choice < end * args.top_k; ++choice) {
-      const float* result = results + place[choice] * hidden;
+      const float* result = results + result_index[choice] * hidden;
       float* out = args.out + choice / args.top_k * hidden;
       const float weight = choices[choice].weight;
       for (int64_t i = 0; i < hidden; ++i) out[i] += weight * result[i];

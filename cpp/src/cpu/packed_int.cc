@@ -180,10 +180,10 @@ void IntRow::read(const WeightView& part, int64_t row, const QuantizeKernels& ke
 void IntRow::put(int64_t first, const IntLayout& layout, int64_t lane, uint8_t* block) const {
   SPECDEC_CHECK_EQ(first % kIntRecordDepth, 0);
   const int64_t first_group = first / kIntGroup;
-  const auto put_halves = [&](const std::vector<uint16_t>& from, auto&& place) {
+  const auto put_halves = [&](const std::vector<uint16_t>& from, auto&& offset_of) {
     const int64_t left = static_cast<int64_t>(from.size()) - first_group;
     for (int64_t group = 0; group < std::min(layout.num_groups(), left); ++group) {
-      store_at(block + place(group), from[first_group + group]);
+      store_at(block + offset_of(group), from[first_group + group]);
     }
   };
   put_halves(scales_, [&](int64_t group) { return layout.scale_at(group, lane); });

@@ -187,20 +187,22 @@ void CpuPackedLinear::check(const PackArgs& args) const {
 
 void CpuPackedLinear::set_steps(const PackArgs& args) {
   if (args.k_slices == nullptr) {
-    steps_ = {{.end = padded_k_, .num_folds = 0, .slot = 0, .is_left = true}};
+    sum_slices_ = {{.end = padded_k_, .num_folds = 0, .stack_index = 0, .is_left = true}};
     return;
   }
   static_assert(kMaxPartials == kMaxPartialSums);
   const KSlices& slices = *args.k_slices;
-  const FoldPlan plan = fold_plan(slices.run);
-  num_planes_ = plan.num_left;
-  for (int i = 0; i < plan.num_steps; ++i) {
-    const bool is_last = i + 1 == plan.num_steps;
+  const FoldOrder order = fold_order_of(slices.run);
+  num_planes_ = order.num_left;
+  for (int i = 0; i < order.num_entries; ++i) {
+    const bool is_last = i + 1 == order.num_entries;
     const int64_t end = is_last ? padded_k_ : slices.local_bound(i + 1);
     SPECDEC_CHECK(is_last || end % kSliceUnit == 0);
-    const FoldStep& step = plan.steps[i];
-    steps_.push_back(
-        {.end = end, .num_folds = step.num_folds, .slot = step.slot, .is_left = step.is_left});
+    const FoldEntry& entry = order.entries[i];
+    sum_slices_.push_back({.end = end,
+                           .num_folds = entry.num_folds,
+                           .stack_index = entry.stack_index,
+                           .is_left = entry.is_left});
   }
 }
 

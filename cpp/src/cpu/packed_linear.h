@@ -43,8 +43,8 @@ class CpuPackedLinear final : public PackedLinear {
   int64_t num_outputs() const { return num_outputs_; }  // packed on this rank
   int64_t padded_outputs() const { return num_blocks_ * kBlockOutputs; }
 
-  // The steps of its sums, and the number of sums that they leave per output.
-  std::span<const SumStep> steps() const { return steps_; }
+  // The slices of its sums, and the number of sums that they leave per output.
+  std::span<const SumSlice> sum_slices() const { return sum_slices_; }
   int num_planes() const { return num_planes_; }
   const RankShare& share() const { return share_; }
   // One block's output scales, which the kernels leave to the caller; null where the format has
@@ -73,7 +73,7 @@ class CpuPackedLinear final : public PackedLinear {
   int64_t padded_k_ = 0;
   int64_t num_blocks_ = 0;
   int64_t block_bytes_ = 0;
-  std::vector<SumStep> steps_;
+  std::vector<SumSlice> sum_slices_;
   int num_planes_ = 1;
   Buffer data_;
 };

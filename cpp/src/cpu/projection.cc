@@ -87,28 +87,28 @@ Projector::Projector(const KernelTable& kernels, ThreadPool& pool)
   partials_ = Buffer::host(num_threads * kPartialFloats * sizeof(float), "partial sums");
 }
 
-ProjectionPlan Projector::make_plan(const CpuPackedLinear& weight, int64_t num_rows,
-                                    int64_t unit_blocks) const {
+ProjectionTiling Projector::make_tiling(const CpuPackedLinear& weight, int64_t num_rows,
+                                        int64_t unit_blocks) const {
   constexpr int64_t kOutputs = CpuPackedLinear::kBlockOutputs;
   const int64_t unit_floats = unit_blocks * kOutputs * weight.num_planes();
   SPECDEC_CHECK_LE(unit_floats, kCellFloats);
-  ProjectionPlan plan{};
-  plan.unit_blocks = unit_blocks;
-  plan.num_units = (weight.num_blocks() + unit_blocks - 1) / unit_blocks;
-  plan.row_chunk = std::min({num_rows, kMaxRowChunk, kCellFloats / unit_floats});
+  ProjectionTiling tiling{};
+  tiling.unit_blocks = unit_blocks;
+  tiling.num_units = (weight.num_blocks() + unit_blocks - 1) / unit_blocks;
+  tiling.row_chunk = std::min({num_rows, kMaxRowChunk, kCellFloats / unit_floats});
   const int64_t wanted = kCellsPerThread * pool_.num_threads();
-  const auto num_chunks = [&] { return (num_rows + plan.row_chunk - 1) / plan.row_chunk; };
-  while (num_chunks() * plan.num_units < wanted && plan.row_chunk > kMinRowChunk) {
-    plan.row_chunk = std::max(kMinRowChunk, plan.row_chunk / 2);
+  const auto num_chunks = [&] { return (num_rows + tiling.row_chunk - 1) / tiling.row_chunk; };
+  while (num_chunks() * tiling.num_units < wanted && tiling.row_chunk > kMinRowChunk) {
+    tiling.row_chunk = std::max(kMinRowChunk, tiling.row_chunk / 2);
   }
-  plan.num_row_chunks = num_chunks();
-  plan.cell_units = std::max<int64_t>(1, kCellFloats / (plan.row_chunk * unit_floats));
-  const int64_t cell_bytes = weight.block_bytes() * unit_blocks * plan.row_chunk;
-  plan.grain = std::max<int64_t>(1, kMinWorkBytes / cell_bytes);
-  if (plan.row_chunk > kKernelRows) {
-    plan.grain = std::max(plan.grain, kKernelBlocks / unit_blocks);
+  tiling.num_row_chunks = num_chunks();
+  tiling.cell_units = std::max<int64_t>(1, kCellFloats / (tiling.row_chunk * unit_floats));
+  const int64_t cell_bytes = weight.block_bytes() * unit_blocks * tiling.row_chunk;
+  tiling.grain = std::max<int64_t>(1, kMinWorkBytes / cell_bytes);
+  if (tiling.row_chunk > kKernelRows) {
+    tiling.grain = std::max(tiling.grain, kKernelBlocks / unit_blocks);
   }
-  return plan;
+  return tiling;
 }
 
 void Projector::begin(const CpuPackedLinear& weight, const ProjectionInput& in) {
@@ -183,15 +183,15 @@ const void* Projector::rows_for(int thread) {
   return storage;
 }
 
-PlanesCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPlan& plan,
+PlanesCell Projector::compute(const CpuPackedLinear& weight, const ProjectionTiling& tiling,
                               int64_t row_chunk, int64_t unit, int64_t num_units, int thread) {
   constexpr int64_t kOutputs = CpuPackedLinear::kBlockOutputs;
   const char* rows = static_cast<const char*>(rows_for(thread));
-  const int64_t row_begin = row_chunk * plan.row_chunk;
-  const int64_t row_end = std::min<int64_t>(row_begin + plan.row_chunk, in_.num_rows);
-  const int64_t block_begin = unit * plan.unit_blocks;
+  const int64_t row_begin = row_chunk * tiling.row_chunk;
+  const int64_t row_end = std::min<int64_t>(row_begin + tiling.row_chunk, in_.num_rows);
+  const int64_t block_begin = unit * tiling.unit_blocks;
   const int64_t block_end =
-      std::min(block_begin + num_units * plan.unit_blocks, weight.num_blocks());
+      std::min(block_begin + num_units * tiling.unit_blocks, weight.num_blocks());
   const RowsLayout layout = rows_layout();
   float* sums = sums_.as<float>() + thread * kCellFloats;
   const int64_t stride = (block_end - block_begin) * kOutputs;
@@ -204,8 +204,8 @@ PlanesCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPla
        .x_stride = layout.stride,
        .num_rows = row_end - row_begin,
        .num_blocks = block_end - block_begin,
-       .steps = weight.steps().data(),
-       .num_steps = static_cast<int>(weight.steps().size()),
+       .slices = weight.sum_slices().data(),
+       .num_slices = static_cast<int>(weight.sum_slices().size()),
        .sums = sums,
        .sums_stride = stride,
        .plane_stride = plane_stride,

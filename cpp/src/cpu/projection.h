@@ -27,7 +27,7 @@ struct PlanesCell {
 
 // How a projection is cut into cells. A unit is the blocks that an epilogue needs together; cell
 // index = row chunk * num_units + unit.
-struct ProjectionPlan {
+struct ProjectionTiling {
   int64_t unit_blocks;
   int64_t num_units;
   int64_t row_chunk;
@@ -54,31 +54,32 @@ class Projector {
   void run_planes(const CpuPackedLinear& weight, const ProjectionInput& in, int64_t unit_blocks,
                   Epilogue&& epilogue) {
     if (in.num_rows == 0) return;
-    const ProjectionPlan plan = make_plan(weight, in.num_rows, unit_blocks);
+    const ProjectionTiling tiling = make_tiling(weight, in.num_rows, unit_blocks);
     begin(weight, in);
     pool_.parallel_for(
-        plan.num_row_chunks * plan.num_units, plan.grain,
+        tiling.num_row_chunks * tiling.num_units, tiling.grain,
         [&](int64_t cell, int64_t end, int thread) {
           while (cell < end) {
-            const int64_t unit = cell % plan.num_units;
-            const int64_t count = std::min({end - cell, plan.num_units - unit, plan.cell_units});
-            epilogue(compute(weight, plan, cell / plan.num_units, unit, count, thread));
+            const int64_t unit = cell % tiling.num_units;
+            const int64_t count =
+                std::min({end - cell, tiling.num_units - unit, tiling.cell_units});
+            epilogue(compute(weight, tiling, cell / tiling.num_units, unit, count, thread));
             cell += count;
           }
         });
   }
 
  private:
-  ProjectionPlan make_plan(const CpuPackedLinear& weight, int64_t num_rows,
-                           int64_t unit_blocks) const;
+  ProjectionTiling make_tiling(const CpuPackedLinear& weight, int64_t num_rows,
+                               int64_t unit_blocks) const;
   // Prepares the rows for all threads, or has each thread prepare its own copy.
   void begin(const CpuPackedLinear& weight, const ProjectionInput& in);
   struct RowsLayout;
   RowsLayout rows_layout() const;  // for the projection being run
   const void* rows_for(int thread);
   void prepare(int64_t row_begin, int64_t row_end, char* storage) const;
-  PlanesCell compute(const CpuPackedLinear& weight, const ProjectionPlan& plan, int64_t row_chunk,
-                     int64_t unit, int64_t num_units, int thread);
+  PlanesCell compute(const CpuPackedLinear& weight, const ProjectionTiling& tiling,
+                     int64_t row_chunk, int64_t unit, int64_t num_units, int thread);
 
   const KernelTable& kernels_;
   ThreadPool& pool_;

@@ -74,10 +74,10 @@ uint64_t key_reaching(const SamplingKernels& kernels, int num_keys, float max, d
                       double target, SamplingScratch& scratch) {
   auto& keys = scratch.keys;
   std::sort(keys.begin(), keys.begin() + num_keys);
-  constexpr int kStep = kSamplingBlock;
-  for (int begin = 0; begin < num_keys; begin += kStep) {
-    const int size = std::min(kStep, num_keys - begin);
-    float logits[kStep], weights[kStep];
+  constexpr int kBlock = kSamplingBlock;
+  for (int begin = 0; begin < num_keys; begin += kBlock) {
+    const int size = std::min(kBlock, num_keys - begin);
+    float logits[kBlock], weights[kBlock];
     for (int i = 0; i < size; ++i) logits[i] = logit_of(keys[begin + i]);
     kernels.exp_shifted(logits, max, size, weights);
     for (int i = 0; i < size; ++i) {

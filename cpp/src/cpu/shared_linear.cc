@@ -54,7 +54,7 @@ void CpuBackend::finish_planes(const LinearArgs& args,
                                const std::array<const float*, kNumSlices>& planes,
                                int64_t first_row) {
   const auto& weight = static_cast<const CpuPackedLinear&>(*args.weight);
-  const FoldPlan& plan = weight.share().plan();
+  const FoldOrder& order = weight.share().fold_order();
   const int64_t width = weight.padded_outputs();
   const int64_t num_chunks = (width + kFoldOutputs - 1) / kFoldOutputs;
   pool_.parallel_for(args.in.num_rows * num_chunks, kFoldGrain,
@@ -64,11 +64,11 @@ void CpuBackend::finish_planes(const LinearArgs& args,
                          const int64_t row = index / num_chunks;
                          const int64_t output = index % num_chunks * kFoldOutputs;
                          const int64_t count = std::min(kFoldOutputs, width - output);
-                         for (int i = 0; i < plan.num_steps; ++i) {
-                           const FoldStep& step = plan.steps[i];
-                           float* top = stack[step.slot + step.num_folds];
+                         for (int i = 0; i < order.num_entries; ++i) {
+                           const FoldEntry& entry = order.entries[i];
+                           float* top = stack[entry.stack_index + entry.num_folds];
                            std::copy_n(planes[i] + (first_row + row) * width + output, count, top);
-                           for (int f = 0; f < step.num_folds; ++f, top -= kFoldOutputs) {
+                           for (int f = 0; f < entry.num_folds; ++f, top -= kFoldOutputs) {
                              float* left = top - kFoldOutputs;
                              for (int64_t n = 0; n < count; ++n) left[n] = left[n] + top[n];
                            }

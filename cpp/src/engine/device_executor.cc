@@ -61,11 +61,11 @@ DeviceExecutorConfig DeviceExecutorConfig::of(const EngineModels& models) {
 std::unique_ptr<DeviceStep> DeviceExecutor::make_step(const EngineModels& models,
                                                       const DeviceExecutorConfig& config) {
   Backend& backend = models.backend();
-  const RankPlace& place = models.place();
+  const RankCoordinates& coordinates = models.coordinates();
   // Rows come from earlier stages by the host; so do other ranks' parts where work that exchanges
   // them cannot be recorded.
-  if (place.num_stages > 1) return nullptr;
-  if (place.ranks != nullptr && !backend.can_record_ranks()) return nullptr;
+  if (coordinates.num_stages > 1) return nullptr;
+  if (coordinates.ranks != nullptr && !backend.can_record_ranks()) return nullptr;
   if (config.step_seqs() == 0) return nullptr;
   const SpeculativeConfig& speculative = config.speculative;
   const auto& draft = models.draft_models().device_draft();
@@ -330,7 +330,7 @@ void DeviceExecutor::launch(const Step& step) {
                    .want_logprobs = seating_->want_logprobs});
   launches_.push_back(std::move(launch));
   const int num_passes = step.num_passes.value_or(0);
-  if (kind() == DraftModelKind::kStatelessHead) return;
+  if (kind() == DraftModelKind::kStatelessDraftHead) return;
   seating_->num_unseen =
       num_passes > 0 ? max_unseen_after(kind(), num_passes) : seating_->num_unseen + 1;
 }

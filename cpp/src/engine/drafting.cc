@@ -63,19 +63,19 @@ void Drafting::time_passes(ModelRunner& target, const DraftModels& models, int m
   for (size_t id = 0; id < config_.drafters.size(); ++id) {
     if (drafters_->traits(id).cost != DrafterTraits::Cost::kPerLevel) continue;
     const auto drafter = static_cast<int>(id);
-    policy->start_from(
-        drafter, time_draft_passes(models.runner(drafter), is_head(config_.drafters[id].method),
-                                   passes, blocks, clock));
+    policy->start_from(drafter, time_draft_passes(models.runner(drafter),
+                                                  is_draft_head(config_.drafters[id].method),
+                                                  passes, blocks, clock));
   }
 }
 
 DraftBudget Drafting::budget() const {
   const DraftPolicy* policy = drafters_->policy();
-  DraftBudget budget{.slots = [this, policy](const Sequence& sequence, int num_decoding) {
+  DraftBudget budget{.wanted = [this, policy](const Sequence& sequence, int num_decoding) {
     const int depth = sequence.max_draft_depth(schedule_.num_speculative_tokens(num_decoding));
     const int limit =
         static_tree_.is_given() ? static_tree_.num_nodes(depth) : tree_shape().num_nodes(depth);
-    return policy == nullptr ? limit : policy->num_slots(sequence.ordinal, limit);
+    return policy == nullptr ? limit : policy->draft_budget(sequence.ordinal, limit);
   }};
   if (policy != nullptr) budget.most_held = policy->most_held();
   return budget;
@@ -85,14 +85,14 @@ DraftRequest Drafting::request_for(const ScheduledSequence& scheduled, int max_d
                                    CompletionState& completion, DraftTree& tree) const {
   const Sequence& sequence = *scheduled.sequence;
   // Everything is verified where lengths are fixed: a slot for each node.
-  const int num_slots = scheduled.num_draft_slots;
+  const int draft_budget = scheduled.draft_budget;
   const bool adapts = drafters_->policy() != nullptr;
-  const int max_nodes = adapts ? config_.max_nodes() : num_slots;
+  const int max_nodes = adapts ? config_.max_nodes() : draft_budget;
   return {.sequence = sequence.ordinal,
           .tokens = sequence.tokens(),
           .max_depth = std::min(max_nodes, sequence.max_draft_depth(max_depth)),
           .max_nodes = max_nodes,
-          .num_slots = num_slots,
+          .draft_budget = draft_budget,
           .tree_width = config_.tree_width,
           .num_remaining = sequence.max_num_tokens() - sequence.num_tokens(),
           .blocks = &sequence.blocks,
@@ -125,7 +125,7 @@ std::vector<Failure> Drafting::draft(
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
     const ScheduledSequence& scheduled = plan.sequences[i];
     const Sequence& sequence = *scheduled.sequence;
-    if (scheduled.num_draft_slots == 0 || sequence.max_draft_depth(max_depth) == 0) continue;
+    if (scheduled.draft_budget == 0 || sequence.max_draft_depth(max_depth) == 0) continue;
     trees[i].reset(sequence.tokens().back());
     requests.push_back(request_for(scheduled, max_depth, completion_of(sequence), trees[i]));
     indices.push_back(i);
@@ -139,7 +139,7 @@ std::vector<Failure> Drafting::draft(
       failures.push_back({requests[r].sequence, message_of(requests[r].error)});
       trees[i].reset(plan.sequences[i].sequence->tokens().back());
     }
-    trees[i].truncate(plan.sequences[i].num_draft_slots);
+    trees[i].truncate(plan.sequences[i].draft_budget);
     has_tree_[i] = trees[i].num_drafts() > 0;
     plan.set_num_drafts(i, trees[i].num_drafts());
   }

@@ -32,18 +32,18 @@ int max_logit_rows(const EngineConfig& config) {
 // The taps that completions return and the taps that draft heads read must be the same row of
 // features.
 TapSpec resolve_taps(const EngineConfig& config, const ModelConfig& model,
-                     const TapSpec& of_heads) {
+                     const TapSpec& of_draft_heads) {
   TapSpec taps{.layer_inputs = config.tapped_layers,
                .final_hidden = config.tap_final_hidden,
-               .least_width = of_heads.least_width};
+               .least_width = of_draft_heads.least_width};
   for (const int layer : taps.layer_inputs) {
     if (layer < 0 || layer > model.num_layers) {
       throw InvalidArgument(
           "taps", str_cat("has layer ", layer, ", but there are 0 to ", model.num_layers));
     }
   }
-  if (taps.num_taps() == 0) return of_heads;
-  if (of_heads.num_taps() != 0 && !taps.reads_same(of_heads)) {
+  if (taps.num_taps() == 0) return of_draft_heads;
+  if (of_draft_heads.num_taps() != 0 && !taps.reads_same(of_draft_heads)) {
     throw InvalidArgument("taps",
                           "differ from the states that the draft head reads; leave them out, or "
                           "record them on an engine without the head");
@@ -73,8 +73,8 @@ void EngineModels::load(const BackendMaker& make_backend) {
   const EngineConfig& config = config_;
   model_ = load_model_config(config.model, config.hf_overrides);
   model_.random_weights = config.load_format == LoadFormat::kDummy;
-  place_ = find_place();
-  draft_models_ = std::make_unique<DraftModels>(config, model_, place_);
+  coordinates_ = find_coordinates();
+  draft_models_ = std::make_unique<DraftModels>(config, model_, coordinates_);
   // Work that is recorded on a device cannot wait for rows of another stage.
   backend_ =
       make_backend({.device = device.name,
@@ -95,7 +95,7 @@ void EngineModels::load(const BackendMaker& make_backend) {
                             .max_logit_rows = max_logit_rows(config)};
   target_ = std::make_unique<ModelRunner>(
       model_, config.model, *backend_, limits, parse_quantization(config.quantization),
-      resolve_taps(config, model_, draft_models_->taps()), place_);
+      resolve_taps(config, model_, draft_models_->taps()), coordinates_);
   draft_models_->load(*backend_, *target_, max_model_len_);
   target_->rehearse(kv_format_);
   draft_models_->rehearse(kv_format_);
@@ -104,7 +104,7 @@ void EngineModels::load(const BackendMaker& make_backend) {
 EngineModels::~EngineModels() = default;
 
 // Rank 0 is in the last stage, where tokens are sampled and drafted.
-RankPlace EngineModels::find_place() {
+RankCoordinates EngineModels::find_coordinates() {
   const int num_stages = config_.pipeline_parallel_size;
   if (ranks_ == nullptr || num_stages == 1) return {.ranks = ranks_};
   const int size = config_.tensor_parallel_size;

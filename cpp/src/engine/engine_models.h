@@ -11,7 +11,7 @@
 #include "comm/communicator.h"
 #include "engine/sizes.h"
 #include "model/config.h"
-#include "model/rank_place.h"
+#include "model/rank_coordinates.h"
 #include "runtime/draft_models.h"
 #include "runtime/kv_cache.h"
 #include "runtime/model_runner.h"
@@ -39,13 +39,13 @@ class EngineModels {
   Backend& backend() const { return *backend_; }
   ModelRunner& target() const { return *target_; }
   DraftModels& draft_models() const { return *draft_models_; }
-  const RankPlace& place() const { return place_; }
+  const RankCoordinates& coordinates() const { return coordinates_; }
   // The target's runner and the drafters', by RankCalls' ids; null where this rank has no share.
   std::vector<ModelRunner*> runners();
 
  private:
   void load(const BackendMaker& make_backend);
-  RankPlace find_place();
+  RankCoordinates find_coordinates();
   MemoryInfo own_memory() const;
   // The smallest value of all ranks.
   int64_t agree(int64_t value);
@@ -55,7 +55,7 @@ class EngineModels {
   DeviceKind device_kind_ = DeviceKind::kCpu;
   Communicator* ranks_;
   std::unique_ptr<Communicator> stage_;  // the ranks of this one's stage, where there are several
-  RankPlace place_;
+  RankCoordinates coordinates_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<DraftModels> draft_models_;
   std::unique_ptr<ModelRunner> target_;

@@ -65,16 +65,16 @@ StepOutcome HostExecutor::wait() {
   }
   {
     const Stopwatch watch(outcome.sample_seconds);
-    const double head_before = runner_.head_seconds();
+    const double lm_head_seconds_before = runner_.lm_head_seconds();
     std::vector<SequenceOutcome> sampled = sampler_.run(launched->steps);
     for (size_t i = 0; i < sampled.size(); ++i) {
       if (!outcome.sequences[i].error) outcome.sequences[i] = std::move(sampled[i]);
     }
     compact_kv(launched->steps, outcome.sequences);
     // The head runs row group by row group inside the sampler, but belongs to the target's pass.
-    const double head = runner_.head_seconds() - head_before;
-    outcome.target_seconds += head;
-    outcome.sample_seconds -= head;
+    const double lm_head_seconds = runner_.lm_head_seconds() - lm_head_seconds_before;
+    outcome.target_seconds += lm_head_seconds;
+    outcome.sample_seconds -= lm_head_seconds;
   }
   spare_.push_back(std::move(launched));
   return outcome;
@@ -95,11 +95,11 @@ void HostExecutor::compact_kv(std::span<const SequenceStep> steps,
   for (size_t i = 0; i < outcomes.size(); ++i) {
     for (size_t k = 0; k < outcomes[i].accepted.size(); ++k) {
       const int node = outcomes[i].accepted[k];
-      const int place = static_cast<int>(k) + 1;
-      if (node == place) continue;
+      const int offset = static_cast<int>(k) + 1;
+      if (node == offset) continue;
       const BlockTable& blocks = steps[i].completion->sequence.blocks;
       moves.emplace_back(blocks.slot(steps[i].base_len + node),
-                         blocks.slot(steps[i].base_len + place));
+                         blocks.slot(steps[i].base_len + offset));
     }
   }
   runner_.move_kv(moves);

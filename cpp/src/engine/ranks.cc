@@ -48,7 +48,7 @@ std::unique_ptr<Ranks> Ranks::start(const EngineConfig& config, const BackendMak
 }
 
 void Ranks::lead(EngineModels& models) {
-  calls_.emplace(models.place(), models.backend());
+  calls_.emplace(models.coordinates(), models.backend());
   const std::vector<ModelRunner*> runners = models.runners();
   for (size_t id = 0; id < runners.size(); ++id) {
     runners[id]->set_observer(&leading_.emplace_back(*calls_, static_cast<int>(id)));
@@ -91,7 +91,7 @@ void serve_rank(const EngineConfig& config, const BackendMaker& make_backend, Co
     const auto device_step = DeviceExecutor::make_step(models, DeviceExecutorConfig::of(models));
     models.allocate_caches(device_step != nullptr ? device_step->bytes_on_demand() : 0);
     const std::vector<ModelRunner*> runners = models.runners();
-    repeat_calls(models.place(), models.backend(), runners, device_step.get());
+    repeat_calls(models.coordinates(), models.backend(), runners, device_step.get());
   } catch (...) {
     group.abort(message_of(std::current_exception()));
     throw;

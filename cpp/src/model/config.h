@@ -43,7 +43,7 @@ struct ScaleBlock {
 };
 
 // Where a block, attention or MLP, has its norms.
-enum class NormPlaces : uint8_t {
+enum class NormPlacement : uint8_t {
   kInput,           // on the rows that the block reads
   kInputAndOutput,  // also on the output that it adds to the residual stream (Gemma)
   kOutput,          // only on the output that it adds (OLMo 2)
@@ -59,7 +59,7 @@ enum class QkNorm : uint8_t {
 
 // Input of a layer's attention.
 enum class AttentionInput : uint8_t {
-  kNormed,  // the residual stream, normalised where NormPlaces says so
+  kNormed,  // the residual stream, normalised where NormPlacement says so
   kRaw,     // the residual stream without a norm (the first layer of EAGLE-1)
   // The normalised token embedding beside the normalised stream (EAGLE-3's first layer)
   kWithEmbedding,
@@ -69,7 +69,7 @@ enum class MlpKind : uint8_t { kGated, kPlain, kExperts };
 
 // One layer's computation, where the layers of a model may differ.
 struct LayerSpec {
-  NormPlaces norms = NormPlaces::kInput;
+  NormPlacement norms = NormPlacement::kInput;
   AttentionInput attention_input = AttentionInput::kNormed;
   int rope = 0;                     // index into ModelConfig::ropes; -1: positions are not rotated
   int sliding_window = 0;           // 0: full attention
@@ -80,10 +80,10 @@ struct LayerSpec {
   int inner_size = 0;  // inner size of the MLP, or of each expert
 
   bool norms_input() const {
-    return norms == NormPlaces::kInput || norms == NormPlaces::kInputAndOutput;
+    return norms == NormPlacement::kInput || norms == NormPlacement::kInputAndOutput;
   }
   bool norms_output() const {
-    return norms == NormPlaces::kInputAndOutput || norms == NormPlaces::kOutput;
+    return norms == NormPlacement::kInputAndOutput || norms == NormPlacement::kOutput;
   }
 };
 

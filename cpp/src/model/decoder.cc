@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "core/str_cat.h"
 #include "model/decoder_workspace.h"
-#include "model/head_fusion.h"
+#include "model/draft_head_fusion.h"
 #include "model/model_shard.h"
 #include "model/stage_link.h"
 #include "model/weight_format.h"
@@ -30,8 +30,8 @@ void check_sizes(const ModelConfig& config, int max_model_len, int max_rows) {
 
 struct Decoder::Impl {
   Impl(const ModelConfig& model_config, Backend& device, LoadedParts loaded_parts,
-       int max_model_len, int row_limit, const RankPlace& rank_place)
-      : Impl(model_config, ModelShard(model_config, rank_place), device, std::move(loaded_parts),
+       int max_model_len, int row_limit, const RankCoordinates& coordinates)
+      : Impl(model_config, ModelShard(model_config, coordinates), device, std::move(loaded_parts),
              max_model_len, row_limit) {}
   Impl(const ModelConfig& model_config, const ModelShard& shard, Backend& device,
        LoadedParts loaded_parts, int max_model_len, int row_limit)
@@ -39,12 +39,12 @@ struct Decoder::Impl {
         backend(device),
         max_rows(row_limit),
         all_heads(shard.all_heads()),
-        first_layer(shard.place().first_layer(model_config.num_layers)),
+        first_layer(shard.coordinates().first_layer(model_config.num_layers)),
         loaded(std::move(loaded_parts)),
         parts(loaded.parts),
         work(config, backend, row_limit),
         ropes(make_ropes(config, backend, max_model_len)),
-        stages(shard.place(), first_layer, config.hidden_size, backend) {
+        stages(shard.coordinates(), first_layer, config.hidden_size, backend) {
     if (parts.final_norm) final_norm_params = parts.final_norm->params();
     if (parts.fusion) fusion.emplace(*parts.fusion, config.hidden_size, backend, row_limit);
   }
@@ -64,7 +64,7 @@ struct Decoder::Impl {
                  const Norm& output_norm, int num_rows);
   ProjectionInput block_input(const Layer& layer, const NormParams& norm, int num_rows) const;
   ProjectionInput act_input(const Buffer& rows, int num_rows) const;
-  ProjectionInput head_input(const int32_t* row_ids, int num_rows) const;
+  ProjectionInput lm_head_input(const int32_t* row_ids, int num_rows) const;
   const NormParams* final_norm() const { return parts.final_norm ? &final_norm_params : nullptr; }
 
   ModelConfig config;
@@ -78,7 +78,7 @@ struct Decoder::Impl {
   std::vector<Rope> ropes;  // as ModelConfig::ropes
   StageLink stages;
   NormParams final_norm_params;
-  std::optional<HeadFusion> fusion;  // of a draft head
+  std::optional<DraftHeadFusion> fusion;  // of a draft head
 };
 
 // ---- pieces
@@ -115,7 +115,7 @@ void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffe
                   .num_rows = num_rows,
                   .dim = config.hidden_size,
                   .accumulate = true});
-  } else if (layer.spec.norms == NormPlaces::kResidual) {
+  } else if (layer.spec.norms == NormPlacement::kResidual) {
     backend.norm({.norm = norm.params(),
                   .x = work.hidden.as<float>(),
                   .out = work.hidden_spare.data(),
@@ -208,7 +208,7 @@ void Decoder::Impl::expand(const Layer& layer, int num_rows) {
 }
 
 void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
-  SPECDEC_CHECK(layer.spec.norms == NormPlaces::kInput &&
+  SPECDEC_CHECK(layer.spec.norms == NormPlacement::kInput &&
                 !layer.spec.is_parallel);  // no family needs more
   backend.norm({.norm = layer.mlp_norm.params(),
                 .x = work.hidden.as<float>(),
@@ -271,7 +271,7 @@ void Decoder::Impl::forward(const ModelPass& pass) {
 }
 
 // The rows of the residual stream that the LM head reads.
-ProjectionInput Decoder::Impl::head_input(const int32_t* row_ids, int num_rows) const {
+ProjectionInput Decoder::Impl::lm_head_input(const int32_t* row_ids, int num_rows) const {
   return {.x = work.hidden.data(),
           .dtype = DType::kF32,
           .row_ids = row_ids,
@@ -281,29 +281,30 @@ ProjectionInput Decoder::Impl::head_input(const int32_t* row_ids, int num_rows) 
 
 void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logits) {
   SPECDEC_CHECK_LE(rows, max_rows);
-  if (rows == 0 || parts.head == nullptr) return;  // a stage before the last
-  const Head& head = *parts.head;
-  ProjectionInput in = head_input(row_ids, rows);
-  if (head.project_out) {
-    backend.linear({.weight = head.project_out.get(), .in = in, .out = work.embedded.as<float>()});
+  if (rows == 0 || parts.lm_head == nullptr) return;  // a stage before the last
+  const LmHead& lm_head = *parts.lm_head;
+  ProjectionInput in = lm_head_input(row_ids, rows);
+  if (lm_head.project_out) {
+    backend.linear(
+        {.weight = lm_head.project_out.get(), .in = in, .out = work.embedded.as<float>()});
     in = {.x = work.embedded.data(), .dtype = DType::kF32, .num_rows = rows};
   }
-  backend.linear({.weight = head.weight.get(),
+  backend.linear({.weight = lm_head.weight.get(),
                   .in = in,
                   .out = logits,
-                  .scale = head.scale,
-                  .soft_cap = head.soft_cap});
+                  .scale = lm_head.scale,
+                  .soft_cap = lm_head.soft_cap});
 }
 
 bool Decoder::Impl::best_tokens(const int32_t* row_ids, int rows, int32_t* tokens) {
-  if (parts.head == nullptr || parts.head->project_out) return false;
-  const Head& head = *parts.head;
+  if (parts.lm_head == nullptr || parts.lm_head->project_out) return false;
+  const LmHead& lm_head = *parts.lm_head;
   return backend.best_tokens(
-      {.linear = {.weight = head.weight.get(),
-                  .in = head_input(row_ids, rows),
-                  .scale = head.scale,
-                  .soft_cap = head.soft_cap},
-       .token_ids = head.token_ids.empty() ? nullptr : head.token_ids.as<int32_t>(),
+      {.linear = {.weight = lm_head.weight.get(),
+                  .in = lm_head_input(row_ids, rows),
+                  .scale = lm_head.scale,
+                  .soft_cap = lm_head.soft_cap},
+       .token_ids = lm_head.token_ids.empty() ? nullptr : lm_head.token_ids.as<int32_t>(),
        .tokens = tokens});
 }
 
@@ -315,8 +316,8 @@ int64_t Decoder::Impl::pass_bytes() const {
   };
   int64_t bytes = 0;
   if (parts.embedding != nullptr) bytes += size_of_matrix(parts.embedding->project_in);
-  if (parts.head != nullptr) {
-    bytes += size_of_matrix(parts.head->weight) + size_of_matrix(parts.head->project_out);
+  if (parts.lm_head != nullptr) {
+    bytes += size_of_matrix(parts.lm_head->weight) + size_of_matrix(parts.lm_head->project_out);
   }
   if (parts.fusion != nullptr) {
     bytes += size_of_matrix(parts.fusion->embedding);
@@ -338,16 +339,18 @@ int64_t Decoder::Impl::pass_bytes() const {
 
 Decoder::Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
                  int max_model_len, int max_rows, Quantization quantization, ModelParts given,
-                 const RankPlace& place) {
+                 const RankCoordinates& coordinates) {
   check_sizes(config, max_model_len, max_rows);
   // Parts first: loading checks the sizes by which everything else is allocated.
-  LoadedParts parts = load_parts(config, directory, quantization, backend, std::move(given), place);
-  *this = Decoder(config, std::move(parts), backend, max_model_len, max_rows, place);
+  LoadedParts parts =
+      load_parts(config, directory, quantization, backend, std::move(given), coordinates);
+  *this = Decoder(config, std::move(parts), backend, max_model_len, max_rows, coordinates);
 }
 Decoder::Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
-                 int max_rows, const RankPlace& place) {
+                 int max_rows, const RankCoordinates& coordinates) {
   check_sizes(config, max_model_len, max_rows);
-  impl_ = std::make_unique<Impl>(config, backend, std::move(parts), max_model_len, max_rows, place);
+  impl_ = std::make_unique<Impl>(config, backend, std::move(parts), max_model_len, max_rows,
+                                 coordinates);
 }
 Decoder::Decoder(Decoder&&) noexcept = default;
 Decoder& Decoder::operator=(Decoder&&) noexcept = default;
@@ -368,9 +371,10 @@ std::string Decoder::weight_format() const {
 void Decoder::forward(const ModelPass& pass) { impl_->forward(pass); }
 
 DraftVocabulary Decoder::draft_vocabulary() const {
-  const Head* head = impl_->parts.head.get();
-  if (head == nullptr || head->token_ids.empty()) return {};
-  return {.token_ids = head->token_ids.as<int32_t>(), .target_vocab_size = head->target_vocab_size};
+  const LmHead* lm_head = impl_->parts.lm_head.get();
+  if (lm_head == nullptr || lm_head->token_ids.empty()) return {};
+  return {.token_ids = lm_head->token_ids.as<int32_t>(),
+          .target_vocab_size = lm_head->target_vocab_size};
 }
 
 std::span<const float> Decoder::mask_features() const {

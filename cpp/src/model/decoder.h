@@ -23,10 +23,10 @@ class Decoder final : public Model {
   // rank at `place`: all ranks run its passes together.
   Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
           int max_model_len, int max_rows, Quantization quantization = Quantization::kAuto,
-          ModelParts given = {}, const RankPlace& place = {});
+          ModelParts given = {}, const RankCoordinates& coordinates = {});
   // The same from loaded parts, which may be a draft head's.
   Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
-          int max_rows, const RankPlace& place = {});
+          int max_rows, const RankCoordinates& coordinates = {});
   Decoder(Decoder&&) noexcept;
   Decoder& operator=(Decoder&&) noexcept;
   ~Decoder() override;

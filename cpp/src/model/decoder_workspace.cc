@@ -28,7 +28,9 @@ DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, Backend& backend, 
   for (const LayerSpec& layer : config.layers) {
     if (layer.mlp != MlpKind::kExperts) inner_size = std::max(inner_size, layer.inner_size);
   }
-  const auto keeps_spare = [](const LayerSpec& layer) { return layer.norms != NormPlaces::kInput; };
+  const auto keeps_spare = [](const LayerSpec& layer) {
+    return layer.norms != NormPlacement::kInput;
+  };
   hidden = rows(hidden_size, DType::kF32);
   if (config.any_layer(keeps_spare)) hidden_spare = rows(hidden_size, DType::kF32);
   if (config.embed_dim != 0) embedded = rows(config.embed_dim, DType::kF32);

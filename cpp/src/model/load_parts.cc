@@ -36,19 +36,20 @@ void check_num_layers(const TensorLoader& loader) {
 std::string table_name(const TensorLoader& loader) {
   const ModelConfig& config = loader.config();
   const std::string name = weight_of(config.names.embedding);
-  return config.tie_word_embeddings && !loader.contains(name) ? weight_of(config.names.head) : name;
+  return config.tie_word_embeddings && !loader.contains(name) ? weight_of(config.names.lm_head)
+                                                              : name;
 }
 
 // Loads the token embeddings and the LM head's matrix, which are one tensor where they are tied. A
 // checkpoint may say "tied" and still hold an LM head; then the LM head is used, as in transformers
 // 5.
-void load_vocabulary(TensorLoader& loader, Embedding& embedding, Head& head) {
+void load_vocabulary(TensorLoader& loader, Embedding& embedding, LmHead& lm_head) {
   const ModelConfig& config = loader.config();
-  const std::string head_name = weight_of(config.names.head);
+  const std::string lm_head_name = weight_of(config.names.lm_head);
   const std::string name = table_name(loader);
-  const bool has_head = name != head_name && loader.contains(head_name);
-  if (!has_head && !config.tie_word_embeddings) {
-    throw CheckpointError(loader.source(), head_name,
+  const bool has_lm_head = name != lm_head_name && loader.contains(lm_head_name);
+  if (!has_lm_head && !config.tie_word_embeddings) {
+    throw CheckpointError(loader.source(), lm_head_name,
                           "the checkpoint has no such tensor, and tie_word_embeddings of "
                           "config.json is false; where the embedding table serves as the head, "
                           "give hf_overrides={\"tie_word_embeddings\": true}");
@@ -56,21 +57,21 @@ void load_vocabulary(TensorLoader& loader, Embedding& embedding, Head& head) {
   const auto read_table = [&] {
     return loader.read_matrix(name, config.vocab_size, embed_dim(config));
   };
-  if (!has_head || (config.tie_word_embeddings && loader.is_equal(head_name, read_table()))) {
-    head.weight =
+  if (!has_lm_head || (config.tie_word_embeddings && loader.is_equal(lm_head_name, read_table()))) {
+    lm_head.weight =
         loader.matrix(MatrixRole::kVocabulary, {{name, config.vocab_size}}, embed_dim(config));
-    embedding.head = head.weight;
-    embedding.tokens = loader.table_of(*head.weight);
+    embedding.lm_head = lm_head.weight;
+    embedding.tokens = loader.table_of(*lm_head.weight);
   } else {
     if (config.tie_word_embeddings) {
-      log_warning(loader.source(), ": tie_word_embeddings is set, but ", head_name,
+      log_warning(loader.source(), ": tie_word_embeddings is set, but ", lm_head_name,
                   " differs from the embedding table; both are used");
     }
     const WeightView table = read_table();
     embedding.tokens =
         loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);
-    head.weight =
-        loader.matrix(MatrixRole::kVocabulary, {{head_name, config.vocab_size}}, embed_dim(config));
+    lm_head.weight = loader.matrix(MatrixRole::kVocabulary, {{lm_head_name, config.vocab_size}},
+                                   embed_dim(config));
   }
   loader.release(name);
 }
@@ -87,11 +88,11 @@ void load_positions(TensorLoader& loader, Embedding& embedding) {
 }
 
 // Loads the LM head's matrix alone, chosen as in load_vocabulary.
-void load_head_alone(TensorLoader& loader, Head& head) {
+void load_lm_head(TensorLoader& loader, LmHead& lm_head) {
   const ModelConfig& config = loader.config();
-  std::string name = weight_of(config.names.head);
+  std::string name = weight_of(config.names.lm_head);
   if (!loader.contains(name)) name = table_name(loader);
-  head.weight =
+  lm_head.weight =
       loader.matrix(MatrixRole::kVocabulary, {{name, config.vocab_size}}, embed_dim(config));
 }
 
@@ -107,16 +108,17 @@ void load_table_alone(TensorLoader& loader, Embedding& embedding) {
 // Loads the first stage's embedding and the last stage's LM head, unless they are given.
 void load_missing_ends(TensorLoader& loader, ModelParts& parts) {
   const ModelConfig& config = loader.config();
-  const bool needs_embedding = parts.embedding == nullptr && loader.shard().place().is_first();
-  const bool needs_head = parts.head == nullptr && loader.shard().place().is_last();
+  const bool needs_embedding =
+      parts.embedding == nullptr && loader.shard().coordinates().is_first();
+  const bool needs_lm_head = parts.lm_head == nullptr && loader.shard().coordinates().is_last();
   auto embedding = std::make_shared<Embedding>();
-  auto head = std::make_shared<Head>();
-  if (needs_embedding && needs_head) {
-    load_vocabulary(loader, *embedding, *head);
+  auto lm_head = std::make_shared<LmHead>();
+  if (needs_embedding && needs_lm_head) {
+    load_vocabulary(loader, *embedding, *lm_head);
   } else if (needs_embedding) {
     load_table_alone(loader, *embedding);
-  } else if (needs_head) {
-    load_head_alone(loader, *head);
+  } else if (needs_lm_head) {
+    load_lm_head(loader, *lm_head);
   }
   if (needs_embedding) {
     embedding->scale = config.rounds_embedding_scale ? loader.rounded(config.embedding_scale)
@@ -129,15 +131,15 @@ void load_missing_ends(TensorLoader& loader, ModelParts& parts) {
     }
     parts.embedding = std::move(embedding);
   }
-  if (needs_head) {
-    head->scale = config.logits_scale;
-    head->soft_cap = config.logits_soft_cap;
+  if (needs_lm_head) {
+    lm_head->scale = config.logits_scale;
+    lm_head->soft_cap = config.logits_soft_cap;
     if (config.embed_dim != 0) {
-      head->project_out = loader.matrix(MatrixRole::kLayer,
-                                        {{weight_of(config.names.project_out), config.embed_dim}},
-                                        config.hidden_size);
+      lm_head->project_out = loader.matrix(
+          MatrixRole::kLayer, {{weight_of(config.names.project_out), config.embed_dim}},
+          config.hidden_size);
     }
-    parts.head = std::move(head);
+    parts.lm_head = std::move(lm_head);
   }
 }
 
@@ -252,27 +254,27 @@ std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string&
 
 LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
                        Quantization quantization, Backend& backend, ModelParts given,
-                       const RankPlace& place) {
+                       const RankCoordinates& coordinates) {
   if (quantization == Quantization::kFp8 && !backend.supports(WeightFormat::kFp8)) {
     throw InvalidArgument(
         "quantization", str_cat("'fp8' needs a GPU: ", backend.device_info().name,
                                 " has no products with 8-bit floats; use 'int8' or leave it out"));
   }
   SPECDEC_CHECK_EQ(config.layers.size(), static_cast<size_t>(config.num_layers));
-  TensorLoader loader(config, directory, quantization, backend, place);
+  TensorLoader loader(config, directory, quantization, backend, coordinates);
   LoadedParts loaded;
   loaded.parts = std::move(given);
   ModelParts& parts = loaded.parts;
   if (parts.layers.empty()) check_num_layers(loader);
   load_missing_ends(loader, parts);
   if (parts.layers.empty()) {
-    for (int index = place.first_layer(config.num_layers);
-         index < place.end_layer(config.num_layers); ++index) {
+    for (int index = coordinates.first_layer(config.num_layers);
+         index < coordinates.end_layer(config.num_layers); ++index) {
       parts.layers.push_back(
           load_layer(loader, str_cat(config.names.layers, index, "."), config.layers[index]));
     }
   }
-  if (parts.final_norm == nullptr && config.final_norm && place.is_last()) {
+  if (parts.final_norm == nullptr && config.final_norm && coordinates.is_last()) {
     parts.final_norm = std::make_shared<Norm>(loader.norm(std::string(config.names.final_norm)));
   }
   loader.finish(loaded);
@@ -280,8 +282,9 @@ LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
 }
 
 ModelParts load_ends(const ModelConfig& config, const std::string& directory,
-                     Quantization quantization, Backend& backend, const RankPlace& place) {
-  TensorLoader loader(config, directory, quantization, backend, place);
+                     Quantization quantization, Backend& backend,
+                     const RankCoordinates& coordinates) {
+  TensorLoader loader(config, directory, quantization, backend, coordinates);
   ModelParts parts;
   load_missing_ends(loader, parts);
   return parts;

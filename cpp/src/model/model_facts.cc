@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "model/model_shard.h"
 #include "specdec/quantization.h"
 
@@ -147,18 +147,18 @@ double held_bytes(const ModelFacts& facts, double num_experts) {
 }  // namespace
 
 ModelFacts ModelFacts::stage(int index, int num_stages) const {
-  const RankPlace place = {.stage = index, .num_stages = num_stages};
+  const RankCoordinates coordinates = {.stage = index, .num_stages = num_stages};
   ModelFacts part = *this;
-  part.layers.assign(layers.begin() + place.first_layer(num_layers()),
-                     layers.begin() + place.end_layer(num_layers()));
-  if (place.is_first() && !place.is_last() && table_weights == 0) {
+  part.layers.assign(layers.begin() + coordinates.first_layer(num_layers()),
+                     layers.begin() + coordinates.end_layer(num_layers()));
+  if (coordinates.is_first() && !coordinates.is_last() && table_weights == 0) {
     part.table_weights = output.weights;  // tied, and the output head is on another stage
   }
-  if (!place.is_first()) {
+  if (!coordinates.is_first()) {
     part.input = {};
     part.table_weights = 0;
   }
-  if (!place.is_last()) part.output = {};
+  if (!coordinates.is_last()) part.output = {};
   return part;
 }
 
@@ -230,9 +230,9 @@ std::vector<ModelFacts> head_facts(const DrafterConfig& head, const std::string&
   target.random_weights = true;  // tensors are not looked up
   FactsFormats own = formats;
   own.quantization = head.quantization;
-  return facts_of(
-      load_head_config(head, HeadTarget{.config = target, .directory = target_directory}), target,
-      own);
+  return facts_of(load_draft_head_config(
+                      head, DraftHeadTarget{.config = target, .directory = target_directory}),
+                  target, own);
 }
 
 }  // namespace specdec

@@ -110,22 +110,23 @@ std::vector<int> tensor_parallel_sizes(const ModelConfig& config) {
   return sizes;
 }
 
-ModelShard::ModelShard(const ModelConfig& whole, const RankPlace& place, const std::string& field)
-    : ModelShard(whole, place, place.stage_size(), field) {}
+ModelShard::ModelShard(const ModelConfig& whole, const RankCoordinates& coordinates,
+                       const std::string& field)
+    : ModelShard(whole, coordinates, coordinates.stage_size(), field) {}
 
 ModelShard::ModelShard(const ModelConfig& whole, int size)
     : ModelShard(whole, {}, size, "tensor_parallel_size") {}
 
-ModelShard::ModelShard(const ModelConfig& whole, const RankPlace& place, int size,
+ModelShard::ModelShard(const ModelConfig& whole, const RankCoordinates& coordinates, int size,
                        const std::string& field)
-    : place_(place), ranks_(size > 1 ? place.ranks : nullptr), size_(size) {
+    : coordinates_(coordinates), ranks_(size > 1 ? coordinates.ranks : nullptr), size_(size) {
   if (whole.layers.empty()) {  // a draft head without attention is not split
     SPECDEC_CHECK(is_whole());
     return;
   }
-  if (place.num_stages > whole.num_layers) {
+  if (coordinates.num_stages > whole.num_layers) {
     throw InvalidArgument("pipeline_parallel_size",
-                          str_cat(place.num_stages, " stages cannot share ", whole.num_layers,
+                          str_cat(coordinates.num_stages, " stages cannot share ", whole.num_layers,
                                   " layers; write at most ", whole.num_layers));
   }
   attention_slices_ = slices_of_attention(whole);
@@ -175,8 +176,8 @@ std::vector<int64_t> ModelShard::vocabulary(int64_t num_tokens) const {
 
 ModelConfig ModelShard::config_of_share(const ModelConfig& whole) const {
   ModelConfig share = whole;
-  const int first_layer = place_.first_layer(whole.num_layers);
-  const int end_layer = place_.end_layer(whole.num_layers);
+  const int first_layer = coordinates_.first_layer(whole.num_layers);
+  const int end_layer = coordinates_.end_layer(whole.num_layers);
   share.num_layers = end_layer - first_layer;
   share.layers.assign(whole.layers.begin() + first_layer, whole.layers.begin() + end_layer);
   share.num_heads = heads().num_heads;

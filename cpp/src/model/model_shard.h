@@ -11,7 +11,7 @@
 #include "backend/shared_heads.h"
 #include "core/k_slices.h"
 #include "model/config.h"
-#include "model/rank_place.h"
+#include "model/rank_coordinates.h"
 
 namespace specdec {
 
@@ -20,12 +20,12 @@ class ModelShard {
   // Throws InvalidArgument(`field`) where the layers cannot be split over this many ranks, listing
   // the sizes that can; and InvalidArgument("pipeline_parallel_size") where there are fewer layers
   // than stages.
-  ModelShard(const ModelConfig& whole, const RankPlace& place,
+  ModelShard(const ModelConfig& whole, const RankCoordinates& coordinates,
              const std::string& field = "tensor_parallel_size");
   // The share of the first of `size` ranks, which need not exist.
   ModelShard(const ModelConfig& whole, int size);
 
-  const RankPlace& place() const { return place_; }
+  const RankCoordinates& coordinates() const { return coordinates_; }
 
   // Of each layer.
   bool is_whole() const { return size_ == 1; }
@@ -51,11 +51,12 @@ class ModelShard {
   ModelConfig config_of_share(const ModelConfig& whole) const;
 
  private:
-  ModelShard(const ModelConfig& whole, const RankPlace& place, int size, const std::string& field);
+  ModelShard(const ModelConfig& whole, const RankCoordinates& coordinates, int size,
+             const std::string& field);
 
   int rank() const { return ranks_ != nullptr ? ranks_->rank() : 0; }
 
-  RankPlace place_;
+  RankCoordinates coordinates_;
   Communicator* ranks_ = nullptr;  // of the place; null for one rank
   int size_ = 1;
   SharedHeads all_heads_;

@@ -10,7 +10,7 @@
 
 #include "backend/backend.h"
 #include "model/config.h"
-#include "model/rank_place.h"
+#include "model/rank_coordinates.h"
 #include "specdec/quantization.h"
 
 namespace specdec {
@@ -33,7 +33,7 @@ struct Norm {
 
 // From token ids to the residual stream.
 struct Embedding {
-  std::shared_ptr<const PackedLinear> head;        // a tied table reads this matrix; null: not tied
+  std::shared_ptr<const PackedLinear> lm_head;     // a tied table reads this matrix; null: not tied
   std::shared_ptr<const EmbeddingTable> tokens;    // [vocab, embed_dim]
   std::shared_ptr<const PackedLinear> project_in;  // [hidden, embed_dim], null without
   std::shared_ptr<const EmbeddingTable> positions;  // [positions, hidden], null without
@@ -65,7 +65,7 @@ struct Layer {
 };
 
 // From normalised rows of the residual stream to logits.
-struct Head {
+struct LmHead {
   std::shared_ptr<const PackedLinear> project_out;  // [embed_dim, hidden], null without
   std::shared_ptr<const PackedLinear> weight;       // [vocab, embed_dim]
   float scale = 1.0f;                               // of the logits, before soft_cap
@@ -100,7 +100,7 @@ struct ModelParts {
   std::shared_ptr<const Embedding> embedding;
   std::vector<std::shared_ptr<const Layer>> layers;
   std::shared_ptr<const Norm> final_norm;  // null without
-  std::shared_ptr<const Head> head;
+  std::shared_ptr<const LmHead> lm_head;
 };
 
 struct LoadedParts {
@@ -122,9 +122,10 @@ std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string&
 // CheckpointError naming the tensor; warns about tensors that the decoder does not use.
 LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
                        Quantization quantization, Backend& backend, ModelParts given = {},
-                       const RankPlace& place = {});
+                       const RankCoordinates& coordinates = {});
 // Loads only the embedding and the LM head.
 ModelParts load_ends(const ModelConfig& config, const std::string& directory,
-                     Quantization quantization, Backend& backend, const RankPlace& place);
+                     Quantization quantization, Backend& backend,
+                     const RankCoordinates& coordinates);
 
 }  // namespace specdec

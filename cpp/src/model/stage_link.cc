@@ -13,7 +13,8 @@ void StageLink::receive(const ModelPass& pass, float* hidden) {
       std::ranges::count_if(tapped, [&](int layer) { return layer < first_layer_; });
   const size_t count = num_values(pass);
   kept_.resize(count * (static_cast<size_t>(num_before) + 1));
-  place_.stages->receive(place_.previous_rank, std::as_writable_bytes(std::span(kept_)));
+  coordinates_.stages->receive(coordinates_.previous_rank,
+                               std::as_writable_bytes(std::span(kept_)));
   const auto take = [&](size_t index) {
     backend_.write(std::as_bytes(std::span(kept_).subspan(index * count, count)), hidden);
   };
@@ -40,7 +41,7 @@ void StageLink::tap_layer_input(const ModelPass& pass, int layer, const float* h
 
 void StageLink::send(const ModelPass& pass, const float* hidden) {
   keep(pass, hidden);
-  place_.stages->send(place_.next_rank, std::as_bytes(std::span(kept_)));
+  coordinates_.stages->send(coordinates_.next_rank, std::as_bytes(std::span(kept_)));
   kept_.clear();
 }
 

@@ -8,7 +8,7 @@
 
 #include "backend/backend.h"
 #include "model/model.h"
-#include "model/rank_place.h"
+#include "model/rank_coordinates.h"
 
 namespace specdec {
 
@@ -16,11 +16,14 @@ namespace specdec {
 class StageLink {
  public:
   // `first_layer`: this stage's first layer in the whole model.
-  StageLink(const RankPlace& place, int first_layer, int hidden_size, Backend& backend)
-      : place_(place), first_layer_(first_layer), hidden_size_(hidden_size), backend_(backend) {}
+  StageLink(const RankCoordinates& coordinates, int first_layer, int hidden_size, Backend& backend)
+      : coordinates_(coordinates),
+        first_layer_(first_layer),
+        hidden_size_(hidden_size),
+        backend_(backend) {}
 
-  bool is_first() const { return place_.is_first(); }
-  bool is_last() const { return place_.is_last(); }
+  bool is_first() const { return coordinates_.is_first(); }
+  bool is_last() const { return coordinates_.is_last(); }
 
   // Receives from the previous stage at the start of a pass; writes `hidden`.
   void receive(const ModelPass& pass, float* hidden);
@@ -36,7 +39,7 @@ class StageLink {
   }
   void keep(const ModelPass& pass, const float* hidden);
 
-  RankPlace place_;
+  RankCoordinates coordinates_;
   int first_layer_;
   int hidden_size_;
   Backend& backend_;

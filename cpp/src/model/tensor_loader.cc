@@ -118,13 +118,14 @@ bool same(const void* a, const void* b, int64_t num_bytes) {
 }  // namespace
 
 TensorLoader::TensorLoader(const ModelConfig& config, const std::string& directory,
-                           Quantization quantization, Backend& backend, const RankPlace& place)
+                           Quantization quantization, Backend& backend,
+                           const RankCoordinates& coordinates)
     : config_(config),
       quantization_(quantization),
       store_(config.random_weights ? WeightStore::random(config, !backend.makes_random_weights())
                                    : WeightStore(directory, config.scale_block)),
       backend_(backend),
-      shard_(config, place) {}
+      shard_(config, coordinates) {}
 
 // Checkpoints of a network without its LM head may lack the leading "model.", and those of draft
 // heads may have one more.
@@ -373,10 +374,10 @@ Norm TensorLoader::norm(const std::string& name, int64_t size) {
 void TensorLoader::warn_about_unused() const {
   // Expected extra tensors: scales of activations and of the cache, which are not rounded to 8-bit
   // floats here, and the draft vocabulary of a draft head, which was read before its matrices.
-  const std::string head = str_cat(config_.names.head, ".weight");
+  const std::string lm_head = str_cat(config_.names.lm_head, ".weight");
   const std::array<std::string_view, 9> harmless = {"rotary_emb.inv_freq",
                                                     "masked_bias",
-                                                    head,
+                                                    lm_head,
                                                     ".input_scale",
                                                     ".k_scale",
                                                     ".v_scale",
@@ -408,7 +409,8 @@ void TensorLoader::finish(LoadedParts& loaded) const {
     log_warning(config_.unknown_keys,
                 " is not known, and taken to change nothing that is computed");
   }
-  if (shard_.place().num_stages == 1) warn_about_unused();  // a stage leaves other stages' tensors
+  if (shard_.coordinates().num_stages == 1)
+    warn_about_unused();  // a stage leaves other stages' tensors
   loaded.num_parameters = num_parameters_;
   loaded.size_bytes = size_bytes_;
   loaded.bytes_read = store_.bytes_read();

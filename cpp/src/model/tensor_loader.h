@@ -46,7 +46,7 @@ class TensorLoader {
  public:
   // Throws InvalidArgument where the model cannot be split over the ranks.
   TensorLoader(const ModelConfig& config, const std::string& directory, Quantization quantization,
-               Backend& backend, const RankPlace& place = {});
+               Backend& backend, const RankCoordinates& coordinates = {});
 
   const ModelConfig& config() const { return config_; }
   const ModelShard& shard() const { return shard_; }

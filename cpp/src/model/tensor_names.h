@@ -14,7 +14,7 @@ struct TensorNames {
   std::string_view project_in = {};   // from the embedding's width to the residual stream's
   std::string_view project_out = {};  // back to the embedding's width, before the LM head
   std::string_view final_norm = "model.norm";
-  std::string_view head = "lm_head";
+  std::string_view lm_head = "lm_head";
 
   std::string_view layers = "model.layers.";            // then the layer's index, a dot and:
   std::string_view attention_norm = "input_layernorm";  // empty: no norm of the block's input

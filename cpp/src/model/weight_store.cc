@@ -116,7 +116,7 @@ WeightStore WeightStore::random(const ModelConfig& config, bool fills_matrices) 
   store.source_ = "load_format='dummy'";
   store.is_random_ = true;
   store.fills_random_matrices_ = fills_matrices;
-  if (!config.tie_word_embeddings) store.random_head_ = str_cat(config.names.head, ".weight");
+  if (!config.tie_word_embeddings) store.random_lm_head_ = str_cat(config.names.lm_head, ".weight");
   store.random_dtype_ = config.checkpoint_dtype;
   return store;
 }

@@ -34,7 +34,7 @@ class WeightStore {
   const std::string& source() const { return source_; }
 
   bool contains(const std::string& name) const {
-    return is_random_ ? name == random_head_ : shard_of_.contains(name);
+    return is_random_ ? name == random_lm_head_ : shard_of_.contains(name);
   }
   // Throws CheckpointError when there is no such tensor.
   const std::vector<int64_t>& shape(const std::string& name) const;
@@ -94,7 +94,7 @@ class WeightStore {
   std::string source_;
   bool is_random_ = false;
   bool fills_random_matrices_ = true;
-  std::string random_head_;  // empty: none
+  std::string random_lm_head_;  // empty: none
   DType random_dtype_ = DType::kF32;
   ScaleBlock scale_block_;
   std::vector<std::unique_ptr<SafetensorsFile>> shards_;

@@ -79,12 +79,12 @@ int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len, const 
   return add_whole([&](int) {
     begin_request(tokens, base_len, /*first_slot=*/0, blocks);
     is_tree_.push_back(0);
-    for (int i = 0; of_head_ && i < static_cast<int>(tokens.size()); ++i) {
+    for (int i = 0; of_draft_head_ && i < static_cast<int>(tokens.size()); ++i) {
       const int before = base_len + i - 1;
       feature_slots_.push_back(before < 0 ? -1 : blocks.slot(before));
       state_slots_.push_back(-1);
     }
-    if (of_head_ && keeps_state) state_slots_.back() = slot_mapping_.back();
+    if (of_draft_head_ && keeps_state) state_slots_.back() = slot_mapping_.back();
     for (size_t i = 0; i < tokens.size(); ++i) positions_.push_back(base_len + static_cast<int>(i));
     if (has_tree_) ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
   });
@@ -99,7 +99,7 @@ void BatchInputs::add_masks(int num_masks, int32_t token, int64_t feature_slot) 
     token_ids_.push_back(token);
     positions_.push_back(position);
     slot_mapping_.push_back(blocks.slot(position));
-    if (!of_head_) continue;
+    if (!of_draft_head_) continue;
     feature_slots_.push_back(feature_slot);
     state_slots_.push_back(-1);
   }
@@ -137,7 +137,7 @@ int BatchInputs::add_tree_level(std::span<const int32_t> tokens, std::span<const
                                 int mask_words, int base_len, const BlockTable& blocks,
                                 std::span<const int> parent_slots) {
   SPECDEC_CHECK_EQ(tokens.size(), depths.size());
-  if (of_head_) SPECDEC_CHECK_EQ(tokens.size(), parent_slots.size());
+  if (of_draft_head_) SPECDEC_CHECK_EQ(tokens.size(), parent_slots.size());
   SPECDEC_CHECK_EQ(masks.size(), tokens.size() * static_cast<size_t>(mask_words));
   return add_whole([&](int first_row) {
     begin_request(tokens, base_len, num_slots_before, blocks);
@@ -146,7 +146,7 @@ int BatchInputs::add_tree_level(std::span<const int32_t> tokens, std::span<const
       positions_.push_back(base_len + depths[i]);
       std::copy_n(&masks[i * mask_words], mask_words,
                   &ancestor_mask_[(first_row + i) * mask_words_]);
-      if (!of_head_) continue;
+      if (!of_draft_head_) continue;
       feature_slots_.push_back(blocks.slot(base_len + parent_slots[i]));
       state_slots_.push_back(slot_mapping_[first_row + i]);
     }
@@ -182,8 +182,8 @@ BatchView BatchInputs::view() {
   view.token_ids = token_ids_.data();
   view.positions = positions_.data();
   view.slot_mapping = slot_mapping_.data();
-  view.feature_slots = of_head_ ? feature_slots_.data() : nullptr;
-  view.state_slots = of_head_ ? state_slots_.data() : nullptr;
+  view.feature_slots = of_draft_head_ ? feature_slots_.data() : nullptr;
+  view.state_slots = of_draft_head_ ? state_slots_.data() : nullptr;
   view.cu_rows = cu_rows_.data();
   view.base_lens = base_lens_.data();
   view.block_tables = block_tables_.data();

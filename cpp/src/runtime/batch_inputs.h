@@ -13,9 +13,9 @@ namespace specdec {
 
 class BatchInputs {
  public:
-  // `of_head`: rows of a draft head, which reads features (BatchView::feature_slots). A row of a
-  // chain reads the features of the previous token.
-  explicit BatchInputs(bool of_head = false) : of_head_(of_head) {}
+  // `of_draft_head`: rows of a draft head, which reads features (BatchView::feature_slots). A row
+  // of a chain reads the features of the previous token.
+  explicit BatchInputs(bool of_draft_head = false) : of_draft_head_(of_draft_head) {}
 
   void clear();
 
@@ -62,7 +62,7 @@ class BatchInputs {
   void widen_masks(int mask_words);
   void read_block_tables();
 
-  bool of_head_;
+  bool of_draft_head_;
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> positions_;
   std::vector<int64_t> slot_mapping_;

@@ -61,16 +61,16 @@ void check_ranks(const DrafterConfig& drafter, int num_ranks) {
 }  // namespace
 
 DraftModels::DraftModels(const EngineConfig& config, const ModelConfig& target,
-                         const RankPlace& place)
-    : config_(config), target_(target), place_(place) {
+                         const RankCoordinates& coordinates)
+    : config_(config), target_(target), coordinates_(coordinates) {
   const SpeculativeConfig& speculative = config.speculative;
-  const HeadTarget head_target{.config = target, .directory = config.model};
+  const DraftHeadTarget head_target{.config = target, .directory = config.model};
   for (int id = 0; id < static_cast<int>(speculative.drafters.size()); ++id) {
     const DrafterConfig& drafter = speculative.drafters[static_cast<size_t>(id)];
     if (has_model(drafter.method))
-      check_ranks(drafter, place.ranks != nullptr ? place.ranks->size() : 1);
-    if (!is_head(drafter.method)) continue;
-    DraftHeadConfig head = load_head_config(drafter, head_target);
+      check_ranks(drafter, coordinates.ranks != nullptr ? coordinates.ranks->size() : 1);
+    if (!is_draft_head(drafter.method)) continue;
+    DraftHeadConfig head = load_draft_head_config(drafter, head_target);
     check_depth(head, speculative);
     if (!heads_.empty() && !head.taps.reads_same(taps_)) {
       throw InvalidArgument("drafters",
@@ -91,8 +91,8 @@ void DraftModels::load(Backend& backend, const ModelRunner& target, int max_mode
     const DrafterConfig& drafter = drafters[static_cast<size_t>(id)];
     if (!has_model(drafter.method)) continue;
     const int num_sharing = drafter.draft_tensor_parallel_size;
-    Communicator* const ranks = place_.ranks;
-    if (!place_.is_last()) continue;
+    Communicator* const ranks = coordinates_.ranks;
+    if (!coordinates_.is_last()) continue;
     if (ranks != nullptr && ranks->rank() >= num_sharing && !is_replicated(id)) continue;
     if (ranks != nullptr && num_sharing > 1 && num_sharing < ranks->size()) {
       subgroups_.emplace(id, ranks->subgroup(0, num_sharing));
@@ -110,17 +110,19 @@ void DraftModels::choose_sizes(Backend& backend) {
     int& size = drafter.draft_tensor_parallel_size;
     if (!has_model(drafter.method) || size != 0) continue;
     size = 1;
-    if (place_.ranks == nullptr || !place_.is_last() || !can_be_shared(drafter.method)) continue;
+    if (coordinates_.ranks == nullptr || !coordinates_.is_last() || !can_be_shared(drafter.method))
+      continue;
     const FactsFormats formats = {.dtype = std::string(name_of(backend.act_dtype())),
                                   .quantization = drafter.quantization};
     std::vector<ModelFacts> facts = heads_.contains(id) ? facts_of(heads_.at(id), target_, formats)
                                                         : model_facts(drafter.model, formats);
-    std::erase_if(facts,
-                  [&](const ModelFacts& model) { return model.num_ranks > place_.ranks->size(); });
-    if (!speed.has_value()) speed = measure_group(backend, *place_.ranks);
+    std::erase_if(facts, [&](const ModelFacts& model) {
+      return model.num_ranks > coordinates_.ranks->size();
+    });
+    if (!speed.has_value()) speed = measure_group(backend, *coordinates_.ranks);
     size = choose_draft_size(facts, *speed);
-    if (place_.ranks->rank() == 0) {
-      log_info(drafter.model, " drafts on ", size, " of ", place_.ranks->size(), " devices");
+    if (coordinates_.ranks->rank() == 0) {
+      log_info(drafter.model, " drafts on ", size, " of ", coordinates_.ranks->size(), " devices");
     }
   }
 }
@@ -128,7 +130,7 @@ void DraftModels::choose_sizes(Backend& backend) {
 // A step on GPUs has no time for messages from one that drafts to others that wait.
 bool DraftModels::is_replicated(int id) const {
   const int size = config_.speculative.drafters[static_cast<size_t>(id)].draft_tensor_parallel_size;
-  return size == 1 && place_.ranks != nullptr &&
+  return size == 1 && coordinates_.ranks != nullptr &&
          resolve_device(config_.device).kind == DeviceKind::kGpu;
 }
 
@@ -136,25 +138,25 @@ Communicator* DraftModels::ranks_of(int id) const {
   const auto subgroup = subgroups_.find(id);
   if (subgroup != subgroups_.end()) return subgroup->second.get();
   return config_.speculative.drafters[static_cast<size_t>(id)].draft_tensor_parallel_size > 1
-             ? place_.ranks
+             ? coordinates_.ranks
              : nullptr;
 }
 
-DraftModels::Loading DraftModels::load_draft_model(int id, Backend& backend,
-                                                   int max_model_len) const {
+DraftModels::Loading DraftModels::draft_model_loading(int id, Backend& backend,
+                                                      int max_model_len) const {
   const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
   ModelConfig model = load_model_config(drafter.model);
   model.random_weights = target_.random_weights;
   check_vocabulary(model, target_);
-  const RankPlace place = {.ranks = ranks_of(id)};
-  ModelShard(model, place,
+  const RankCoordinates coordinates = {.ranks = ranks_of(id)};
+  ModelShard(model, coordinates,
              "draft_tensor_parallel_size");  // refuses sizes before anything is loaded
   const int longest = std::min(max_model_len, max_positions(model));
   return {.make =
               [=, &backend](int max_rows) {
                 return std::make_unique<Decoder>(model, drafter.model, backend, longest, max_rows,
                                                  parse_quantization(drafter.quantization),
-                                                 ModelParts{}, place);
+                                                 ModelParts{}, coordinates);
               },
           .longest = longest,
           .is_parallel = drafter.parallel_drafting,
@@ -162,13 +164,14 @@ DraftModels::Loading DraftModels::load_draft_model(int id, Backend& backend,
               drafter.parallel_drafting ? load_mask_token(drafter.model, model.vocab_size) : -1};
 }
 
-DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
-                                                  const ModelRunner& target, int max_model_len) {
+DraftModels::Loading DraftModels::draft_head_loading(int id, Backend& backend,
+                                                     const ModelRunner& target, int max_model_len) {
   const DraftHeadConfig& head = heads_.at(id);
   const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
   const ModelParts* target_parts = &dynamic_cast<const Decoder&>(target.model()).parts();
   Communicator* const ranks = ranks_of(id);
-  if (ranks != place_.ranks || !place_.is_first()) {  // the target's ends are shared by others
+  if (ranks != coordinates_.ranks ||
+      !coordinates_.is_first()) {  // the target's ends are shared by others
     const auto [borrowed, is_new] = borrowed_.try_emplace(drafter.draft_tensor_parallel_size);
     if (is_new) {
       borrowed->second = load_ends(target_, config_.model, parse_quantization(config_.quantization),
@@ -179,14 +182,14 @@ DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
   const Quantization quantization = parse_quantization(drafter.quantization);
   return {.make =
               [=, this, &backend](int max_rows) {
-                const HeadTarget head_target{.config = target_, .directory = config_.model};
-                return load_head(heads_.at(id), {.target = head_target,
-                                                 .target_parts = *target_parts,
-                                                 .place = {.ranks = ranks},
-                                                 .quantization = quantization,
-                                                 .backend = backend,
-                                                 .max_model_len = max_model_len,
-                                                 .max_rows = max_rows});
+                const DraftHeadTarget head_target{.config = target_, .directory = config_.model};
+                return load_draft_head(heads_.at(id), {.target = head_target,
+                                                       .target_parts = *target_parts,
+                                                       .coordinates = {.ranks = ranks},
+                                                       .quantization = quantization,
+                                                       .backend = backend,
+                                                       .max_model_len = max_model_len,
+                                                       .max_rows = max_rows});
               },
           .longest = max_model_len,
           .max_depth = head.max_depth,
@@ -196,9 +199,9 @@ DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
 
 void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int max_model_len) {
   const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
-  const bool is_head = heads_.contains(id);
-  const Loading loading = is_head ? load_draft_head(id, backend, target, max_model_len)
-                                  : load_draft_model(id, backend, max_model_len);
+  const bool is_draft_head = heads_.contains(id);
+  const Loading loading = is_draft_head ? draft_head_loading(id, backend, target, max_model_len)
+                                        : draft_model_loading(id, backend, max_model_len);
   const int longest = drafter.max_model_len > 0 ? std::min(loading.longest, drafter.max_model_len)
                                                 : loading.longest;
   const SpeculativeConfig& speculative = config_.speculative;
@@ -216,7 +219,7 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
                    .max_rows = max_rows,
                    .max_logit_rows = std::min(kDraftLogitRows, max_rows)},
       loading.make);
-  if (is_head) runner->set_features(target.feature_shape());
+  if (is_draft_head) runner->set_features(target.feature_shape());
   // A pass takes its time to read the weights, all of them.
   const double relative_cost = static_cast<double>(runner->model().pass_bytes()) /
                                static_cast<double>(target.model().pass_bytes());
@@ -228,7 +231,7 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
                    .max_model_len = longest,
                    .vocab_size = target_.vocab_size,
                    .relative_cost = relative_cost,
-                   .is_head = is_head,
+                   .is_draft_head = is_draft_head,
                    .num_layers = runner->model().config().num_layers,
                    .max_depth = loading.max_depth,
                    .is_parallel = loading.is_parallel,
@@ -241,7 +244,7 @@ std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_m
   const SpeculativeConfig& config = config_.speculative;
   if (models_.size() != 1 || config.drafters.size() != 1) return std::nullopt;
   const bool is_everywhere =
-      place_.ranks == nullptr || ranks_of(0) == place_.ranks || is_replicated(0);
+      coordinates_.ranks == nullptr || ranks_of(0) == coordinates_.ranks || is_replicated(0);
   if (!is_everywhere) return std::nullopt;
   const auto& [options, runner] = models_[0];
   if (runner->num_tokens() != options.vocab_size || options.max_model_len < max_model_len) {
@@ -279,7 +282,7 @@ void DraftModels::allocate_caches(int num_blocks, const KvFormat& format,
                                   const PagedRowsView& features) {
   for (const Model& model : models_) {
     model.runner->allocate_cache(num_blocks, format);
-    if (model.options.is_head) model.runner->set_features(features);
+    if (model.options.is_draft_head) model.runner->set_features(features);
   }
 }
 

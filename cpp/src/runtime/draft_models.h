@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "runtime/model_drafter.h"
 #include "runtime/model_runner.h"
 #include "specdec/config.h"
@@ -20,7 +20,8 @@ class DraftModels {
  public:
   // Reads and checks the config of every draft head. `place`: this rank among the target's. Throws
   // CheckpointError and InvalidArgument.
-  DraftModels(const EngineConfig& config, const ModelConfig& target, const RankPlace& place = {});
+  DraftModels(const EngineConfig& config, const ModelConfig& target,
+              const RankCoordinates& coordinates = {});
   // States that the target hands to heads.
   const TapSpec& taps() const { return taps_; }
 
@@ -69,8 +70,9 @@ class DraftModels {
     bool is_parallel = false;
     int32_t mask_token = -1;
   };
-  Loading load_draft_model(int id, Backend& backend, int max_model_len) const;
-  Loading load_draft_head(int id, Backend& backend, const ModelRunner& target, int max_model_len);
+  Loading draft_model_loading(int id, Backend& backend, int max_model_len) const;
+  Loading draft_head_loading(int id, Backend& backend, const ModelRunner& target,
+                             int max_model_len);
   // Fills in draft_tensor_parallel_size where it is left open.
   void choose_sizes(Backend& backend);
   // Whether every rank of the last stage has the whole draft model and drafts the same, rather than
@@ -83,7 +85,8 @@ class DraftModels {
 
   EngineConfig config_;
   const ModelConfig target_;  // the whole one
-  RankPlace place_;           // among the target's ranks, of whose last stage the first ones draft
+  RankCoordinates
+      coordinates_;  // among the target's ranks, of whose last stage the first ones draft
   std::map<int, std::unique_ptr<Communicator>> subgroups_;  // by drafter, of fewer ranks than that
   std::map<int, DraftHeadConfig> heads_;                    // by drafter
   // The target's embedding and head for heads on fewer ranks than the target, by their number.

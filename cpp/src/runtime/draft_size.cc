@@ -61,7 +61,7 @@ GroupSpeed measure_group(Backend& backend, Communicator& ranks) {
   const Buffer row = backend.allocate(kProbeInputs * sizeof(float), "a row");
   Buffer out = backend.allocate(kProbeOutputs * sizeof(float), "a row");
   std::array<float, 1> first;
-  const auto product_of = [&](const PackedLinear& weight) {
+  const auto project = [&](const PackedLinear& weight) {
     backend.linear({.weight = &weight,
                     .in = {.x = row.data(), .dtype = DType::kF32, .num_rows = 1},
                     .out = out.as<float>()});
@@ -69,15 +69,15 @@ GroupSpeed measure_group(Backend& backend, Communicator& ranks) {
   };
   const auto rate = [&] {
     return static_cast<double>(weight->size_bytes()) /
-           shortest(kProbePasses, [&] { product_of(*weight); });
+           shortest(kProbePasses, [&] { project(*weight); });
   };
   GroupSpeed speed;
-  product_of(*weight);
+  project(*weight);
   if (ranks.rank() == 0) speed.bytes_per_second_alone = rate();
   ranks.barrier();
   speed.bytes_per_second_together = rate();
-  const double with_exchange = shortest(kProbeExchanges, [&] { product_of(*shared); });
-  const double without = shortest(kProbeExchanges, [&] { product_of(*alone); });
+  const double with_exchange = shortest(kProbeExchanges, [&] { project(*shared); });
+  const double without = shortest(kProbeExchanges, [&] { project(*alone); });
   speed.exchange_seconds = std::max(with_exchange - without, 0.0);
   std::vector<std::byte> message;
   MessageWriter(message).put(speed);

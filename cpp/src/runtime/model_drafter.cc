@@ -69,13 +69,13 @@ ModelDrafter::ModelDrafter(ModelRunner& runner, const BlockPool& pool,
       options_(options),
       ledger_(pool),
       num_tokens_(runner.num_tokens()),
-      inputs_(options.is_head) {
+      inputs_(options.is_draft_head) {
   SPECDEC_CHECK(options.id >= 0 && options.id < kMaxDrafters);
 }
 
 // Every node's row takes a slot.
 int ModelDrafter::max_depth(const DraftRequest& request) const {
-  const int limit = std::min(request.max_depth, request.num_slots);
+  const int limit = std::min(request.max_depth, request.draft_budget);
   return options_.max_depth > 0 ? std::min(limit, options_.max_depth) : limit;
 }
 
@@ -89,7 +89,7 @@ bool ModelDrafter::can_draft(const DraftRequest& request) const {
   if (static_cast<int>(request.tokens.size()) + max_depth(request) > options_.max_model_len) {
     return false;
   }
-  if (options_.is_head) return request.tokens.size() > 1;
+  if (options_.is_draft_head) return request.tokens.size() > 1;
   return num_tokens_ >= options_.vocab_size ||
          std::ranges::all_of(request.tokens, [&](int32_t token) { return token < num_tokens_; });
 }
@@ -98,7 +98,7 @@ bool ModelDrafter::can_draft(const DraftRequest& request) const {
 int ModelDrafter::num_seen(const DraftRequest& request) const {
   const int base_len = static_cast<int>(request.tokens.size()) - 1;
   if (options_.num_layers == 0) return base_len;
-  return std::max(ledger_.num_seen(*request.blocks, base_len), options_.is_head ? 1 : 0);
+  return std::max(ledger_.num_seen(*request.blocks, base_len), options_.is_draft_head ? 1 : 0);
 }
 
 int ModelDrafter::num_unseen(const DraftRequest& request) const {
@@ -126,7 +126,7 @@ void ModelDrafter::draft(std::span<DraftRequest> requests) {
   for (Growth& growth : growths) {
     // A policy cuts trees by itself.
     const DraftRequest& request = *growth.request;
-    if (request.policy == nullptr) request.tree->truncate(request.num_slots);
+    if (request.policy == nullptr) request.tree->truncate(request.draft_budget);
   }
 }
 
@@ -194,7 +194,7 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
   double seconds = 0;
   {
     const Stopwatch watch(seconds);
-    runner_.forward(inputs_, {.level = options_.is_head ? level : 0,
+    runner_.forward(inputs_, {.level = options_.is_draft_head ? level : 0,
                               .kv_only = stage == Stage::kBulk,
                               .num_levels = num_levels(ran)});
     if (stage != Stage::kBulk) expand(ran);
@@ -244,7 +244,8 @@ void ModelDrafter::add_unseen(Growth& growth, int num_rows) {
   growth.num_seen += num_rows;
   if (!has_root) return;
   if (const int count = num_masks(request); count > 0) {
-    inputs_.add_masks(count, options_.mask_token, options_.is_head ? runner_.mask_slot() : -1);
+    inputs_.add_masks(count, options_.mask_token,
+                      options_.is_draft_head ? runner_.mask_slot() : -1);
   }
   growth.frontier = {{.open = {}, .row = first_row + num_rows - 1, .mask = {1}}};
 }
@@ -437,11 +438,11 @@ void ModelDrafter::add_children(Growth& growth, const Frontier& frontier, int di
     next.push_back({.open = open, .row = 0, .parent_slot = frontier.slot, .mask = frontier.mask});
   };
   float draw_survival = tree.survival(frontier.open.node);
-  int rank = 0;
+  int order = 0;
   for (const Candidate& candidate : result.candidates) {
     if (candidate.token_id >= options_.vocab_size) continue;
-    const int place = options_.shape.child(frontier.open.place, rank++);
-    if (place < 0) break;
+    const int shape_node = options_.shape.child(frontier.open.shape_node, order++);
+    if (shape_node < 0) break;
     int child = 0;
     if (distribution < 0) {
       child = tree.add(frontier.open.node, candidate.token_id,
@@ -453,7 +454,8 @@ void ModelDrafter::add_children(Growth& growth, const Frontier& frontier, int di
       draw_survival *= kDrawDecay;
     }
     const float confidence = frontier.open.confidence * candidate.probability;
-    add_open({.node = child, .place = place, .confidence = confidence, .rating = confidence});
+    add_open(
+        {.node = child, .shape_node = shape_node, .confidence = confidence, .rating = confidence});
   }
   for (const OpenNode& open : children_of_others(tree, frontier.open, options_.id)) add_open(open);
 }
@@ -471,7 +473,7 @@ void ModelDrafter::choose_frontier(Growth& growth, std::span<Frontier> level) co
       choose_parents(*request.tree, open, options_.shape,
                      {.max_depth = max_depth(request),
                       .width = request.tree_width,
-                      .room = std::max(0, request.num_slots + 1 - growth.num_slots),
+                      .room = std::max(0, request.draft_budget + 1 - growth.num_slots),
                       .min_confidence = options_.min_confidence});
   growth.frontier.clear();
   for (const int parent : parents) growth.frontier.push_back(std::move(level[parent]));

@@ -51,18 +51,18 @@ struct ModelDrafterOptions {
   int vocab_size = 0;           // the target's; its padding may differ from the draft's
   // Cost of a pass relative to the target's, before passes are measured
   double relative_cost = 1.0;
-  bool is_head = false;      // reads the target's features of the token before each row's
-  int num_layers = 0;        // whose KV it keeps
-  int max_depth = 0;         // of a draft, by the model; 0: any
-  bool is_parallel = false;  // one pass drafts all levels, from committed tokens alone
+  bool is_draft_head = false;  // reads the target's features of the token before each row's
+  int num_layers = 0;          // whose KV it keeps
+  int max_depth = 0;           // of a draft, by the model; 0: any
+  bool is_parallel = false;    // one pass drafts all levels, from committed tokens alone
   // Of a parallel model with a row for each level: the token of the rows after the root's. -1: the
   // root's row has an output for each level.
   int32_t mask_token = -1;
   StaticTree shape;
 
   DraftModelKind kind() const {
-    if (!is_head) return DraftModelKind::kModel;
-    return num_layers > 0 ? DraftModelKind::kHead : DraftModelKind::kStatelessHead;
+    if (!is_draft_head) return DraftModelKind::kModel;
+    return num_layers > 0 ? DraftModelKind::kDraftHead : DraftModelKind::kStatelessDraftHead;
   }
 };
 

@@ -19,10 +19,10 @@ namespace {
 // How work is cut up depends on its rows, so that fewer may need more memory: `work` for all counts
 // that a backend could tell apart, the largest first, so that little has to grow.
 void each_row_count(int most, const std::function<void(int)>& work) {
-  constexpr int kStep = 64;
+  constexpr int kSpacing = 64;
   work(most);
-  for (int rows = (most - 1) / kStep * kStep; rows >= kStep; rows -= kStep) work(rows);
-  for (int rows = std::min(most, kStep) / 2; rows > 0; rows /= 2) work(rows);
+  for (int rows = (most - 1) / kSpacing * kSpacing; rows >= kSpacing; rows -= kSpacing) work(rows);
+  for (int rows = std::min(most, kSpacing) / 2; rows > 0; rows /= 2) work(rows);
 }
 
 }  // namespace
@@ -46,10 +46,10 @@ ModelRunner::ModelRunner(Backend& backend, const RunnerLimits& limits, const Mod
 
 ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
                          const RunnerLimits& limits, Quantization quantization, TapSpec taps,
-                         const RankPlace& place)
+                         const RankCoordinates& coordinates)
     : ModelRunner(backend, limits, [&](int max_rows) {
         return std::make_unique<Decoder>(config, directory, backend, limits.max_model_len, max_rows,
-                                         quantization, ModelParts{}, place);
+                                         quantization, ModelParts{}, coordinates);
       }) {
   taps_.spec = std::move(taps);
   for (const int layer : taps_.spec.layer_inputs) {
@@ -84,8 +84,8 @@ void ModelRunner::rehearse(const KvFormat& format) {
     Taps taps = taps_;
     if (features != nullptr) taps.features = features->rows();
     // A draft head does different work for drafts than for committed tokens.
-    const bool is_head = taps.spec.num_taps() == 0 && taps.features.width > 0;
-    for (int level = 0; level <= (is_head ? 1 : 0); ++level) {
+    const bool is_draft_head = taps.spec.num_taps() == 0 && taps.features.width > 0;
+    for (int level = 0; level <= (is_draft_head ? 1 : 0); ++level) {
       each_row_count(max_rows, [&](int rows) {
         const BatchView batch = {.num_requests = 1, .num_rows = rows, .max_blocks_per_request = 1};
         model_->forward({.batch = batch,
@@ -231,7 +231,7 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
     const size_t count = std::min(turn, row_ids.size() - begin);
     const std::span<SampleResult> turn_results = results.subspan(begin, count);
     {
-      const Stopwatch watch(head_seconds_);
+      const Stopwatch watch(lm_head_seconds_);
       const std::span<const int32_t> ids = row_ids.subspan(begin, count);
       const int level = level_held_ + levels_on;
       if (observer_ != nullptr) observer_->compute_logits(ids, level);

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "model/model.h"
-#include "model/rank_place.h"
+#include "model/rank_coordinates.h"
 #include "runtime/batch_inputs.h"
 #include "runtime/feature_cache.h"
 #include "runtime/kv_cache.h"
@@ -54,7 +54,7 @@ class ModelRunner final : public StepModel {
   // states that `taps` names at their tokens' slots, for drafters to read.
   ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
               const RunnerLimits& limits, Quantization quantization = Quantization::kAuto,
-              TapSpec taps = {}, const RankPlace& place = {});
+              TapSpec taps = {}, const RankCoordinates& coordinates = {});
 
   ~ModelRunner() override { backend_.forget_recorded(this); }
 
@@ -112,7 +112,7 @@ class ModelRunner final : public StepModel {
   void move_kv(std::span<const std::pair<int64_t, int64_t>> slots);
 
   // Time spent in the final norm and the head so far.
-  double head_seconds() const { return head_seconds_; }
+  double lm_head_seconds() const { return lm_head_seconds_; }
 
   const RunnerLimits& limits() const { return limits_; }
   const Model& model() const { return *model_; }
@@ -142,7 +142,7 @@ class ModelRunner final : public StepModel {
   int num_rows_held_ = 0;
   int rows_per_level_ = 0;
   int level_held_ = 0;
-  double head_seconds_ = 0;
+  double lm_head_seconds_ = 0;
   RunnerObserver* observer_ = nullptr;
   Buffer logits_;  // [max_logit_rows, vocab_size] float32
   RowProcessing row_processing_;

@@ -27,12 +27,12 @@ double seconds_on(PassClock clock) {
 
 class TimedRunner {
  public:
-  TimedRunner(ModelRunner& runner, bool is_head, const BlockTable& blocks, PassClock clock)
+  TimedRunner(ModelRunner& runner, bool is_draft_head, const BlockTable& blocks, PassClock clock)
       : runner_(runner),
-        first_slot_(is_head ? 1 : 0),
+        first_slot_(is_draft_head ? 1 : 0),
         blocks_(blocks),
         clock_(clock),
-        inputs_(is_head) {}
+        inputs_(is_draft_head) {}
 
   bool has_room_for(int num_rows) const {
     const auto& [max_model_len, max_rows, max_logit_rows] = runner_.limits();
@@ -99,14 +99,14 @@ std::vector<TimedPass> time_counts(std::span<const int> counts,
 
 std::vector<TimedPass> time_passes(ModelRunner& runner, int max_rows, const BlockTable& blocks,
                                    PassClock clock) {
-  return time_runner(TimedRunner(runner, /*is_head=*/false, blocks, clock),
+  return time_runner(TimedRunner(runner, /*is_draft_head=*/false, blocks, clock),
                      [&](int num_rows) { return num_rows <= max_rows; });
 }
 
-std::vector<TimedPass> time_draft_passes(ModelRunner& runner, bool is_head,
+std::vector<TimedPass> time_draft_passes(ModelRunner& runner, bool is_draft_head,
                                          std::span<const TimedPass> target,
                                          const BlockTable& blocks, PassClock clock) {
-  return time_runner(TimedRunner(runner, is_head, blocks, clock), [&](int num_rows) {
+  return time_runner(TimedRunner(runner, is_draft_head, blocks, clock), [&](int num_rows) {
     return std::ranges::find(target, num_rows, &TimedPass::num_rows) != target.end();
   });
 }

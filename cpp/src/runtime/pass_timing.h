@@ -27,7 +27,7 @@ std::vector<TimedPass> time_passes(ModelRunner& runner, int max_rows, const Bloc
 
 // The same for a draft head or draft model, for the numbers of rows that its target was timed at
 // before, on the same blocks: a draft head reads the features that the target left there.
-std::vector<TimedPass> time_draft_passes(ModelRunner& runner, bool is_head,
+std::vector<TimedPass> time_draft_passes(ModelRunner& runner, bool is_draft_head,
                                          std::span<const TimedPass> target,
                                          const BlockTable& blocks, PassClock clock);
 

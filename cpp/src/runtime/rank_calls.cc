@@ -180,18 +180,18 @@ class Repeater {
 
 void RankCalls::send_to_stage(std::vector<std::byte>& message) {
   backend_.flush();
-  if (place_.ranks != nullptr) place_.ranks->broadcast(message, kLeader);
+  if (coordinates_.ranks != nullptr) coordinates_.ranks->broadcast(message, kLeader);
   message.clear();
 }
 
 template <class Work>
 void RankCalls::each_of_first_stage(Work&& work) {
-  const int end = place_.num_stages * place_.stage_size();
-  for (int rank = end - place_.stage_size(); rank < end; ++rank) work(rank);
+  const int end = coordinates_.num_stages * coordinates_.stage_size();
+  for (int rank = end - coordinates_.stage_size(); rank < end; ++rank) work(rank);
 }
 
 void RankCalls::post_to_first_stage() {
-  each_of_first_stage([&](int rank) { place_.stages->post(rank, for_earlier_); });
+  each_of_first_stage([&](int rank) { coordinates_.stages->post(rank, for_earlier_); });
   for_earlier_.clear();
 }
 
@@ -204,7 +204,7 @@ void RankCalls::begin_forward(const BatchView& batch) {
 }
 
 void RankCalls::forward(int model, const BatchView& batch, const PassKind& kind) {
-  if (place_.ranks == nullptr) return;
+  if (coordinates_.ranks == nullptr) return;
   MessageWriter writer(message_);
   writer.put(CallHeader{Call::kForward, model});
   writer.put(kind);
@@ -213,7 +213,7 @@ void RankCalls::forward(int model, const BatchView& batch, const PassKind& kind)
 }
 
 void RankCalls::compute_logits(int model, std::span<const int32_t> row_ids, int level) {
-  if (place_.ranks == nullptr) return;
+  if (coordinates_.ranks == nullptr) return;
   MessageWriter writer(message_);
   writer.put(CallHeader{Call::kComputeLogits, model});
   writer.put(level);
@@ -227,7 +227,7 @@ void RankCalls::move_kv(int model, std::span<const std::pair<int64_t, int64_t>> 
     MessageWriter writer(for_earlier_);
     put_moves(writer, model, slots);
   }
-  if (place_.ranks == nullptr) return;
+  if (coordinates_.ranks == nullptr) return;
   MessageWriter writer(message_);
   put_moves(writer, model, slots);
   send_to_stage(message_);
@@ -274,21 +274,22 @@ void RankCalls::stop() {
   send_to_stage(message_);
   if (!has_earlier_stages()) return;
   MessageWriter(for_earlier_).put(CallHeader{Call::kStop, kTarget});
-  each_of_first_stage([&](int rank) { place_.stages->send(rank, for_earlier_); });
+  each_of_first_stage([&](int rank) { coordinates_.stages->send(rank, for_earlier_); });
 }
 
-void repeat_calls(const RankPlace& place, Backend& backend, std::span<ModelRunner* const> models,
-                  DeviceStep* device_step) {
+void repeat_calls(const RankCoordinates& coordinates, Backend& backend,
+                  std::span<ModelRunner* const> models, DeviceStep* device_step) {
   Repeater repeater(backend, models, device_step);
   std::vector<std::byte> message;
   do {
-    if (place.is_last()) {
-      place.ranks->broadcast(message, kLeader, Patience::kForever);
+    if (coordinates.is_last()) {
+      coordinates.ranks->broadcast(message, kLeader, Patience::kForever);
     } else {
-      place.stages->receive_any_size(place.is_first() ? kLeader : place.previous_rank, message,
-                                     Patience::kForever);
-      const bool hands_on = place.stage + 2 < place.num_stages;
-      if (hands_on) place.stages->send(place.next_rank, message);
+      coordinates.stages->receive_any_size(
+          coordinates.is_first() ? kLeader : coordinates.previous_rank, message,
+          Patience::kForever);
+      const bool hands_on = coordinates.stage + 2 < coordinates.num_stages;
+      if (hands_on) coordinates.stages->send(coordinates.next_rank, message);
     }
   } while (repeater.repeat(message));
 }

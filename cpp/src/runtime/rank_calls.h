@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "model/rank_place.h"
+#include "model/rank_coordinates.h"
 #include "runtime/model_runner.h"
 
 namespace specdec {
@@ -27,8 +27,9 @@ class RankCalls {
   static constexpr int kTarget = 0;  // models[kTarget] of repeat_calls()
 
   // `place` and `backend` are the leader's.
-  RankCalls(const RankPlace& place, Backend& backend) : place_(place), backend_(backend) {}
-  bool has_earlier_stages() const { return !place_.is_first(); }
+  RankCalls(const RankCoordinates& coordinates, Backend& backend)
+      : coordinates_(coordinates), backend_(backend) {}
+  bool has_earlier_stages() const { return !coordinates_.is_first(); }
 
   // Begins the target's next pass in the stages before the leader's.
   void begin_forward(const BatchView& batch);
@@ -54,7 +55,7 @@ class RankCalls {
   void each_of_first_stage(Work&& work);
   void post_to_first_stage();
 
-  RankPlace place_;
+  RankCoordinates coordinates_;
   Backend& backend_;
   std::vector<std::byte> message_;
   std::vector<std::byte> for_earlier_;  // calls that wait for the next message to earlier stages
@@ -62,7 +63,7 @@ class RankCalls {
 
 // The others' side: repeats the leader's calls until it says stop. models[i] is null where this
 // rank has no share of a model, `device_step` where the leader has none. Throws what a call throws.
-void repeat_calls(const RankPlace& place, Backend& backend, std::span<ModelRunner* const> models,
-                  DeviceStep* device_step);
+void repeat_calls(const RankCoordinates& coordinates, Backend& backend,
+                  std::span<ModelRunner* const> models, DeviceStep* device_step);
 
 }  // namespace specdec

@@ -39,8 +39,8 @@ int most_slots_ahead(const Sequence& sequence, int max_depth, const TreeShape& s
 void ExecutionPlan::set_num_drafts(size_t index, int num_drafts) {
   ScheduledSequence& scheduled = sequences.at(index);
   SPECDEC_CHECK_GE(num_drafts, 0);
-  SPECDEC_CHECK_LE(num_drafts, scheduled.num_draft_slots);
-  if (scheduled.num_draft_slots == 0) return;
+  SPECDEC_CHECK_LE(num_drafts, scheduled.draft_budget);
+  if (scheduled.draft_budget == 0) return;
   num_rows += 1 + num_drafts - scheduled.num_rows;
   scheduled.num_rows = 1 + num_drafts;
 }
@@ -88,13 +88,13 @@ ExecutionPlan Scheduler::plan(const DraftBudget& budget) {
   plan.is_beside_others = std::ranges::any_of(
       running_, [](const Sequence* sequence) { return sequence->num_rows_under_way > 0; });
   plan_decodes(plan);
-  if (budget.slots) request_drafts(budget, plan);
+  if (budget.wanted) request_drafts(budget, plan);
   int most = share(count_in<Prefilling>(running_) + num_waiting());
   plan_chunks(plan, most);
   // A sequence that was just preempted would be admitted at once, and take the blocks that the
   // others need.
   if (plan.preempted.empty()) plan_admissions(plan, most);
-  if (budget.slots) grant_drafts(plan);
+  if (budget.wanted) grant_drafts(plan);
   SPECDEC_CHECK(!plan.empty() || !has_unfinished() || plan.is_beside_others);
   return plan;
 }
@@ -106,16 +106,16 @@ std::optional<ExecutionPlan> Scheduler::plan_ahead(int max_depth, const TreeShap
     if (!sequence->blocks.reserve(pool_, num_slots)) return std::nullopt;
   }
   ExecutionPlan plan;
-  const int num_draft_slots = shape.num_nodes(max_depth);
+  const int draft_budget = shape.num_nodes(max_depth);
   for (Sequence* sequence : running_) {
     plan.sequences.push_back({.sequence = sequence,
-                              .num_rows = 1 + num_draft_slots,
+                              .num_rows = 1 + draft_budget,
                               .samples = true,
-                              .num_draft_slots = num_draft_slots,
+                              .draft_budget = draft_budget,
                               .max_draft_depth = max_depth,
                               .num_tokens_ahead = 1 + max_depth});
     sequence->num_tokens_under_way += 1 + max_depth;
-    plan.num_rows += 1 + num_draft_slots;
+    plan.num_rows += 1 + draft_budget;
   }
   return plan;
 }
@@ -148,7 +148,7 @@ bool Scheduler::has_other_work() const {
 }
 
 int Scheduler::rows_left(const ExecutionPlan& plan) const {
-  return config_.max_num_batched_tokens - plan.num_rows - plan.num_draft_slots;
+  return config_.max_num_batched_tokens - plan.num_rows - plan.draft_budget;
 }
 
 int Scheduler::most_running() const {
@@ -177,52 +177,52 @@ void Scheduler::request_drafts(const DraftBudget& budget, ExecutionPlan& plan) c
   int64_t num_wanted = 0;
   for (ScheduledSequence& scheduled : plan.sequences) {
     if (scheduled.sequence->max_draft_depth(1) == 0) continue;
-    scheduled.num_draft_slots = budget.slots(*scheduled.sequence, plan.num_decoding);
-    SPECDEC_CHECK_GE(scheduled.num_draft_slots, 0);
-    num_wanted += scheduled.num_draft_slots;
+    scheduled.draft_budget = budget.wanted(*scheduled.sequence, plan.num_decoding);
+    SPECDEC_CHECK_GE(scheduled.draft_budget, 0);
+    num_wanted += scheduled.draft_budget;
   }
   // Prompts can use at least the other half, rounded up: where a row is left, the oldest prompt
   // advances, however much is drafted.
-  plan.num_draft_slots =
+  plan.draft_budget =
       static_cast<int>(std::min<int64_t>({num_wanted, budget.most_held, rows_left(plan) / 2}));
 }
 
 void Scheduler::grant_drafts(ExecutionPlan& plan) {
   struct Wish {
     ScheduledSequence* scheduled;
-    int num_slots;
+    int wanted;
   };
   std::vector<Wish> wishes;
   for (ScheduledSequence& scheduled : plan.sequences) {
-    const int num_slots = std::exchange(scheduled.num_draft_slots, 0);
-    if (num_slots > 0) wishes.push_back({&scheduled, num_slots});
+    const int wanted = std::exchange(scheduled.draft_budget, 0);
+    if (wanted > 0) wishes.push_back({&scheduled, wanted});
   }
-  plan.num_draft_slots = 0;
+  plan.draft_budget = 0;
   const size_t count = wishes.size();
   for (size_t i = 0; i < count; ++i) {
     const Wish& wish = wishes[(next_to_draft_ + i) % count];
     const auto num_left = static_cast<int>(count - i);
     const int share = (rows_left(plan) + num_left - 1) / num_left;
-    grant(std::min(wish.num_slots, share), *wish.scheduled, plan);
+    grant(std::min(wish.wanted, share), *wish.scheduled, plan);
   }
   if (count > 0) next_to_draft_ = (next_to_draft_ + 1) % count;
-  for (const Wish& wish : wishes) grant(wish.num_slots, *wish.scheduled, plan);
+  for (const Wish& wish : wishes) grant(wish.wanted, *wish.scheduled, plan);
 }
 
 // Gives a decoding sequence up to so many draft slots in all.
-void Scheduler::grant(int num_slots, ScheduledSequence& scheduled, ExecutionPlan& plan) {
+void Scheduler::grant(int wanted, ScheduledSequence& scheduled, ExecutionPlan& plan) {
   Sequence& sequence = *scheduled.sequence;
   const int num_tokens = sequence.num_tokens();  // its row is that of the last
   const int64_t capacity = sequence.blocks.capacity_tokens() +
                            static_cast<int64_t>(pool_.num_free()) * config_.block_size;
-  const int num_before = std::exchange(scheduled.num_draft_slots, 0);
-  plan.num_draft_slots -= num_before;
-  scheduled.num_draft_slots =
-      static_cast<int>(std::min<int64_t>({num_slots, rows_left(plan), capacity - num_tokens}));
-  SPECDEC_CHECK_GE(scheduled.num_draft_slots, num_before);
-  SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_tokens + scheduled.num_draft_slots));
-  scheduled.max_draft_depth = sequence.max_draft_depth(scheduled.num_draft_slots);
-  plan.num_draft_slots += scheduled.num_draft_slots;
+  const int num_before = std::exchange(scheduled.draft_budget, 0);
+  plan.draft_budget -= num_before;
+  scheduled.draft_budget =
+      static_cast<int>(std::min<int64_t>({wanted, rows_left(plan), capacity - num_tokens}));
+  SPECDEC_CHECK_GE(scheduled.draft_budget, num_before);
+  SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_tokens + scheduled.draft_budget));
+  scheduled.max_draft_depth = sequence.max_draft_depth(scheduled.draft_budget);
+  plan.draft_budget += scheduled.draft_budget;
 }
 
 // The next chunk of a prompt does not wait for the one before it.
@@ -349,7 +349,7 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
   if (scheduled.samples) {
     SPECDEC_CHECK_GE(num_rows_past_end, 0);
     SPECDEC_CHECK(!tokens.empty());
-    SPECDEC_CHECK_LE(num_rows_past_end, scheduled.num_draft_slots);
+    SPECDEC_CHECK_LE(num_rows_past_end, scheduled.draft_budget);
     SPECDEC_CHECK_LE(static_cast<int64_t>(tokens.size()),
                      std::min(num_rows_past_end, scheduled.max_draft_depth) + 1);
     sequence.num_rows_under_way = 0;

@@ -41,8 +41,8 @@ struct ScheduledSequence {
   bool samples = false;  // the last row is the sequence's last token, so it yields the next one
   // Rows, with blocks reserved, that drafts may take after the one row of a decoding sequence. Each
   // tree node counts as one; rows past max_num_tokens() only serve branches of the tree.
-  int num_draft_slots = 0;
-  int max_draft_depth = 0;   // longest path to draft: at most num_draft_slots
+  int draft_budget = 0;
+  int max_draft_depth = 0;   // longest path to draft: at most draft_budget
   int num_tokens_ahead = 0;  // its share of the sequence's num_tokens_under_way
 };
 
@@ -50,7 +50,7 @@ struct ScheduledSequence {
 struct DraftBudget {
   // The most draft rows for a decoding sequence, given the number of decoding sequences. Called
   // once per step for each of them; if empty, nothing is drafted.
-  std::function<int(const Sequence& sequence, int num_decoding)> slots;
+  std::function<int(const Sequence& sequence, int num_decoding)> wanted;
   // Rows, of all drafts together, that prompts leave free at most. Drafts have more where prompts
   // do not use the rows.
   int most_held = std::numeric_limits<int>::max();
@@ -63,8 +63,8 @@ struct ExecutionPlan {
   std::vector<ScheduledSequence> sequences;
   int num_rows = 0;
   int num_prompt_rows = 0;           // rows below num_prompt_tokens of their sequence
-  int num_draft_slots = 0;           // of all sequences; num_rows does not include them
-  int num_decoding = 0;              // as DraftBudget::slots was told
+  int draft_budget = 0;              // of all sequences; num_rows does not include them
+  int num_decoding = 0;              // as DraftBudget::wanted was told
   std::vector<Sequence*> preempted;  // lost their blocks while this plan was made
   bool is_beside_others = false;     // other steps from plan() are under way
   bool empty() const { return sequences.empty(); }
@@ -149,7 +149,7 @@ class Scheduler {
   // equal shares of the rows, starting with a different sequence in every step so that none is
   // always last; the remaining rows go in order of precedence.
   void grant_drafts(ExecutionPlan& plan);
-  void grant(int num_slots, ScheduledSequence& scheduled, ExecutionPlan& plan);
+  void grant(int wanted, ScheduledSequence& scheduled, ExecutionPlan& plan);
   // Both for up to `most` sequences in all.
   void plan_chunks(ExecutionPlan& plan, int& most);
   void plan_admissions(ExecutionPlan& plan, int& most);

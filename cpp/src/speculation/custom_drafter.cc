@@ -39,9 +39,9 @@ bool CustomDrafterAdapter::may_branch(const DraftRequest& request, int parent,
 }
 
 void CustomDrafterAdapter::add(const DraftRequest& request, std::span<const int32_t> continuation,
-                               int rank) const {
+                               int order) const {
   int node = DraftTree::kRoot;
-  float survival = 1.0f / static_cast<float>(rank + 1);
+  float survival = 1.0f / static_cast<float>(order + 1);
   const size_t depth = std::min(continuation.size(), static_cast<size_t>(request.max_depth));
   for (const int32_t token : continuation.first(depth)) {
     if (!may_branch(request, node, token)) return;
@@ -55,8 +55,8 @@ void CustomDrafterAdapter::draft(std::span<DraftRequest> requests) {
   draft_each(requests, nullptr, [this](const DraftRequest& request) {
     const auto continuations = custom_->propose(request.tokens, request.max_depth);
     for (const auto& continuation : continuations) check(continuation);
-    int rank = 0;
-    for (const auto& continuation : continuations) add(request, continuation, rank++);
+    int order = 0;
+    for (const auto& continuation : continuations) add(request, continuation, order++);
   });
 }
 

@@ -24,7 +24,7 @@ class CustomDrafterAdapter : public Drafter {
 
  private:
   void check(std::span<const int32_t> continuation) const;
-  void add(const DraftRequest& request, std::span<const int32_t> continuation, int rank) const;
+  void add(const DraftRequest& request, std::span<const int32_t> continuation, int order) const;
   bool may_branch(const DraftRequest& request, int parent, int32_t token) const;
 
   std::shared_ptr<CustomDrafter> custom_;

@@ -396,13 +396,13 @@ void DraftPolicy::record(DraftPlan& step, const Outcome& outcome) {
   });
 }
 
-int DraftPolicy::num_slots(uint64_t sequence, int limit) const {
+int DraftPolicy::draft_budget(uint64_t sequence, int limit) const {
   const Request* request = beliefs_.find(sequence);
   const int recent = request == nullptr ? 0 : request->recent_length;
-  return std::min(limit, tuning_.first_slots + 2 * recent);
+  return std::min(limit, tuning_.first_budget + 2 * recent);
 }
 
-int DraftPolicy::most_held() const { return tuning_.first_slots + 2 * recent_verified_; }
+int DraftPolicy::most_held() const { return tuning_.first_budget + 2 * recent_verified_; }
 
 DraftPlan DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
   DraftPlan step = {.num_decoding = num_decoding, .num_prompt_rows = num_prompt_rows};

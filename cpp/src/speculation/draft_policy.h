@@ -84,7 +84,7 @@ class DraftPolicy {
   // itself, only begin_step(), plan(), record() and end_step() are called.
 
   // Draft slots to reserve for a request whose draft budget is at most `limit`.
-  int num_slots(uint64_t sequence, int limit) const;
+  int draft_budget(uint64_t sequence, int limit) const;
   // Draft slots of all requests together that prompt rows must leave free.
   int most_held() const;
 

@@ -124,18 +124,18 @@ void DraftTree::truncate(int max_drafts) {
   // Even a tree with exactly max_drafts nodes may hold an attempt that must go: the lowest ranked
   // one, if its token is in the tree only because another drafter proposed it.
   if (num_drafts() < max_drafts) return;
-  std::vector<Attempt> ranked;
+  std::vector<Attempt> by_survival;
   for (int i = 0; i < num_nodes(); ++i) {
-    ranked.insert(ranked.end(), attempts_[i].begin(), attempts_[i].end());
+    by_survival.insert(by_survival.end(), attempts_[i].begin(), attempts_[i].end());
   }
-  std::sort(ranked.begin(), ranked.end(), [](const Attempt& a, const Attempt& b) {
+  std::sort(by_survival.begin(), by_survival.end(), [](const Attempt& a, const Attempt& b) {
     return a.survival != b.survival ? a.survival > b.survival : a.order < b.order;
   });
   std::vector<char> keep_node(num_nodes(), 0);
   std::vector<char> keep_attempt(num_attempts_, 0);
   keep_node[kRoot] = 1;
   int num_kept = 0;
-  for (const Attempt& attempt : ranked) {
+  for (const Attempt& attempt : by_survival) {
     if (num_kept == max_drafts) break;
     num_kept += !keep_node[attempt.child];
     keep_node[attempt.child] = 1;

@@ -24,7 +24,7 @@ struct DraftTuning {
   int64_t shortest_interval = 8;
   double interval_by_gain = 100;
 
-  int first_slots = 4;         // for a request, or a step, without any history
+  int first_budget = 4;        // for a request, or a step, without any history
   int catch_up_rows = 4;       // rows of a usual pass; more rows than these run only once
   double tokens_per_step = 2;  // with drafts, to spread the cost of catching up
   double output_memory = 8;    // requests over which the typical output length is averaged

@@ -34,12 +34,12 @@ struct DraftRequest {
   std::span<const int32_t> tokens;  // prompt and output; the last is the tree's root
   int max_depth = 0;                // longest path that the request can use, at least 1
   int max_nodes = 0;                // most nodes the tree may hold, at least 1
-  int num_slots = 0;      // KV slots after the root's: nodes that a model can run or verify
+  int draft_budget = 0;   // KV slots after the root's: nodes that a model can run or verify
   int tree_width = 1;     // continuations considered at a node; 1: a chain
   int num_remaining = 0;  // most tokens the request may still get
   // Paged state of every model: token i is in slot blocks->slot(i), and the target has filled the
-  // slots of all tokens but the root. There is room for num_slots tokens after the root.
-  // slots of all tokens but the root. There is room for num_slots tokens after it.
+  // slots of all tokens but the root. There is room for draft_budget tokens after the root.
+  // slots of all tokens but the root. There is room for draft_budget tokens after it.
   const BlockTable* blocks = nullptr;
   SampleRowSource* rows = nullptr;
   GrammarPath* grammar = nullptr;  // null: any token may follow

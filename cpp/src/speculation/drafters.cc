@@ -49,9 +49,10 @@ std::vector<DraftRequest*> Drafters::select(DraftPlan& step, int index,
   asks_.clear();
   for (const DraftRequest* request : selected) {
     const bool has_drafts = request->tree->num_drafts() > 0;
-    const int num_slots = drafter.traits().has_model() ? request->num_slots : request->max_nodes;
+    const int draft_budget =
+        drafter.traits().has_model() ? request->draft_budget : request->max_nodes;
     asks_.push_back({.sequence = request->sequence,
-                     .max_depth = std::min(request->max_depth, num_slots),
+                     .max_depth = std::min(request->max_depth, draft_budget),
                      .num_unseen = drafter.num_unseen(*request),
                      .num_remaining = request->num_remaining,
                      .tree = has_drafts ? request->tree : nullptr,
@@ -126,7 +127,7 @@ void Drafters::prune(DraftPlan& step, std::span<const DraftRequest> requests) {
   for (const DraftRequest& request : requests) {
     if (request.error != nullptr) request.tree->reset(request.tokens.back());
     drafts_.push_back(
-        {.sequence = request.sequence, .tree = request.tree, .max_nodes = request.num_slots});
+        {.sequence = request.sequence, .tree = request.tree, .max_nodes = request.draft_budget});
   }
   policy_->choose(step, drafts_);
 }

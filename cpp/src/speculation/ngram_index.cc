@@ -26,14 +26,14 @@ bool same_ngram(std::span<const int32_t> tokens, int end, int other_end, int len
   return std::equal(first + (end - length), first + end, first + (other_end - length));
 }
 
-// The slot that holds the n-gram ending at `end`, or the free slot for it.
-size_t find_slot(const std::vector<int32_t>& slots, std::span<const int32_t> tokens, int end,
-                 int length, uint64_t hash) {
-  size_t slot = hash & (slots.size() - 1);
-  while (slots[slot] != 0 && !same_ngram(tokens, end, slots[slot], length)) {
-    slot = (slot + 1) & (slots.size() - 1);
+// The bucket that holds the n-gram ending at `end`, or the free bucket for it.
+size_t find_bucket(const std::vector<int32_t>& buckets, std::span<const int32_t> tokens, int end,
+                   int length, uint64_t hash) {
+  size_t bucket = hash & (buckets.size() - 1);
+  while (buckets[bucket] != 0 && !same_ngram(tokens, end, buckets[bucket], length)) {
+    bucket = (bucket + 1) & (buckets.size() - 1);
   }
-  return slot;
+  return bucket;
 }
 
 }  // namespace
@@ -45,15 +45,16 @@ NgramIndex::NgramIndex(int min_length, int max_length)
       hashes_(max_length + 1) {
   SPECDEC_CHECK_GE(min_length, 1);
   SPECDEC_CHECK_GE(max_length, min_length);
-  for (Table& table : tables_) table.slots.assign(64, 0);
+  for (Table& table : tables_) table.buckets.assign(64, 0);
 }
 
 void NgramIndex::grow(Table& table, int length, std::span<const int32_t> tokens) {
-  std::vector<int32_t> old(table.slots.size() * 2, 0);
-  old.swap(table.slots);
+  std::vector<int32_t> old(table.buckets.size() * 2, 0);
+  old.swap(table.buckets);
   for (const int32_t end : old) {
     if (end == 0) continue;
-    table.slots[find_slot(table.slots, tokens, end, length, hash_of(tokens, end, length))] = end;
+    table.buckets[find_bucket(table.buckets, tokens, end, length, hash_of(tokens, end, length))] =
+        end;
   }
 }
 
@@ -63,8 +64,8 @@ void NgramIndex::insert(std::span<const int32_t> tokens, int end) {
     hash = extend_hash(hash, tokens[end - length]);
     if (length < min_length_) continue;
     Table& into = table(length);
-    if (static_cast<size_t>(into.num_used) * 2 >= into.slots.size()) grow(into, length, tokens);
-    int32_t& latest = into.slots[find_slot(into.slots, tokens, end, length, hash)];
+    if (static_cast<size_t>(into.num_used) * 2 >= into.buckets.size()) grow(into, length, tokens);
+    int32_t& latest = into.buckets[find_bucket(into.buckets, tokens, end, length, hash)];
     into.num_used += latest == 0;
     into.previous.push_back(std::exchange(latest, end));
   }
@@ -78,8 +79,8 @@ std::optional<NgramIndex::Match> NgramIndex::find_longest(std::span<const int32_
   const int longest = std::min(max_length_, size - 1);
   for (int i = 1; i <= longest; ++i) hashes_[i] = extend_hash(hashes_[i - 1], tokens[size - i]);
   for (int length = longest; length >= min_length_; --length) {
-    const std::vector<int32_t>& slots = table(length).slots;
-    const int32_t end = slots[find_slot(slots, tokens, size, length, hashes_[length])];
+    const std::vector<int32_t>& buckets = table(length).buckets;
+    const int32_t end = buckets[find_bucket(buckets, tokens, size, length, hashes_[length])];
     if (end != 0) return Match{.length = length, .end = end};
   }
   return std::nullopt;
@@ -95,7 +96,7 @@ std::optional<NgramIndex::Match> NgramIndex::previous(Match match) const {
 int64_t NgramIndex::memory_bytes() const {
   size_t num_entries = 0;
   for (const Table& table : tables_)
-    num_entries += table.slots.capacity() + table.previous.capacity();
+    num_entries += table.buckets.capacity() + table.previous.capacity();
   return static_cast<int64_t>(num_entries * sizeof(int32_t) + tables_.capacity() * sizeof(Table) +
                               hashes_.capacity() * sizeof(uint64_t));
 }

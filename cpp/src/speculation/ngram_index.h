@@ -32,7 +32,7 @@ class NgramIndex {
   // Occurrences of n-grams of one length, each identified by its end. A hash table leads to the
   // latest occurrence of an n-gram, which links back to the earlier ones.
   struct Table {
-    std::vector<int32_t> slots;     // ends; 0: free; the size is a power of two
+    std::vector<int32_t> buckets;   // ends; 0: free; the size is a power of two
     std::vector<int32_t> previous;  // [end - length] the occurrence before; 0: none
     int num_used = 0;
   };

@@ -21,10 +21,10 @@ StaticTree::StaticTree(std::span<const std::vector<int>> paths) {
   }
 }
 
-int StaticTree::child(int node, int rank) const {
+int StaticTree::child(int node, int order) const {
   if (!is_given()) return 0;
   const std::vector<int>& children = nodes_[node].children;
-  return rank < static_cast<int>(children.size()) ? children[rank] : -1;
+  return order < static_cast<int>(children.size()) ? children[order] : -1;
 }
 
 int StaticTree::num_nodes(int depth) const {

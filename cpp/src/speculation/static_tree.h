@@ -16,7 +16,7 @@ class StaticTree {
 
   bool is_given() const { return !nodes_.empty(); }
   // The child of rank `rank` below `node` (0: the root); -1: the tree has none.
-  int child(int node, int rank) const;
+  int child(int node, int order) const;
   bool has_children(int node) const { return !is_given() || !nodes_[node].children.empty(); }
   // Number of nodes below the root down to `depth`.
   int num_nodes(int depth) const;

@@ -18,7 +18,7 @@ struct SuffixTree::Node {
   int32_t length = 0;      // tokens of the label
   int32_t count = 0;
   int32_t parent = -1;
-  int32_t slot = 0;           // index in the parent's children
+  int32_t child_index = 0;    // index in the parent's children
   int32_t first_token = 0;    // of the label
   std::vector<int> children;  // by count, highest first
 };
@@ -49,7 +49,7 @@ uint64_t hash_of(int parent, int32_t token) {
 }  // namespace
 
 SuffixTree::SuffixTree(int max_depth)
-    : max_depth_(max_depth), slots_(kChunk, -1), active_(1, kRoot) {
+    : max_depth_(max_depth), buckets_(kChunk, -1), active_(1, kRoot) {
   SPECDEC_CHECK_GE(max_depth, 1);
   new_node();
 }
@@ -82,42 +82,42 @@ int32_t SuffixTree::label(const Node& of, int offset) const {
 
 // --- children by token ---
 
-// The slot of the child, or the free slot for it.
-size_t SuffixTree::find_slot(int parent, int32_t token) const {
-  const size_t mask = slots_.size() - 1;
-  size_t slot = hash_of(parent, token) & mask;
-  for (; slots_[slot] >= 0; slot = (slot + 1) & mask) {
-    const Node& child = node(slots_[slot]);
+// The bucket of the child, or the free bucket for it.
+size_t SuffixTree::find_bucket(int parent, int32_t token) const {
+  const size_t mask = buckets_.size() - 1;
+  size_t bucket = hash_of(parent, token) & mask;
+  for (; buckets_[bucket] >= 0; bucket = (bucket + 1) & mask) {
+    const Node& child = node(buckets_[bucket]);
     if (child.parent == parent && child.first_token == token) break;
   }
-  return slot;
+  return bucket;
 }
 
-void SuffixTree::insert_slot(int child) {
-  if (static_cast<size_t>(num_nodes_) * 2 >= slots_.size()) {
-    std::vector<int32_t> old(slots_.size() * 2, -1);
-    old.swap(slots_);
+void SuffixTree::insert_into_table(int child) {
+  if (static_cast<size_t>(num_nodes_) * 2 >= buckets_.size()) {
+    std::vector<int32_t> old(buckets_.size() * 2, -1);
+    old.swap(buckets_);
     for (const int32_t other : old) {
       if (other < 0) continue;
-      slots_[find_slot(node(other).parent, node(other).first_token)] = other;
+      buckets_[find_bucket(node(other).parent, node(other).first_token)] = other;
     }
   }
-  slots_[find_slot(node(child).parent, node(child).first_token)] = child;
+  buckets_[find_bucket(node(child).parent, node(child).first_token)] = child;
 }
 
-void SuffixTree::erase_slot(int child) {
-  const size_t mask = slots_.size() - 1;
-  size_t hole = find_slot(node(child).parent, node(child).first_token);
-  SPECDEC_CHECK_EQ(slots_[hole], child);
+void SuffixTree::erase_from_table(int child) {
+  const size_t mask = buckets_.size() - 1;
+  size_t hole = find_bucket(node(child).parent, node(child).first_token);
+  SPECDEC_CHECK_EQ(buckets_[hole], child);
   // Entries that a collision had pushed past the hole move back into the hole.
-  for (size_t slot = (hole + 1) & mask; slots_[slot] >= 0; slot = (slot + 1) & mask) {
-    const Node& moved = node(slots_[slot]);
+  for (size_t bucket = (hole + 1) & mask; buckets_[bucket] >= 0; bucket = (bucket + 1) & mask) {
+    const Node& moved = node(buckets_[bucket]);
     const size_t home = hash_of(moved.parent, moved.first_token) & mask;
-    if (((slot - home) & mask) < ((slot - hole) & mask)) continue;
-    slots_[hole] = slots_[slot];
-    hole = slot;
+    if (((bucket - home) & mask) < ((bucket - hole) & mask)) continue;
+    buckets_[hole] = buckets_[bucket];
+    hole = bucket;
   }
-  slots_[hole] = -1;
+  buckets_[hole] = -1;
 }
 
 // --- counts ---
@@ -128,8 +128,8 @@ void SuffixTree::increment(int child, int64_t start) {
   std::vector<int>& children = node(grown.parent).children;
   const auto first = std::partition_point(
       children.begin(), children.end(), [&](int other) { return node(other).count > grown.count; });
-  std::swap(node(*first).slot, grown.slot);
-  std::swap(*first, children[node(*first).slot]);
+  std::swap(node(*first).child_index, grown.child_index);
+  std::swap(*first, children[node(*first).child_index]);
   ++grown.count;
   grown.occurrence = start;
 }
@@ -141,8 +141,8 @@ void SuffixTree::decrement(int child) {
       std::partition_point(children.begin(), children.end(),
                            [&](int other) { return node(other).count >= shrunk.count; }) -
       1;
-  std::swap(node(*last).slot, shrunk.slot);
-  std::swap(*last, children[node(*last).slot]);
+  std::swap(node(*last).child_index, shrunk.child_index);
+  std::swap(*last, children[node(*last).child_index]);
   --shrunk.count;
 }
 
@@ -157,12 +157,12 @@ int SuffixTree::add_leaf(int parent, int32_t token, int64_t start) {
   added.length = 1;
   added.count = 1;
   added.parent = parent;
-  added.slot = static_cast<int32_t>(above.children.size());
+  added.child_index = static_cast<int32_t>(above.children.size());
   added.first_token = token;
   children_bytes_ -= heap_bytes(above.children.capacity() * sizeof(int));
   above.children.push_back(leaf);
   children_bytes_ += heap_bytes(above.children.capacity() * sizeof(int));
-  insert_slot(leaf);
+  insert_into_table(leaf);
   return leaf;
 }
 
@@ -177,18 +177,18 @@ int SuffixTree::split_first(int child, int64_t start) {
   first.length = 1;
   first.count = rest.count;
   first.parent = rest.parent;
-  first.slot = rest.slot;
+  first.child_index = rest.child_index;
   first.first_token = rest.first_token;
   first.children.push_back(child);
   children_bytes_ += heap_bytes(first.children.capacity() * sizeof(int));
-  node(first.parent).children[first.slot] = split;
-  slots_[find_slot(first.parent, first.first_token)] = split;
+  node(first.parent).children[first.child_index] = split;
+  buckets_[find_bucket(first.parent, first.first_token)] = split;
   ++rest.begin;
   --rest.length;
   rest.parent = split;
-  rest.slot = 0;
+  rest.child_index = 0;
   rest.first_token = label(rest, 0);
-  insert_slot(child);
+  insert_into_table(child);
   increment(split, start);
   return split;
 }
@@ -196,12 +196,12 @@ int SuffixTree::split_first(int child, int64_t start) {
 // Moves the first token of `child`, its parent's only child, to the end of the parent's label.
 void SuffixTree::shift_first(int child) {
   Node& rest = node(child);
-  erase_slot(child);
+  erase_from_table(child);
   ++node(rest.parent).length;
   ++rest.begin;
   --rest.length;
   rest.first_token = label(rest, 0);
-  insert_slot(child);
+  insert_into_table(child);
 }
 
 // Merges `index` and its only child; the child's number stays.
@@ -211,15 +211,15 @@ void SuffixTree::merge_into_child(int index) {
   const int child = upper.children[0];
   Node& lower = node(child);
   SPECDEC_CHECK_EQ(upper.count, lower.count);
-  erase_slot(child);
-  const size_t slot = find_slot(upper.parent, upper.first_token);
+  erase_from_table(child);
+  const size_t bucket = find_bucket(upper.parent, upper.first_token);
   lower.parent = upper.parent;
-  lower.slot = upper.slot;
+  lower.child_index = upper.child_index;
   lower.first_token = upper.first_token;
   lower.begin = upper.begin;
   lower.length += upper.length;
-  slots_[slot] = child;
-  node(lower.parent).children[lower.slot] = child;
+  buckets_[bucket] = child;
+  node(lower.parent).children[lower.child_index] = child;
   free_node(index);
 }
 
@@ -287,7 +287,7 @@ void SuffixTree::remove_suffix(int64_t start, int length) {
       std::vector<int>& siblings = node(left.parent).children;
       SPECDEC_CHECK_EQ(siblings.back(), index);
       siblings.pop_back();
-      erase_slot(index);
+      erase_from_table(index);
       free_node(index);
     } else if (left.children.size() == 1 && node(left.children[0]).count == left.count) {
       merge_into_child(index);
@@ -424,7 +424,7 @@ SuffixDraft SuffixTree::draft_open(const SuffixDraftLimits& limits) const {
 
 int64_t SuffixTree::used_bytes() const {
   return num_nodes_ * static_cast<int64_t>(sizeof(Node)) + children_bytes_ +
-         static_cast<int64_t>((slots_.size() + stream_.size()) * sizeof(int32_t) +
+         static_cast<int64_t>((buckets_.size() + stream_.size()) * sizeof(int32_t) +
                               closed_lengths_.size() * sizeof(int));
 }
 
@@ -448,7 +448,7 @@ void SuffixTree::check_integrity() const {
     for (size_t i = 0; i < at.children.size(); ++i) {
       const Node& child = node(at.children[i]);
       SPECDEC_CHECK_EQ(child.parent, index);
-      SPECDEC_CHECK_EQ(child.slot, static_cast<int32_t>(i));
+      SPECDEC_CHECK_EQ(child.child_index, static_cast<int32_t>(i));
       SPECDEC_CHECK_EQ(child.begin, at.begin + at.length);
       SPECDEC_CHECK_GE(child.length, 1);
       SPECDEC_CHECK_LE(child.begin + child.length, max_depth_);
@@ -466,7 +466,7 @@ void SuffixTree::check_integrity() const {
   }
   SPECDEC_CHECK_EQ(num_seen, num_nodes_);
   SPECDEC_CHECK_EQ(children_bytes, children_bytes_);
-  SPECDEC_CHECK_EQ(std::count_if(slots_.begin(), slots_.end(), [](int i) { return i >= 0; }),
+  SPECDEC_CHECK_EQ(std::count_if(buckets_.begin(), buckets_.end(), [](int i) { return i >= 0; }),
                    num_nodes_ - 1);
 }
 

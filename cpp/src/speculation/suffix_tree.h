@@ -78,10 +78,10 @@ class SuffixTree {
   void free_node(int index);
   int32_t label(const Node& node, int offset) const;
 
-  size_t find_slot(int parent, int32_t token) const;
-  int find_child(int parent, int32_t token) const { return slots_[find_slot(parent, token)]; }
-  void insert_slot(int child);
-  void erase_slot(int child);
+  size_t find_bucket(int parent, int32_t token) const;
+  int find_child(int parent, int32_t token) const { return buckets_[find_bucket(parent, token)]; }
+  void insert_into_table(int child);
+  void erase_from_table(int child);
 
   int advance(int at, int32_t token, int64_t start);
   int add_leaf(int parent, int32_t token, int64_t start);
@@ -105,11 +105,11 @@ class SuffixTree {
   int max_depth_;
   std::vector<std::unique_ptr<Node[]>> chunks_;
   std::vector<int> free_;
-  int num_nodes_ = 0;           // in use
-  int64_t children_bytes_ = 0;  // of all child lists
-  std::vector<int32_t> slots_;  // hash table of children by parent and first token; -1: free
-  std::deque<int32_t> stream_;  // all sequences one after the other, the open one last
-  int64_t stream_begin_ = 0;    // position of stream_[0] among all tokens ever appended
+  int num_nodes_ = 0;             // in use
+  int64_t children_bytes_ = 0;    // of all child lists
+  std::vector<int32_t> buckets_;  // hash table of children by parent and first token; -1: free
+  std::deque<int32_t> stream_;    // all sequences one after the other, the open one last
+  int64_t stream_begin_ = 0;      // position of stream_[0] among all tokens ever appended
   std::deque<int> closed_lengths_;
   int open_length_ = 0;
   // [d]: the node that ends with the last d tokens of the open sequence. It always exists: a

@@ -24,7 +24,7 @@ std::vector<int> choose_parents(const DraftTree& tree, std::span<const OpenNode>
     if (tree.depth(open.node) >= limits.max_depth || open.confidence < limits.min_confidence) {
       continue;
     }
-    if (shape.has_children(open.place)) chosen.push_back(i);
+    if (shape.has_children(open.shape_node)) chosen.push_back(i);
   }
   std::ranges::stable_sort(chosen, std::ranges::greater{}, [&](int i) { return level[i].rating; });
   const int most = shape.is_given() ? limits.room : std::min(limits.width, limits.room);

@@ -13,7 +13,7 @@ namespace specdec {
 // A drafted node below which a model may go on.
 struct OpenNode {
   int node = DraftTree::kRoot;
-  int place = 0;            // node of the given shape
+  int shape_node = 0;       // node of the given shape
   float confidence = 1.0f;  // probability of its path by the model
   float rating = 1.0f;      // orders the nodes of a level
 };

@@ -54,7 +54,7 @@ class Grid:
         """Draft lengths that are measured."""
         return sorted({*(n for n in LENGTHS if n < self.longest), self.longest})
 
-    def places(self) -> list[tuple[int, int]]:
+    def points(self) -> list[tuple[int, int]]:
         """The pairs (context, batch) at which all lengths are measured.
 
         All batch sizes at the shortest context; longer ones at the largest batch size whose texts
@@ -62,11 +62,11 @@ class Grid:
         """
         contexts = sorted(set(self.contexts))
         batches = sorted(set(self.batches))
-        places = [(contexts[0], batch) for batch in batches]
+        points = [(contexts[0], batch) for batch in batches]
         for context in contexts[1:]:
             fitting = [b for b in batches if b * context <= _MOST_CONTEXT_TOKENS]
-            places.append((context, max(fitting, default=batches[0])))
-        return places
+            points.append((context, max(fitting, default=batches[0])))
+        return points
 
     @property
     def steps_tokens(self) -> int:
@@ -120,7 +120,7 @@ def measure(
 
     Raises what Engine raises.
     """
-    total = len(grid.places()) * (1 if runs_model(speculation) else 2)
+    total = len(grid.points()) * (1 if runs_model(speculation) else 2)
     done = itertools.count(1)
 
     def tell(context: int, batch: int) -> None:
@@ -156,8 +156,8 @@ def _engine(
     rates: Sequence[float] | None = None,
 ) -> Engine:
     batch = max(grid.batches)
-    tokens = max(b * (c + grid.steps_tokens) for c, b in grid.places())
-    texts = sum(c * b for c, b in grid.places())
+    tokens = max(b * (c + grid.steps_tokens) for c, b in grid.points())
+    texts = sum(c * b for c, b in grid.points())
     sizes = {
         "max_num_seqs": batch,
         "max_num_batched_tokens": max(_CHUNK, batch * (grid.longest + 1)),
@@ -226,7 +226,7 @@ class _Measurer:
         facts = {name: getattr(info, name) for name in names}
         points = []
         self._prompt_seconds: list[float] = []
-        for context, batch in self.grid.places():
+        for context, batch in self.grid.points():
             tell(context, batch)
             prompts = texts.prompts(batch, context)
             steps: dict[int, list[tuple[float, float]]] = {n: [] for n in self.grid.lengths}

@@ -89,8 +89,8 @@ def _messages(
             raise _LineError(
                 f'{name}[{i}]["{role_key}"] must be one of {", ".join(_ROLES)}, got {shown(role)}'
             )
-        place = f'{name}[{i}]["{text_key}"]'
-        messages.append(_message(_ROLES[role], message.get(text_key), place))
+        path = f'{name}[{i}]["{text_key}"]'
+        messages.append(_message(_ROLES[role], message.get(text_key), path))
     return messages
 
 
@@ -101,11 +101,11 @@ def _list(entry: Mapping[str, Any], name: str) -> list[Any]:
     return value
 
 
-def _message(role: str, text: Any, place: str) -> dict[str, str]:
+def _message(role: str, text: Any, path: str) -> dict[str, str]:
     if not isinstance(text, str):
-        raise _LineError(f"{place} must be text, got {shown(text)}")
+        raise _LineError(f"{path} must be text, got {shown(text)}")
     if role == "user" and not text.strip():
-        raise _LineError(f"{place} is empty")
+        raise _LineError(f"{path} is empty")
     return {"role": role, "content": text}
 
 

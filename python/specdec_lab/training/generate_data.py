@@ -23,7 +23,7 @@ from specdec_lab.training.store import (
     SHARD_BYTES,
     SHARD_EXAMPLES,
     ExampleStore,
-    SourcePlace,
+    SourceCursor,
     require_room,
 )
 from specdec_native.checkpoints.layout import safetensors_files
@@ -149,27 +149,27 @@ class _Conversations:
         else:
             self.conversations = iter(source)
 
-    def after(self, place: SourcePlace) -> Iterator[Sequence[Message]]:
+    def after(self, cursor: SourceCursor) -> Iterator[Sequence[Message]]:
         """The conversations after a place. Raises TrainingError if those before it differ."""
-        digest = SourcePlace().digest
+        digest = SourceCursor().digest
         num_skipped = 0
-        for messages in itertools.islice(self.conversations, place.next_conversation):
+        for messages in itertools.islice(self.conversations, cursor.next_conversation):
             digest = _digest(digest, messages)
             num_skipped += 1
-        if (num_skipped, digest) != (place.next_conversation, place.digest):
+        if (num_skipped, digest) != (cursor.next_conversation, cursor.digest):
             raise TrainingError(
                 f"the store was begun with other conversations: those of the first "
-                f"{place.next_conversation} lines; give the same ones (more may follow), or "
+                f"{cursor.next_conversation} lines; give the same ones (more may follow), or "
                 "another directory",
                 self._directory,
             )
-        for index, messages in enumerate(self.conversations, place.next_conversation):
+        for index, messages in enumerate(self.conversations, cursor.next_conversation):
             digest = self._digests[index] = _digest(digest, messages)
             yield messages
 
-    def place_after(self, index: int) -> SourcePlace:
+    def cursor_after(self, index: int) -> SourceCursor:
         """The place after a conversation that after() has yielded. Call once for each, in order."""
-        return SourcePlace(index + 1, self._digests.pop(index))
+        return SourceCursor(index + 1, self._digests.pop(index))
 
 
 class _Run:
@@ -191,7 +191,7 @@ class _Run:
         self._num_tokens = store.num_answer_tokens
         self._num_examples = len(store)
         self._pending: list[Example] = []  # examples for the next shard
-        self._place = store.place  # the source's place after these
+        self._cursor = store.cursor  # the source's place after these
 
     def is_complete(self) -> bool:
         """Whether the store has the wanted size."""
@@ -204,16 +204,18 @@ class _Run:
             mean = self._num_tokens / self._num_examples if self._num_examples else first_guess
             return self._is_enough(num_under_way, mean)
 
-        self._pending, self._place = self._store.take_unfilled()
+        self._pending, self._cursor = self._store.take_unfilled()
         try:
             answers = answerer.answer(
-                source.after(self._place), first=self._place.next_conversation, is_enough=is_enough
+                source.after(self._cursor),
+                first=self._cursor.next_conversation,
+                is_enough=is_enough,
             )
             with contextlib.closing(answers):
                 for answered in answers:
-                    place = source.place_after(answered.index)
+                    cursor = source.cursor_after(answered.index)
                     if answered.example is not None:
-                        self._add(answered.example, place)
+                        self._add(answered.example, cursor)
                     if self.is_complete():
                         break
         finally:
@@ -227,7 +229,7 @@ class _Run:
         num_tokens = self._num_tokens + num_under_way * expected_tokens
         return 0 < self._wanted_examples <= num_examples or 0 < self._wanted_tokens <= num_tokens
 
-    def _add(self, example: Example, place: SourcePlace) -> None:
+    def _add(self, example: Example, cursor: SourceCursor) -> None:
         num_taps = len(self._store.header["taps"])
         if self._store.has_states and example.states.shape[1] != num_taps:
             raise TrainingError(
@@ -237,7 +239,7 @@ class _Run:
         pending = [*self._pending, example]
         num_tokens = self._num_tokens + example.num_answer_tokens
         # There is no call between these stores, so an interrupt sees all of them changed or none.
-        self._pending, self._place = pending, place
+        self._pending, self._cursor = pending, cursor
         self._num_examples, self._num_tokens = self._num_examples + 1, num_tokens
         if self._store.is_full(self._pending):
             self._flush()
@@ -246,7 +248,7 @@ class _Run:
 
     def _flush(self) -> None:
         if self._num_examples > len(self._store):  # else interrupted just after append()
-            self._store.append(self._pending, self._place)
+            self._store.append(self._pending, self._cursor)
         self._pending = []
 
     def _too_little(self, num_left_out: int) -> TrainingError:

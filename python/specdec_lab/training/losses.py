@@ -71,7 +71,7 @@ class DepthLoss:
 def score(
     outputs: Sequence[DepthOutput],
     final_hidden: Tensor,
-    target_head: Tensor,
+    target_lm_head: Tensor,
     is_counted: Tensor,
     row_loss: RowLoss,
 ) -> list[DepthLoss]:
@@ -80,23 +80,23 @@ def score(
     Args:
         outputs: the head's outputs, by depth.
         final_hidden: [places, hidden size], the input of the target's LM head.
-        target_head: [draft vocabulary, hidden size], the target's rows.
+        target_lm_head: [draft vocabulary, hidden size], the target's rows.
         is_counted: bool [places]; rows of other places cost nothing.
         row_loss: one of ROW_LOSSES.
     """
-    hidden, weights, places, extra = [], [], [], []
+    hidden, weights, positions, extra = [], [], [], []
     for output in outputs:
-        counted = is_counted[output.places]
-        hidden.append(output.hidden[counted].to(output.head_weight.dtype))
-        weights.append(output.head_weight)
-        places.append(output.places[counted])
+        counted = is_counted[output.positions]
+        hidden.append(output.hidden[counted].to(output.lm_head_weight.dtype))
+        weights.append(output.lm_head_weight)
+        positions.append(output.positions[counted])
         extra.append(0.0 if output.extra_loss is None else output.extra_loss[counted].sum())
     sums = _Score.apply(  # type: ignore[no-untyped-call]
-        final_hidden, target_head, row_loss, places, *hidden, *weights
+        final_hidden, target_lm_head, row_loss, positions, *hidden, *weights
     )
     return [
         DepthLoss(sums[0][d] + extra[d], len(rows), int(sums[1][d]))
-        for d, rows in enumerate(places)
+        for d, rows in enumerate(positions)
     ]
 
 
@@ -107,12 +107,12 @@ class _Score(torch.autograd.Function):
     def forward(
         ctx: torch.autograd.function.FunctionCtx,
         final_hidden: Tensor,
-        target_head: Tensor,
+        target_lm_head: Tensor,
         row_loss: RowLoss,
-        places: list[Tensor],
+        positions: list[Tensor],
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        depths = len(places)
+        depths = len(positions)
         hidden, weights = tensors[:depths], tensors[depths:]
         losses = torch.zeros(depths, device=final_hidden.device)
         matches = torch.zeros(depths, device=final_hidden.device)
@@ -122,18 +122,18 @@ class _Score(torch.autograd.Function):
             torch.zeros_like(weight) if needed else None
             for weight, needed in zip(weights, needs, strict=True)
         ]
-        wanted = torch.unique(torch.cat(places))
+        wanted = torch.unique(torch.cat(positions))
         for piece in wanted.split(_PIECE) if len(wanted) else ():
-            target_logits = F.linear(final_hidden[piece], target_head)
+            target_logits = F.linear(final_hidden[piece], target_lm_head)
             target = target_logits.softmax(-1)
             best = target_logits.argmax(-1)
             for d in range(depths):
                 begin, end = torch.searchsorted(
-                    places[d], torch.stack([piece[0], piece[-1] + 1])
+                    positions[d], torch.stack([piece[0], piece[-1] + 1])
                 ).tolist()
                 if begin == end:
                     continue
-                rows = torch.searchsorted(piece, places[d][begin:end])
+                rows = torch.searchsorted(piece, positions[d][begin:end])
                 state = hidden[d][begin:end]
                 with torch.enable_grad():
                     logits = F.linear(state, weights[d]).requires_grad_()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec_lab.training.batch import Example, collate
-from specdec_lab.training.batch_plan import cut
+from specdec_lab.training.batch_order import cut
 from specdec_lab.training.distributed import Ranks
 from specdec_lab.training.heads.base import TrainableHead
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec_lab.training.answers import AnswerOptions
 from specdec_lab.training.batch import Example
-from specdec_lab.training.batch_plan import split_held_out
+from specdec_lab.training.batch_order import split_held_out
 from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.generate_data import check_target, make_data, target_identity
 from specdec_lab.training.head_methods import METHODS

@@ -42,7 +42,7 @@ _TENSORS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SourcePlace:
+class SourceCursor:
     """How far a source of conversations was read.
 
     Attributes:
@@ -59,7 +59,7 @@ class ExampleStore:
 
     A shard has token_ids int32 [tokens], is_answer bool [tokens], starts int64 [examples + 1] (the
     first token of each example), is_greedy bool [examples], next_conversation int64 [1] and digest
-    uint8 [32] (SourcePlace); with features also states bfloat16 [tokens - examples, taps, hidden
+    uint8 [32] (SourceCursor); with features also states bfloat16 [tokens - examples, taps, hidden
     size].
 
     Attributes:
@@ -122,14 +122,14 @@ class ExampleStore:
         return sum(shard.num_answer_tokens for shard in self._shards)
 
     @property
-    def place(self) -> SourcePlace:
+    def cursor(self) -> SourceCursor:
         """How far the source was read up to the last shard."""
-        return self._shards[-1].place if self._shards else SourcePlace()
+        return self._shards[-1].cursor if self._shards else SourceCursor()
 
     def __getitem__(self, index: int) -> Example:
         """An example; its states are read from the disk, or empty where none are stored."""
-        shard, place = self._find(index)
-        return shard.example(place)
+        shard, offset = self._find(index)
+        return shard.example(offset)
 
     def __iter__(self) -> Iterator[Example]:
         return (self[i] for i in range(len(self)))
@@ -146,30 +146,30 @@ class ExampleStore:
 
     # -- writing
 
-    def append(self, examples: Sequence[Example], place: SourcePlace) -> None:
+    def append(self, examples: Sequence[Example], cursor: SourceCursor) -> None:
         """Writes one more shard. Raises TrainingError where the disk has no room."""
         path = self.directory / _shard_name(len(self._shards))
-        specs = _specs(examples, place, self.has_states)
+        specs = _specs(examples, cursor, self.has_states)
         num_bytes = sum(spec.num_bytes for spec in specs)
         require_room(self.directory, num_bytes)
         with _disk_errors(self.directory, num_bytes), replacing(path) as part:
             write_shard(part, specs)
         self._add(_Shard(path, self.has_states))
 
-    def take_unfilled(self) -> tuple[list[Example], SourcePlace]:
+    def take_unfilled(self) -> tuple[list[Example], SourceCursor]:
         """The examples of the last shard if it is not full, and how far the source was read.
 
         The shard is no longer part of this object, and its file is replaced by the next append().
         """
         if not self._shards:
-            return [], SourcePlace()
+            return [], SourceCursor()
         last = self._shards[-1]
         examples = [last.example(i) for i in range(len(last))]
         if self.is_full(examples):
-            return [], last.place
+            return [], last.cursor
         self._shards.pop()
         self._ends.pop()
-        return examples, last.place
+        return examples, last.cursor
 
     def is_full(self, examples: Sequence[Example]) -> bool:
         """Whether these examples fill a shard."""
@@ -208,7 +208,7 @@ class _Shard:
         self.is_greedy = tensors["is_greedy"]
         self.starts: npt.NDArray[np.int64] = tensors["starts"].numpy()
         self.num_answer_tokens = int(self.is_answer.sum())
-        self.place = SourcePlace(
+        self.cursor = SourceCursor(
             int(tensors["next_conversation"][0]), bytes(tensors["digest"].numpy())
         )
         num_tokens = len(self.token_ids)
@@ -269,15 +269,15 @@ def require_room(directory: Path, num_bytes: int) -> None:
         raise _no_room(directory, num_bytes, f"{free / 2**20:.0f} MiB are free")
 
 
-def _specs(examples: Sequence[Example], place: SourcePlace, has_states: bool) -> list[TensorSpec]:
+def _specs(examples: Sequence[Example], cursor: SourceCursor, has_states: bool) -> list[TensorSpec]:
     lengths = [len(example.token_ids) for example in examples]
     arrays: dict[str, tuple[str, npt.NDArray[Any]]] = {
         "token_ids": ("I32", _concatenated([e.token_ids.to(torch.int32) for e in examples])),
         "is_answer": ("BOOL", _concatenated([e.is_answer for e in examples])),
         "starts": ("I64", np.array([0, *itertools.accumulate(lengths)], np.int64)),
         "is_greedy": ("BOOL", np.array([e.is_greedy for e in examples], np.bool_)),
-        "next_conversation": ("I64", np.array([place.next_conversation], np.int64)),
-        "digest": ("U8", np.frombuffer(place.digest, np.uint8)),
+        "next_conversation": ("I64", np.array([cursor.next_conversation], np.int64)),
+        "digest": ("U8", np.frombuffer(cursor.digest, np.uint8)),
     }
     specs = [_spec(name, dtype, array.shape, [array]) for name, (dtype, array) in arrays.items()]
     if has_states:

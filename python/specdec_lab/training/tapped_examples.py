@@ -57,7 +57,7 @@ class _Chosen:
                 store.directory,
             )
         self._store = store
-        self._places = [have.index(tap) for tap in taps]
+        self._indices = [have.index(tap) for tap in taps]
         self._is_all = list(taps) == have
 
     @property
@@ -70,4 +70,4 @@ class _Chosen:
         examples = self._store.load(indices)
         if self._is_all:
             return examples
-        return [dataclasses.replace(e, states=e.states[:, self._places]) for e in examples]
+        return [dataclasses.replace(e, states=e.states[:, self._indices]) for e in examples]

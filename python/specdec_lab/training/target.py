@@ -18,7 +18,7 @@ from specdec_native.checkpoints.text_files import read_json_object
 # Names in most families, in OPT and in GPT-NeoX. The first part is missing where a network was
 # saved without its LM head.
 _EMBEDDINGS = ("model.embed_tokens", "model.decoder.embed_tokens", "gpt_neox.embed_in")
-_HEADS = ("lm_head", "embed_out")
+_LM_HEADS = ("lm_head", "embed_out")
 _NORMS = ("model.norm", "model.decoder.final_layer_norm", "gpt_neox.final_layer_norm")
 _LAYERS = ("model.layers", "model.decoder.layers", "gpt_neox.layers")
 _PROJECT_IN = ("model.decoder.project_in",)
@@ -37,7 +37,7 @@ class TargetWeights:
         directory: the checkpoint's folder.
         config: its config.json.
         embedding: [vocabulary, hidden size], as stored, without a family's scale factor.
-        head: [vocabulary, hidden size], the LM head; the embedding where the two are tied.
+        lm_head: [vocabulary, hidden size], the LM head; the embedding where the two are tied.
         norm: the weights of the final norm, [hidden size]; ones where there is none.
         name: the target's name in a head's checkpoint.
     """
@@ -45,7 +45,7 @@ class TargetWeights:
     directory: Path
     config: Mapping[str, Any]
     embedding: Tensor
-    head: Tensor
+    lm_head: Tensor
     norm: Tensor
     name: str
 
@@ -67,30 +67,31 @@ class TargetWeights:
         """
         config = read_config(directory)
         files = _TensorFiles(directory)
-        embedding_name = files.find(_EMBEDDINGS) or files.find(_HEADS)
+        embedding_name = files.find(_EMBEDDINGS) or files.find(_LM_HEADS)
         if embedding_name is None:
             raise CheckpointError(
                 f"there is no embedding: none of {', '.join(_EMBEDDINGS)}", directory
             )
         embedding = files.load(embedding_name)
-        head_name = files.find(_HEADS)
-        head = embedding
-        if head_name not in (None, embedding_name):
-            head = files.load(head_name)
-        elif any(files.holds(f"{stem}.qweight") for stem in _HEADS):
+        lm_head_name = files.find(_LM_HEADS)
+        lm_head = embedding
+        if lm_head_name not in (None, embedding_name):
+            lm_head = files.load(lm_head_name)
+        elif any(files.holds(f"{stem}.qweight") for stem in _LM_HEADS):
             raise CheckpointError(
                 "the output head is quantized; train for the checkpoint that it was made from",
                 directory,
             )
         projection = files.find(_PROJECT_OUT)
         if projection is not None:
-            head = head @ files.load(projection)
+            lm_head = lm_head @ files.load(projection)
         projection = files.find(_PROJECT_IN)
         if projection is not None:
             embedding = embedding @ files.load(projection).T
-        if head.shape != embedding.shape:
+        if lm_head.shape != embedding.shape:
             raise CheckpointError(
-                f"the embedding is {list(embedding.shape)} and the output head {list(head.shape)}",
+                f"the embedding is {list(embedding.shape)} and the output head "
+                f"{list(lm_head.shape)}",
                 directory,
             )
         scale = float(config.get("logits_scaling") or 1.0)  # Granite's
@@ -100,7 +101,7 @@ class TargetWeights:
             directory=directory,
             config=config,
             embedding=embedding,
-            head=head if scale == 1.0 else head / scale,
+            lm_head=lm_head if scale == 1.0 else lm_head / scale,
             norm=norm + _norm_offset(config),
             name=name or str(directory.resolve()),
         )
@@ -108,8 +109,10 @@ class TargetWeights:
     def to(self, device: torch.device | str) -> TargetWeights:
         """The same on another device."""
         embedding = self.embedding.to(device)
-        head = embedding if self.head is self.embedding else self.head.to(device)
-        return dataclasses.replace(self, embedding=embedding, head=head, norm=self.norm.to(device))
+        lm_head = embedding if self.lm_head is self.embedding else self.lm_head.to(device)
+        return dataclasses.replace(
+            self, embedding=embedding, lm_head=lm_head, norm=self.norm.to(device)
+        )
 
     def layer(self, index: int) -> dict[str, Tensor]:
         """The tensors of a layer by Llama's names within a layer, such as "mlp.up_proj.weight".

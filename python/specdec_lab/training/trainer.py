@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec_lab.training.batch import Batch
-from specdec_lab.training.batch_plan import BatchPlan, cut
+from specdec_lab.training.batch_order import BatchOrder, cut
 from specdec_lab.training.distributed import Ranks
 from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.heads.base import TrainableHead
@@ -35,7 +35,7 @@ class Trainer:
         head: TrainableHead,
         optimizers: Optimizers,
         examples: Examples,
-        plan: BatchPlan,
+        order: BatchOrder,
         options: TrainingOptions,
         *,
         ranks: Ranks | None = None,
@@ -45,28 +45,30 @@ class Trainer:
         self.course = Course()
         self._head = head
         self._optimizers = optimizers
-        self._plan = plan
+        self._order = order
         self._options = options
         self._ranks = ranks or Ranks()
         self._autocast = autocast
         self._device = head.draft_ids.device
         self._row_loss = ROW_LOSSES[options.loss]()
-        self._target_head = head.target.head[head.draft_ids]
-        self._is_drafted = torch.zeros(len(head.target.head), dtype=torch.bool, device=self._device)
+        self._target_lm_head = head.target.lm_head[head.draft_ids]
+        self._is_drafted = torch.zeros(
+            len(head.target.lm_head), dtype=torch.bool, device=self._device
+        )
         self._is_drafted[head.draft_ids] = True
         self._loader = Loader(examples, self._parts, options.max_length, self._device)
-        count = max(1, min(options.evaluations, plan.num_steps))
-        self._evaluation_steps = {round(plan.num_steps * (i + 1) / count) for i in range(count)}
+        count = max(1, min(options.evaluations, order.num_steps))
+        self._evaluation_steps = {round(order.num_steps * (i + 1) / count) for i in range(count)}
 
     @property
     def num_steps(self) -> int:
         """Steps of the whole training, unless patience ends it earlier."""
-        return self._plan.num_steps
+        return self._order.num_steps
 
     @property
     def is_finished(self) -> bool:
         """Whether all steps are done, or patience has ended."""
-        return self.course.is_stopped or self.course.step >= self._plan.num_steps
+        return self.course.is_stopped or self.course.step >= self._order.num_steps
 
     def run(
         self,
@@ -91,15 +93,15 @@ class Trainer:
     def step(self) -> StepResult:
         """One optimiser step."""
         begin = time.monotonic()
-        batches = self._loader.take(self.course.step, self._plan.num_steps)
+        batches = self._loader.take(self.course.step, self._order.num_steps)
         counted = [self._counted(batch) for batch in batches]
         num_depths = self._head.trained_depth = self._depths_now()
         # A row of depth d is at least d places after the first token that has a feature.
-        places = [[int(c[:, 1 + d :].sum()) for c in counted] for d in range(num_depths)]
-        totals = self._ranks.sum(torch.tensor([sum(row) for row in places])).tolist()
+        num_positions = [[int(c[:, 1 + d :].sum()) for c in counted] for d in range(num_depths)]
+        totals = self._ranks.sum(torch.tensor([sum(row) for row in num_positions])).tolist()
         sums = torch.zeros(3, num_depths, dtype=torch.float64)
         for i, (batch, is_counted) in enumerate(zip(batches, counted, strict=True)):
-            sums += self._backward(i, batch, is_counted, [row[i] for row in places], totals)
+            sums += self._backward(i, batch, is_counted, [row[i] for row in num_positions], totals)
         losses, matches, rows = self._ranks.sum(sums).tolist()
         depth_losses = [loss / max(total, 1) for loss, total in zip(losses, totals, strict=True)]
         loss = sum(self._options.depth_decay**d * depth for d, depth in enumerate(depth_losses))
@@ -113,14 +115,14 @@ class Trainer:
         self._require_finite("gradient", norm)
         rate = self._optimizers.rate
         self._optimizers.step()
-        place = self._plan.place(self.course.step)
+        index = self._order.index_of(self.course.step)
         self.course.step += 1
         self.course.num_tokens += round(totals[0])
         seconds = time.monotonic() - begin
         self.course.seconds += seconds
         return StepResult(
             step=self.course.step,
-            epoch=place.epoch + (place.batch + 1) / self._plan.steps_of_epoch(place.epoch),
+            epoch=index.epoch + (index.batch + 1) / self._order.steps_of_epoch(index.epoch),
             loss=loss,
             depth_losses=depth_losses,
             depth_matches=[m / max(r, 1) for m, r in zip(matches, rows, strict=True)],
@@ -158,7 +160,7 @@ class Trainer:
         index: int,
         batch: Batch,
         is_counted: Tensor,
-        places: Sequence[int],
+        num_positions: Sequence[int],
         totals: Sequence[float],
     ) -> Tensor:
         """Adds the gradients of a micro-batch; returns sums of loss, matches and rows, [3, depth].
@@ -173,13 +175,13 @@ class Trainer:
         depths = score(
             outputs,
             hidden,
-            self._target_head,
+            self._target_lm_head,
             is_counted.flatten(),
             self._row_loss,
         )
         losses = [
-            depth.loss * (place / max(depth.num_rows, 1))
-            for depth, place in zip(depths, places, strict=True)
+            depth.loss * (count / max(depth.num_rows, 1))
+            for depth, count in zip(depths, num_positions, strict=True)
         ]
         weighted = [
             loss * (self._options.depth_decay**d / max(totals[d], 1.0))
@@ -197,7 +199,7 @@ class Trainer:
 
     def _depths_now(self) -> int:
         """Depths that are trained in this step."""
-        num_shallow = round(self._options.shallow * self._plan.num_steps)
+        num_shallow = round(self._options.shallow * self._order.num_steps)
         is_shallow = self._head.depths_go_on and self.course.step < num_shallow
         return 1 if is_shallow else self._head.max_depth
 
@@ -225,11 +227,11 @@ class Trainer:
 
     def _parts(self, step: int) -> list[list[int]]:
         """The micro-batches of this rank."""
-        batch = self._ranks.part(self._plan.batch(step))
+        batch = self._ranks.part(self._order.batch(step))
         limit = self._options.micro_batch_tokens
         if not batch:
             return []
-        return cut(batch, self._plan.lengths, limit) if limit else [batch]
+        return cut(batch, self._order.lengths, limit) if limit else [batch]
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         return {n: p for n, p in self._head.named_parameters() if p.requires_grad}
@@ -243,7 +245,7 @@ class Trainer:
     def _require_finite(self, what: str, value: float) -> None:
         if math.isfinite(value):
             return
-        examples = self._plan.batch(self.course.step)
+        examples = self._order.batch(self.course.step)
         shown = ", ".join(map(str, examples[:_NAMED_EXAMPLES]))
         num_more = len(examples) - _NAMED_EXAMPLES
         more = f" and {num_more} more" if num_more > 0 else ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from specdec_lab.training.batch_plan import BatchPlan
+from specdec_lab.training.batch_order import BatchOrder
 from specdec_lab.training.checkpoint import Checkpoints, read_log, require_same
 from specdec_lab.training.distributed import Ranks, joined, local_device
 from specdec_lab.training.engine_acceptance import measure_by_engine
@@ -208,7 +208,7 @@ class _Run:
         generator = torch.Generator().manual_seed(options.seed)
         self.head.initialise(generator, prepared.evaluated[:_EXAMPLES_SHOWN])
         self.head.to(self._device)
-        plan = BatchPlan(
+        order = BatchOrder(
             prepared.lengths,
             prepared.trained,
             batch_tokens=options.batch_tokens,
@@ -221,9 +221,9 @@ class _Run:
             examples = self._residents
         trainer = Trainer(
             self.head,
-            make_optimizers(self.head, options, plan.num_steps),
+            make_optimizers(self.head, options, order.num_steps),
             examples,
-            plan,
+            order,
             options,
             ranks=self._ranks,
             autocast=None if begun.dtype == "float32" else getattr(torch, begun.dtype),
@@ -232,7 +232,7 @@ class _Run:
         if saved is not None:
             trainer.load_state_dict(saved.trainer)
             log_bytes = saved.log_bytes
-            _logger.info("going on from step %d of %d", trainer.course.step, plan.num_steps)
+            _logger.info("going on from step %d of %d", trainer.course.step, order.num_steps)
         evaluation = functools.partial(
             evaluate,
             self.head,
@@ -242,7 +242,7 @@ class _Run:
             batch_tokens=options.micro_batch_tokens or options.batch_tokens,
             ranks=self._ranks,
         )
-        self._show_stage(3, f"the head is trained, {plan.num_steps} steps")
+        self._show_stage(3, f"the head is trained, {order.num_steps} steps")
         if self._ranks.is_first:
             watcher = Watcher(self._settings.out, trainer, options, begun, log_bytes)
 

@@ -49,10 +49,10 @@ def draft_vocabulary(counts: Tensor, size: int, always: Iterable[int] = ()) -> T
             f"draft_vocab_size must be at least {len(needed)}, the number of tokens that end a "
             f"turn, got {size}"
         )
-    ranked = counts.clone()
-    ranked[needed] = torch.iinfo(torch.int64).max
+    precedence = counts.clone()
+    precedence[needed] = torch.iinfo(torch.int64).max
     # A stable sort keeps lower ids first, also among tokens that never occur.
-    chosen = ranked.sort(descending=True, stable=True).indices[:size]
+    chosen = precedence.sort(descending=True, stable=True).indices[:size]
     return chosen.sort().values
 
 

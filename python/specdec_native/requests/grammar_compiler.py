@@ -25,7 +25,7 @@ from specdec_native.text.tokenizer import Tokenizer
 _MAX_KEPT = 64  # compiled grammars
 _MAX_TEXT = 1 << 20  # characters of a grammar
 _MAX_PATTERNS = 256  # of properties: llguidance compares them, in minutes for thousands
-_PLACE = re.compile(r"\bat \d+\(\d+\): |\n *\d+ \|.*", re.DOTALL)  # position of an error in Lark
+_LOCATION = re.compile(r"\bat \d+\(\d+\): |\n *\d+ \|.*", re.DOTALL)  # position of an error in Lark
 _NO_LITERAL = re.compile(r"[\x00-\x1f!-/:-@\[-`{-\x7f]")  # characters that a regex writes as a code
 
 
@@ -72,7 +72,7 @@ class GrammarCompiler:
         except ValueError as error:
             message = plain_error(str(error))
             if params.kind != "grammar":  # the client has not seen the text
-                message = _PLACE.sub("", message)
+                message = _LOCATION.sub("", message)
             raise ValueError(message) from error
         with self._lock:
             self._kept[text] = grammar

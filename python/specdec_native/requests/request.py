@@ -148,8 +148,8 @@ class Request:
                     texts: Sequence[str | None] = [None] * len(entries)
                     if self._prompt_texts is not None:
                         texts = self._prompt_texts.texts(entry.token_id for entry in entries)
-                        place = len(self._prompt_logprobs)
-                        self._prompt_texts.push(self.prompt_token_ids[place])
+                        position = len(self._prompt_logprobs)
+                        self._prompt_texts.push(self.prompt_token_ids[position])
                     append_logprobs(self._prompt_logprobs, entries, texts)
             ended_here: list[int] = []
             for part in output.outputs:

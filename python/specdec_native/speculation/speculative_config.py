@@ -328,7 +328,7 @@ def _of_tree(value: Any) -> dict[str, int]:
     tree = _paths(value)
     return {
         "num_speculative_tokens": max(map(len, tree)),
-        "tree_width": 1 + max((rank for path in tree for rank in path), default=0),
+        "tree_width": 1 + max((order for path in tree for order in path), default=0),
     }
 
 

@@ -68,8 +68,8 @@ def count_tokens(count: TextCount, encode: Encode) -> list[int]:
         counts.update(encode(read_text(file)))
     if not counts:
         raise ValueError(f"{KEY}: there are no tokens in {', '.join(map(str, count.texts))}")
-    ranked = sorted(counts, key=lambda token: (-counts[token], token))
-    return sorted(ranked[: count.size])
+    by_count = sorted(counts, key=lambda token: (-counts[token], token))
+    return sorted(by_count[: count.size])
 
 
 def _parse_count(value: Mapping[str, Any]) -> TextCount:

@@ -30,7 +30,7 @@ class StopStrings:
 
     def __init__(self, strings: Iterable[str]) -> None:
         self._strings = list(dict.fromkeys(strings))
-        self._places = dict(zip(self._strings, range(len(self._strings)), strict=True))
+        self._indices = dict(zip(self._strings, range(len(self._strings)), strict=True))
         self._sorted = sorted(self._strings)
         self._root = _Node(0, len(self._sorted), 0)
 
@@ -74,8 +74,8 @@ class StopStrings:
         node.found = fallback.found
         first = self._sorted[node.begin]
         if len(first) == node.depth:
-            place = self._places[first]
-            node.found = place if node.found is None else min(place, node.found)
+            index = self._indices[first]
+            node.found = index if node.found is None else min(index, node.found)
             if node.end - node.begin == 1:
                 node.num_begun = fallback.num_begun
 

@@ -86,15 +86,15 @@ def as_bad_request(errors: Any) -> ApiError:
     A field of several types has an error per type; these become one.
     """
     first = errors[0]
-    place = _place(first)
+    field = _field_of(first)
     if first["type"] == "json_invalid":
         why = first.get("ctx", {}).get("error", first["msg"])
         where = first["loc"][-1]
-        return bad_request(f"{place}: not valid JSON: {why}, at character {where}", place)
-    wrong = dict.fromkeys(error["msg"] for error in errors if _place(error) == place)
+        return bad_request(f"{field}: not valid JSON: {why}, at character {where}", field)
+    wrong = dict.fromkeys(error["msg"] for error in errors if _field_of(error) == field)
     kinds = [message.removeprefix(_KIND) for message in wrong if message.startswith(_KIND)]
     message = _KIND + ", or ".join(kinds) if len(kinds) > 1 else next(iter(wrong))
-    return bad_request(f"{place}{_rest(first)}: {message}", place)
+    return bad_request(f"{field}{_rest(first)}: {message}", field)
 
 
 def _rest(error: Any) -> str:
@@ -110,7 +110,7 @@ def _rest(error: Any) -> str:
     return "".join(parts)
 
 
-def _place(error: Any) -> str:
+def _field_of(error: Any) -> str:
     """The field, or "body" for the whole body. The parts after the field are types."""
     field = error["loc"][1] if len(error["loc"]) > 1 else ""
     return field if isinstance(field, str) and field else "body"

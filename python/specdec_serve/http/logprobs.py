@@ -89,7 +89,7 @@ class CompletionLogprobs:
             text = flat.decoded_tokens[begin] if begin < end else self._names.first_text(token_id)
             # The text may lack the tokens that a tokenizer puts around it, and the space that a
             # tokenizer puts before it.
-            position, length = _place_at(prompt_text, position, text or "")
+            position, length = _find_piece(prompt_text, position, text or "")
             lists.add(self._names, position, token_id, text, flat, i)
             position += length
         self._offset = len(prompt_text)
@@ -126,12 +126,12 @@ class _Lists:
         token_id: int,
         text: str | None,
         flat: FlatLogprobs,
-        place: int,
+        index: int,
     ) -> None:
         """Adds a position; a position without entries has no logprobs."""
         self._offsets.append(str(offset))
         self._tokens.append(dumps(names.name(token_id, text)))
-        begin, end = flat.start_indices[place], flat.end_indices[place]
+        begin, end = flat.start_indices[index], flat.end_indices[index]
         if begin == end:
             self._logprobs.append("null")
             self._tops.append("null")
@@ -214,7 +214,7 @@ def _number(logprob: float) -> str:
     return repr(logprob) if logprob > _LOWEST else "-9999.0"
 
 
-def _place_at(text: str, position: int, piece: str) -> tuple[int, int]:
+def _find_piece(text: str, position: int, piece: str) -> tuple[int, int]:
     """The position of a token's text `piece` in `text`, at or after `position`, and its length.
 
     A tokenizer may put a space before the text or write characters differently. Then the token is

@@ -34,63 +34,63 @@ def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     ]
 
 
-def plain_message(message: Any, place: str, field: str) -> dict[str, Any]:
-    """One message; `place` is its location in the field."""
+def plain_message(message: Any, path: str, field: str) -> dict[str, Any]:
+    """One message; `path` is its location in the field."""
     if not isinstance(message, Mapping):
-        raise bad_request(f'{place} must be an object with "role" and "content"', field)
+        raise bad_request(f'{path} must be an object with "role" and "content"', field)
     if not isinstance(message.get("role"), str) or not message["role"]:
-        raise bad_request(f'{place} needs a "role", such as "user"', field)
+        raise bad_request(f'{path} needs a "role", such as "user"', field)
     plain = {name: value for name, value in message.items() if value is not None}
     for name, advice in _NOT_READ.items():
         if name in plain:
-            raise bad_request(f"{place}.{name} is not read: {advice}", field)
+            raise bad_request(f"{path}.{name} is not read: {advice}", field)
     if "content" not in message and "refusal" not in plain and "tool_calls" not in plain:
-        raise bad_request(f'{place} needs "content", text or null', field)
+        raise bad_request(f'{path} needs "content", text or null', field)
     content = plain.get("content", plain.get("refusal"))  # an assistant may refuse
-    plain["content"] = None if content is None else text_of(content, f"{place}.content", field)
+    plain["content"] = None if content is None else text_of(content, f"{path}.content", field)
     for name in ("name", "tool_call_id"):
         if not isinstance(plain.get(name), str | None):
-            raise bad_request(f"{place}.{name} must be a string", field)
+            raise bad_request(f"{path}.{name} must be a string", field)
     if not isinstance(plain.get("tool_calls"), list | None):
-        raise bad_request(f"{place}.tool_calls must be a list", field)
+        raise bad_request(f"{path}.tool_calls must be a list", field)
     return plain
 
 
-def text_of(content: Any, place: str, field: str) -> str:
+def text_of(content: Any, path: str, field: str) -> str:
     """The text of a message's content: a string, or a list of text parts.
 
     Raises ApiError for parts of other kinds.
     """
     if isinstance(content, str):
-        return _checked(content, place, field)
+        return _checked(content, path, field)
     if not isinstance(content, list):
-        raise bad_request(f"{place} must be a string or a list of text parts", field)
-    parts = (_text_of_part(part, f"{place}[{i}]", field) for i, part in enumerate(content))
+        raise bad_request(f"{path} must be a string or a list of text parts", field)
+    parts = (_text_of_part(part, f"{path}[{i}]", field) for i, part in enumerate(content))
     return "\n".join(parts)
 
 
-def _text_of_part(part: Any, place: str, field: str) -> str:
+def _text_of_part(part: Any, path: str, field: str) -> str:
     if isinstance(part, str):
-        return _checked(part, place, field)
+        return _checked(part, path, field)
     if not isinstance(part, Mapping):
-        raise bad_request(f"{place} must be a content part or a string", field)
+        raise bad_request(f"{path} must be a content part or a string", field)
     kind = part.get("type", "text")
     key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
     if key is None:
         raise bad_request(
-            f"{place} has the type {str(kind)[:40]!r}, but this model reads text alone: send parts "
+            f"{path} has the type {str(kind)[:40]!r}, but this model reads text alone: send parts "
             'of the type "text"',
             field,
         )
     warn_of_unknown(part, {"type", key, *_OF_ANSWERS})
     text = part.get(key)
     if not isinstance(text, str):
-        raise bad_request(f'{place} needs a string "{key}"', field)
-    return _checked(text, place, field)
+        raise bad_request(f'{path} needs a string "{key}"', field)
+    return _checked(text, path, field)
 
 
-def _checked(text: str, place: str, field: str) -> str:
+def _checked(text: str, path: str, field: str) -> str:
     try:
-        return check_text(place, text)
+        return check_text(path, text)
     except ValueError as error:
         raise ApiError(400, str(error)[:500], param=field) from error

@@ -30,11 +30,11 @@ class Item(abc.ABC):
         """The item as it is now."""
 
     @abc.abstractmethod
-    def opening(self, place: dict[str, Any]) -> list[Written]:
+    def opening(self, address: dict[str, Any]) -> list[Written]:
         """Events after the item's announcement, before its first content."""
 
     @abc.abstractmethod
-    def closing(self, place: dict[str, Any]) -> list[Written]:
+    def closing(self, address: dict[str, Any]) -> list[Written]:
         """Events before the item's end."""
 
 
@@ -66,27 +66,29 @@ class MessageItem(Item):
             "content": [] if self._is_new else [self.part()],
         }
 
-    def opening(self, place: dict[str, Any]) -> list[Written]:
+    def opening(self, address: dict[str, Any]) -> list[Written]:
         """The part begins."""
         self._is_new = False
-        return [("response.content_part.added", {**place, "content_index": 0, "part": self.part()})]
+        return [
+            ("response.content_part.added", {**address, "content_index": 0, "part": self.part()})
+        ]
 
-    def add(self, text: str, logprobs: Logprobs, place: dict[str, Any]) -> list[Written]:
+    def add(self, text: str, logprobs: Logprobs, address: dict[str, Any]) -> list[Written]:
         """More text."""
         self.text += text
         self.logprobs += logprobs
-        members = {**place, "content_index": 0, "delta": text, "logprobs": logprobs}
+        members = {**address, "content_index": 0, "delta": text, "logprobs": logprobs}
         return [("response.output_text.delta", members)]
 
-    def closing(self, place: dict[str, Any]) -> list[Written]:
+    def closing(self, address: dict[str, Any]) -> list[Written]:
         """The text and its part end."""
-        place = {**place, "content_index": 0}
+        address = {**address, "content_index": 0}
         return [
             (
                 "response.output_text.done",
-                {**place, "text": self.text, "logprobs": self.logprobs},
+                {**address, "text": self.text, "logprobs": self.logprobs},
             ),
-            ("response.content_part.done", {**place, "part": self.part()}),
+            ("response.content_part.done", {**address, "part": self.part()}),
         ]
 
 
@@ -110,18 +112,18 @@ class CallItem(Item):
             "arguments": self.arguments,
         }
 
-    def opening(self, place: dict[str, Any]) -> list[Written]:
+    def opening(self, address: dict[str, Any]) -> list[Written]:
         """Nothing: arguments have no part of their own."""
         return []
 
-    def add(self, arguments: str, place: dict[str, Any]) -> list[Written]:
+    def add(self, arguments: str, address: dict[str, Any]) -> list[Written]:
         """More of the arguments."""
         self.arguments += arguments
-        return [("response.function_call_arguments.delta", {**place, "delta": arguments})]
+        return [("response.function_call_arguments.delta", {**address, "delta": arguments})]
 
-    def closing(self, place: dict[str, Any]) -> list[Written]:
+    def closing(self, address: dict[str, Any]) -> list[Written]:
         """The arguments end."""
-        members = {**place, "name": self._name, "arguments": self.arguments}
+        members = {**address, "name": self._name, "arguments": self.arguments}
         return [("response.function_call_arguments.done", members)]
 
 
@@ -214,7 +216,7 @@ class OutputItems:
             case Arguments():
                 call = self._items[-1]
                 assert isinstance(call, CallItem)
-                return call.add(event.text, self._place)
+                return call.add(event.text, self._address)
             case CallFails():
                 return self._close("incomplete")
 
@@ -237,7 +239,7 @@ class OutputItems:
             logprobs.append(entry)
         self._num_ahead = max(0, -num_left)
         if text or logprobs:
-            written += message.add(text, logprobs, self._place)
+            written += message.add(text, logprobs, self._address)
         return written
 
     @property
@@ -247,7 +249,7 @@ class OutputItems:
         return item if isinstance(item, MessageItem) else None
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _address(self) -> dict[str, Any]:
         return {"item_id": self._items[-1].id, "output_index": len(self._items) - 1}
 
     def _open(self, item: Item) -> list[Written]:
@@ -255,14 +257,14 @@ class OutputItems:
         self._is_open = True
         index = len(self._items) - 1
         added = ("response.output_item.added", {"output_index": index, "item": item.json()})
-        return [added, *item.opening(self._place)]
+        return [added, *item.opening(self._address)]
 
     def _close(self, status: str) -> list[Written]:
         if not self._is_open:
             return []
         self._is_open = False
         item = self._items[-1]
-        written = item.closing(self._place)
+        written = item.closing(self._address)
         item.status = status
         index = len(self._items) - 1
         return [

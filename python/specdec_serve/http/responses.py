@@ -96,12 +96,12 @@ def call_of(
     )
 
 
-def _of_input(error: ValueError, places: list[str]) -> ApiError:
+def _of_input(error: ValueError, paths: list[str]) -> ApiError:
     """Translates an error about chat messages to the locations in the client's input."""
     message = str(error)
     if found := re.match(r"messages(?:\[(\d+)\])?", message):
-        place = "input" if found[1] is None else places[int(found[1])]
-        return bad_request(place + message[found.end() :], place.partition("[")[0])
+        path = "input" if found[1] is None else paths[int(found[1])]
+        return bad_request(path + message[found.end() :], path.partition("[")[0])
     return bad_request(message, "input")
 
 

@@ -107,7 +107,7 @@ class Work:
 Runner: TypeAlias = Callable[[Work], AsyncGenerator["str | Outputs", None]]
 
 
-class _Place(NamedTuple):
+class _Cursor(NamedTuple):
     """A position in a completion.
 
     Attributes:
@@ -119,7 +119,7 @@ class _Place(NamedTuple):
     logprob: float = 0.0
 
 
-_START = _Place()
+_START = _Cursor()
 
 
 @dataclasses.dataclass
@@ -133,18 +133,18 @@ class _Seen:
     """
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
-    end: _Place = _START
-    last: _Place = _START
-    resumed: _Place = _START
+    end: _Cursor = _START
+    last: _Cursor = _START
+    resumed: _Cursor = _START
     has_ended: bool = False
     num_repeated_tokens: int = 0
     num_repeated_chars: int = 0
 
-    def resume(self, place: _Place) -> list[int]:
+    def resume(self, cursor: _Cursor) -> list[int]:
         """Notes that another replica begins at `place`. Returns the tokens before."""
-        self.resumed = place
-        self.num_repeated_tokens, self.num_repeated_chars, _ = place
-        return self.token_ids[: place.num_tokens]
+        self.resumed = cursor
+        self.num_repeated_tokens, self.num_repeated_chars, _ = cursor
+        return self.token_ids[: cursor.num_tokens]
 
 
 class Splice:
@@ -160,7 +160,7 @@ class Splice:
         self._is_begun = [False] * num_prompts
         self._num_open = [item.params.n for item in work.items]  # completions that have not ended
         # Index of the prompt and of the first completion, for each item of the current replica.
-        self._places = [(index, 0) for index in range(num_prompts)]
+        self._origins = [(index, 0) for index in range(num_prompts)]
 
     @property
     def is_finished(self) -> bool:
@@ -169,18 +169,18 @@ class Splice:
 
     def work_left(self, avoided: frozenset[str]) -> Work:
         """The work that is left for another replica, whose outputs come next."""
-        self._places = []
+        self._origins = []
         items = []
         for index, item in enumerate(self._work.items):
             if not self._is_begun[index]:
-                self._places.append((index, 0))
+                self._origins.append((index, 0))
                 items.append(item)
                 continue
             for completion in range(item.params.n):
                 seen = self._seen[index].setdefault(completion, _Seen())
                 if not seen.has_ended:
                     tokens = seen.resume(seen.last if self._work.repeats else seen.end)
-                    self._places.append((index, completion))
+                    self._origins.append((index, completion))
                     items.append(item.rest_of(completion, tokens))
         return dataclasses.replace(self._work, items=items, avoided=avoided)
 
@@ -191,7 +191,7 @@ class Splice:
         """
         shown = []
         for item, output in outputs:
-            index, first = self._places[item]
+            index, first = self._origins[item]
             new = self._new_output(index, first, output)
             if new is not None:
                 shown.append((index, new))
@@ -243,7 +243,7 @@ class Splice:
         if token_ids:
             seen.last = seen.end
         seen.token_ids.extend(token_ids)
-        seen.end = _Place(len(seen.token_ids), seen.end.num_chars + len(text), logprob or 0.0)
+        seen.end = _Cursor(len(seen.token_ids), seen.end.num_chars + len(text), logprob or 0.0)
         seen.has_ended = is_end
         self._num_open[index] -= is_end
         trees = part.draft_trees

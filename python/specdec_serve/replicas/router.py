@@ -34,8 +34,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc, unused-ignore]
         cache = self.replica_queue_len_cache
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         queues = {name: cache.get(r.replica_id) or 0 for name, r in by_name.items()}
-        ranked = self._prefixes.ranked(_keys_of(work), queues, work.avoided)
-        return [[by_name[name]] for name in ranked]
+        by_preference = self._prefixes.by_preference(_keys_of(work), queues, work.avoided)
+        return [[by_name[name]] for name in by_preference]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any

@@ -31,7 +31,7 @@ class PrefixMap:
         self._replicas: dict[bytes, str] = {}  # the least recently used first
         self._capacity = capacity
 
-    def ranked(
+    def by_preference(
         self, keys: Sequence[bytes], queues: Mapping[str, int], avoided: frozenset[str]
     ) -> list[str]:
         """All replicas, the best first. `queues` are the numbers of requests in each.

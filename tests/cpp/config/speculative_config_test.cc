@@ -189,7 +189,7 @@ TEST(SpeculativeConfig, HeadsAreCheckedAsDraftModelsAre) {
   };
   using D = DrafterConfig;
   for (const auto& [method, name] : kEnumNames<DraftMethod>) {
-    if (!is_head(method)) continue;
+    if (!is_draft_head(method)) continue;
     expect_all_refused({
         {"model", method, drafter(&D::model, std::string())},
         {"quantization", method, drafter(&D::quantization, std::string("awq"))},

@@ -73,13 +73,13 @@ TEST(KSlices, TheSlicesOfEveryRunFoldToItsSubtrees) {
   std::mt19937 random(1);
   for (int first = 0; first < kNumSlices; ++first) {
     for (int count = 1; first + count <= kNumSlices; ++count) {
-      const FoldPlan plan = fold_plan(SliceRun{first, count});
+      const FoldOrder order = fold_order_of(SliceRun{first, count});
       const auto subtrees = subtrees_of({first, count});
-      ASSERT_EQ(plan.num_left, subtrees.count);
+      ASSERT_EQ(order.num_left, subtrees.count);
       // Powers of two tell which slices a sum has.
       std::vector<float> bits;
       for (int s = first; s < first + count; ++s) bits.push_back(std::ldexp(1.0f, s));
-      fold(plan, bits.data());
+      fold(order, bits.data());
       for (int i = 0; i < subtrees.count; ++i) {
         float expected = 0.0f;
         for (int s = subtrees.nodes[i].first; s < subtrees.nodes[i].end(); ++s) {
@@ -105,16 +105,16 @@ TEST(KSlices, WhateverTheRunsAreTheTotalHasTheBitsOfTheTree) {
         int end = first + 1;
         while (end < kNumSlices && (cuts >> (end - 1) & 1) == 0) ++end;
         std::vector<float> run(sums.begin() + first, sums.begin() + end);
-        const FoldPlan plan = fold_plan(SliceRun{first, end - first});
-        fold(plan, run.data());
-        planes.insert(planes.end(), run.begin(), run.begin() + plan.num_left);
+        const FoldOrder order = fold_order_of(SliceRun{first, end - first});
+        fold(order, run.data());
+        planes.insert(planes.end(), run.begin(), run.begin() + order.num_left);
         for (const SliceRun& node : subtrees_of({first, end - first})) nodes.push_back(node);
         first = end;
       }
       if (nodes.size() > kNumSlices) FAIL();
-      const FoldPlan plan = fold_plan(nodes);
-      ASSERT_EQ(plan.num_left, 1);
-      fold(plan, planes.data());
+      const FoldOrder order = fold_order_of(nodes);
+      ASSERT_EQ(order.num_left, 1);
+      fold(order, planes.data());
       ASSERT_EQ(planes[0], expected) << cuts;
     }
     // The same slices in another order are another sum: the test would see it.

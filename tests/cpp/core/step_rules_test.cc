@@ -102,11 +102,11 @@ TEST(StepRules, AHeadRunsAcceptedDraftsAgain) {
     for (int num_drafts = 1; num_drafts <= 12; ++num_drafts) {
       for (int num_accepted = 0; num_accepted <= num_drafts; ++num_accepted) {
         const int num_seen =
-            num_seen_after(DraftModelKind::kHead, 7, num_drafts, num_accepted, is_tree);
+            num_seen_after(DraftModelKind::kDraftHead, 7, num_drafts, num_accepted, is_tree);
         const int num_tokens = 7 + num_accepted + 1;
-        const int first = first_unseen(DraftModelKind::kHead, num_tokens, num_seen);
+        const int first = first_unseen(DraftModelKind::kDraftHead, num_tokens, num_seen);
         EXPECT_EQ(first, 7);  // after the root of the step before
-        EXPECT_LE(num_tokens - first, max_unseen_after(DraftModelKind::kHead, num_drafts));
+        EXPECT_LE(num_tokens - first, max_unseen_after(DraftModelKind::kDraftHead, num_drafts));
       }
     }
   }
@@ -115,11 +115,11 @@ TEST(StepRules, AHeadRunsAcceptedDraftsAgain) {
 TEST(StepRules, AHeadHasNoRowForTheFirstToken) {
   EXPECT_EQ(first_unseen(DraftModelKind::kModel, 5, 0), 0);
   EXPECT_EQ(first_unseen(DraftModelKind::kModel, 5, 3), 3);
-  EXPECT_EQ(first_unseen(DraftModelKind::kHead, 5, 0), 1);
-  EXPECT_EQ(first_unseen(DraftModelKind::kHead, 5, 3), 3);
-  EXPECT_EQ(first_unseen(DraftModelKind::kStatelessHead, 5, 0), 4);
-  EXPECT_EQ(first_unseen(DraftModelKind::kHead, 1, 0), 1);
-  EXPECT_EQ(first_unseen(DraftModelKind::kStatelessHead, 1, 0), 1);
+  EXPECT_EQ(first_unseen(DraftModelKind::kDraftHead, 5, 0), 1);
+  EXPECT_EQ(first_unseen(DraftModelKind::kDraftHead, 5, 3), 3);
+  EXPECT_EQ(first_unseen(DraftModelKind::kStatelessDraftHead, 5, 0), 4);
+  EXPECT_EQ(first_unseen(DraftModelKind::kDraftHead, 1, 0), 1);
+  EXPECT_EQ(first_unseen(DraftModelKind::kStatelessDraftHead, 1, 0), 1);
 }
 
 TEST(StepRules, NoiseStreamsAreCountedModuloThoseThatAreFree) {

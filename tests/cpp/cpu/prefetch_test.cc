@@ -20,11 +20,11 @@ TEST(CpuPrefetch, SetsOfZen4HaveKernelsForBothCaches) {
   for (const Isa isa : supported_isas()) {
     const KernelTable into_l1 = kernel_table(isa, PrefetchInto::kL1);
     const KernelTable into_l2 = kernel_table(isa, PrefetchInto::kL2);
-    const bool has_products = isa == Isa::kAvx512Bf16;
+    const bool has_projections = isa == Isa::kAvx512Bf16;
     const bool has_attention =
-        has_products || isa == Isa::kAvx512 || isa == Isa::kAvxVnni || isa == Isa::kAvx2;
+        has_projections || isa == Isa::kAvx512 || isa == Isa::kAvxVnni || isa == Isa::kAvx2;
     for (int format = 0; format < kNumPackedFormats; ++format) {
-      EXPECT_EQ(into_l1.linear.run[format] != into_l2.linear.run[format], has_products)
+      EXPECT_EQ(into_l1.linear.run[format] != into_l2.linear.run[format], has_projections)
           << name_of(isa) << " " << format;
     }
     for (int kind = 0; kind < kNumKvKinds; ++kind) {

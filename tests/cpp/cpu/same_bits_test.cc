@@ -102,10 +102,10 @@ TEST(CpuSameBits, EveryKernelSetGivesThoseOfTheFile) {
 TEST(CpuSameBits, TheLastBitOfAnyResultCounts) {
   const Hashes expected = read_file();
   for (auto& [name, values] : results_of(best_isa())) {
-    for (const size_t place : {size_t{0}, values.size() / 2, values.size() - 1}) {
+    for (const size_t index : {size_t{0}, values.size() / 2, values.size() - 1}) {
       std::vector<float> changed = values;
-      changed[place] = std::bit_cast<float>(std::bit_cast<uint32_t>(values[place]) ^ 1);
-      EXPECT_NE(hash_of(changed), expected.at(name)) << name << " at " << place;
+      changed[index] = std::bit_cast<float>(std::bit_cast<uint32_t>(values[index]) ^ 1);
+      EXPECT_NE(hash_of(changed), expected.at(name)) << name << " at " << index;
     }
   }
 }

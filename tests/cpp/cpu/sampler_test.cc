@@ -123,11 +123,11 @@ TEST_P(Sampling, TiedTokensCutByTopPAreNeverDrawn) {
 
 TEST_P(Sampling, GreedyTakesTheFirstMaximumWhereverItStands) {
   for (const int vocab_size : {1, 2, 15, 64, 65, 4096, 4097, 10007}) {
-    for (const int place : {0, 1, vocab_size / 2, vocab_size - 2, vocab_size - 1}) {
-      if (place < 0 || place >= vocab_size) continue;
+    for (const int token : {0, 1, vocab_size / 2, vocab_size - 2, vocab_size - 1}) {
+      if (token < 0 || token >= vocab_size) continue;
       std::vector<float> logits = random_values(vocab_size, 3);
-      for (int i = place; i < vocab_size; i += 40) logits[i] = 9.0f;
-      EXPECT_EQ(sampler_.sample_one(logits, {.temperature = 0}).token_id, place);
+      for (int i = token; i < vocab_size; i += 40) logits[i] = 9.0f;
+      EXPECT_EQ(sampler_.sample_one(logits, {.temperature = 0}).token_id, token);
     }
   }
 }

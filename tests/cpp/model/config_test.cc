@@ -30,7 +30,7 @@ TEST(ModelConfig, ReadsLlama) {
   EXPECT_TRUE(config.final_norm);
   for (const LayerSpec& layer : config.layers) {
     EXPECT_EQ(layer.mlp, MlpKind::kGated);
-    EXPECT_EQ(layer.norms, NormPlaces::kInput);
+    EXPECT_EQ(layer.norms, NormPlacement::kInput);
     EXPECT_EQ(layer.inner_size, 96);
     EXPECT_EQ(layer.attention_scale, 0.25f);
   }

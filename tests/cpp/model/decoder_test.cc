@@ -221,7 +221,7 @@ TEST_F(DecoderTest, PartsMayBeAnotherDecoders) {
   const std::vector<float> expected = whole.run(tokens, 32);
   ModelParts borrowed;
   borrowed.embedding = whole.decoder().parts().embedding;
-  borrowed.head = whole.decoder().parts().head;
+  borrowed.lm_head = whole.decoder().parts().lm_head;
   tensors.erase("model.embed_tokens.weight");
   tensors.erase("lm_head.weight");
   write_checkpoint(directory_, tensors);

@@ -32,7 +32,7 @@ TEST(Family, ReadsOpt) {
   EXPECT_EQ(before.norm_kind, NormKind::kLayer);
   EXPECT_TRUE(before.learned_positions && before.final_norm && before.tie_word_embeddings);
   EXPECT_TRUE(before.qkv_bias && before.out_bias && before.mlp_bias);
-  EXPECT_EQ(before.layers.front().norms, NormPlaces::kInput);
+  EXPECT_EQ(before.layers.front().norms, NormPlacement::kInput);
   EXPECT_EQ(before.layers.front().mlp, MlpKind::kPlain);
   EXPECT_EQ(before.activation, Activation::kRelu);
   EXPECT_EQ(before.learned_position_offset, 2);
@@ -40,7 +40,7 @@ TEST(Family, ReadsOpt) {
   EXPECT_EQ(before.layers.front().inner_size, 96);
   const ModelConfig after =
       load(body + R"(,"do_layer_norm_before":false,"word_embed_proj_dim":32,"enable_bias":false})");
-  EXPECT_EQ(after.layers.front().norms, NormPlaces::kResidual);
+  EXPECT_EQ(after.layers.front().norms, NormPlacement::kResidual);
   EXPECT_TRUE(!after.final_norm && !after.qkv_bias);
   EXPECT_EQ(after.embed_dim, 32);
   EXPECT_FALSE(load(body + R"(,"_remove_final_layer_norm":true})").final_norm);
@@ -62,7 +62,7 @@ TEST(Family, GemmaLayersHaveTheirOwnWindowsAndRopes) {
   EXPECT_EQ(config.ropes[1].kind, RopeKind::kDefault);
   EXPECT_EQ(max_positions(config), 256);  // which the factor has gone into
   EXPECT_EQ(config.layers[0].attention_scale, 0.125f);
-  EXPECT_EQ(config.layers[0].norms, NormPlaces::kInputAndOutput);
+  EXPECT_EQ(config.layers[0].norms, NormPlacement::kInputAndOutput);
   EXPECT_EQ(config.embedding_scale, 8.0f);
   EXPECT_EQ(config.head_dim, 256);
   EXPECT_EQ(config.activation, Activation::kGeluTanh);

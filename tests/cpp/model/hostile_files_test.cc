@@ -15,9 +15,9 @@
 #include "core/log.h"
 #include "engine/sizes.h"
 #include "model/decoder.h"
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "testing/checkpoint_files.h"
-#include "testing/tiny_heads.h"
+#include "testing/tiny_draft_heads.h"
 #include "testing/tiny_llama.h"
 
 namespace specdec {
@@ -113,7 +113,7 @@ TEST_F(HostileFiles, MutatedIndexesAndGenerationConfigs) {
 
 // ---- draft heads
 
-namespace heads = testing::tiny_heads;
+namespace heads = testing::tiny_draft_heads;
 
 struct HeadFile {
   const char* name;
@@ -134,13 +134,13 @@ class HostileHeads : public HostileFiles, public ::testing::WithParamInterface<H
     DrafterConfig drafter;
     drafter.method = GetParam().method;
     drafter.model = head_.path();
-    const HeadTarget target = {.config = target_, .directory = directory_.path()};
-    const DraftHeadConfig config = load_head_config(drafter, target);
-    const auto head = load_head(config, {.target = target,
-                                         .target_parts = decoder_->parts(),
-                                         .backend = *backend_,
-                                         .max_model_len = 32,
-                                         .max_rows = 8});
+    const DraftHeadTarget target = {.config = target_, .directory = directory_.path()};
+    const DraftHeadConfig config = load_draft_head_config(drafter, target);
+    const auto head = load_draft_head(config, {.target = target,
+                                               .target_parts = decoder_->parts(),
+                                               .backend = *backend_,
+                                               .max_model_len = 32,
+                                               .max_rows = 8});
   }
 
   std::string head_content(const std::string& name) const {

@@ -48,7 +48,7 @@ ModelFacts shared(const std::vector<ModelFacts>& all, int size) {
   return {};
 }
 
-constexpr double kHead = 1000.0 * 512;
+constexpr double kLmHead = 1000.0 * 512;
 constexpr double kAttention = 512 * 64 * (2.0 * 8 + 2 * 4);
 constexpr double kLayer = kAttention + 3.0 * 512 * 1024;
 constexpr double kToken = 2.0 * 4 * 64 * 2;  // bytes of keys and values in a layer
@@ -56,13 +56,13 @@ constexpr double kToken = 2.0 * 4 * 64 * 2;  // bytes of keys and values in a la
 TEST(ModelFactsTest, OfADenseModel) {
   const ModelFacts facts = llama()[0];
   EXPECT_EQ(facts.num_layers(), 4);
-  EXPECT_EQ(facts.pass_bytes(1, 1, 100), 2 * (4 * kLayer + kHead) + 4 * 101 * kToken);
+  EXPECT_EQ(facts.pass_bytes(1, 1, 100), 2 * (4 * kLayer + kLmHead) + 4 * 101 * kToken);
   EXPECT_EQ(facts.pass_bytes(6, 2, 100) - facts.pass_bytes(1, 1, 100), 4 * 105 * kToken);
-  EXPECT_EQ(facts.pass_flops(3, 0), 3 * 2 * (4 * kLayer + kHead));
+  EXPECT_EQ(facts.pass_flops(3, 0), 3 * 2 * (4 * kLayer + kLmHead));
   EXPECT_EQ(facts.pass_flops(3, 10) - facts.pass_flops(3, 0), 3 * 4 * 4 * 8 * 64 * 10);
-  EXPECT_EQ(facts.pass_flops(3, 10) - facts.pass_flops(3, 10, 1), 2 * 2 * kHead);
-  EXPECT_EQ(facts.memory_bytes(10), 2 * (4 * kLayer + 2 * kHead) + 4 * 10 * kToken);
-  EXPECT_EQ(llama(kTied)[0].memory_bytes(0), 2 * (4 * kLayer + kHead));
+  EXPECT_EQ(facts.pass_flops(3, 10) - facts.pass_flops(3, 10, 1), 2 * 2 * kLmHead);
+  EXPECT_EQ(facts.memory_bytes(10), 2 * (4 * kLayer + 2 * kLmHead) + 4 * 10 * kToken);
+  EXPECT_EQ(llama(kTied)[0].memory_bytes(0), 2 * (4 * kLayer + kLmHead));
   EXPECT_EQ(facts.num_exchanges(), 0);
   EXPECT_EQ(facts.received_bytes(8), 0);
 }
@@ -73,10 +73,10 @@ TEST(ModelFactsTest, FormatsChangeBytesAndNotOperations) {
     EXPECT_EQ(facts.pass_flops(4, 9), llama()[0].pass_flops(4, 9));
     return facts.pass_bytes(0, 0, 0);
   };
-  EXPECT_EQ(weights({.dtype = "float32"}), 4 * (4 * kLayer + kHead));
-  EXPECT_EQ(weights({.quantization = "int8"}), 4 * kLayer + kHead);
-  EXPECT_EQ(weights({.quantization = "int4"}), 0.5625 * 4 * kLayer + 1.0625 * kHead);
-  EXPECT_EQ(weights({.quantization = "fp8"}), 4 * kLayer + 2 * kHead);
+  EXPECT_EQ(weights({.dtype = "float32"}), 4 * (4 * kLayer + kLmHead));
+  EXPECT_EQ(weights({.quantization = "int8"}), 4 * kLayer + kLmHead);
+  EXPECT_EQ(weights({.quantization = "int4"}), 0.5625 * 4 * kLayer + 1.0625 * kLmHead);
+  EXPECT_EQ(weights({.quantization = "fp8"}), 4 * kLayer + 2 * kLmHead);
   const ModelFacts facts = llama(kFourKvHeads, {.kv_cache_dtype = "int8"})[0];
   EXPECT_EQ(facts.pass_bytes(1, 1, 0) - facts.pass_bytes(0, 1, 0), 4 * kToken / 2 * (1 + 4.0 / 64));
 }
@@ -87,13 +87,14 @@ TEST(ModelFactsTest, RowsReadTheExpertsThatTheyChoose) {
                                      R"("num_experts_per_tok":2)")[0];
   const double expert = 3.0 * 512 * 1024;
   const double others = kAttention + 8 * 512;  // the router
-  EXPECT_EQ(facts.pass_bytes(1, 0, 0), 2 * (4 * (others + 2 * expert) + kHead) + 4 * kToken);
-  EXPECT_NEAR(facts.pass_bytes(1000, 0, 0), 2 * (4 * (others + 8 * expert) + kHead) + 4000 * kToken,
-              1);
+  EXPECT_EQ(facts.pass_bytes(1, 0, 0), 2 * (4 * (others + 2 * expert) + kLmHead) + 4 * kToken);
+  EXPECT_NEAR(facts.pass_bytes(1000, 0, 0),
+              2 * (4 * (others + 8 * expert) + kLmHead) + 4000 * kToken, 1);
   // The second row shares each expert of the first with a probability of a quarter.
-  EXPECT_NEAR(facts.pass_bytes(2, 0, 0), 2 * (4 * (others + 3.5 * expert) + kHead) + 8 * kToken, 1);
-  EXPECT_EQ(facts.pass_flops(1, 0), 2 * (4 * (others + 2 * expert) + kHead));
-  EXPECT_EQ(facts.memory_bytes(0), 2 * (4 * (others + 8 * expert) + 2 * kHead));
+  EXPECT_NEAR(facts.pass_bytes(2, 0, 0), 2 * (4 * (others + 3.5 * expert) + kLmHead) + 8 * kToken,
+              1);
+  EXPECT_EQ(facts.pass_flops(1, 0), 2 * (4 * (others + 2 * expert) + kLmHead));
+  EXPECT_EQ(facts.memory_bytes(0), 2 * (4 * (others + 8 * expert) + 2 * kLmHead));
 }
 
 TEST(ModelFactsTest, WindowsLimitWhatIsRead) {
@@ -114,7 +115,7 @@ TEST(ModelFactsTest, TwoRanksReadHalfAndExchangeTheRest) {
   EXPECT_EQ(half.received_bytes(3), 3 * 4 * (4 * 2 * 512 + 512 / 2 + 500));
   const ModelFacts untied = shared(llama(), 2);
   EXPECT_EQ(untied.num_exchanges(), 4 * 2 + 1);
-  EXPECT_EQ(untied.memory_bytes(0), 2 * (2 * kLayer + 1.5 * kHead));  // the whole embedding
+  EXPECT_EQ(untied.memory_bytes(0), 2 * (2 * kLayer + 1.5 * kLmHead));  // the whole embedding
 }
 
 // Three ranks have three, three and two of eight slices: 2 + 2 + 1 partial sums.
@@ -152,7 +153,7 @@ TEST(ModelFactsTest, StagesHoldTheModelOnce) {
     EXPECT_EQ(bytes, whole.pass_bytes(4, 2, 9));
     EXPECT_EQ(exchanges, whole.num_exchanges());
     // A head that is also the embedding is held at both ends.
-    EXPECT_EQ(memory, whole.memory_bytes(7) + (extra == kTied ? kHead : 0));
+    EXPECT_EQ(memory, whole.memory_bytes(7) + (extra == kTied ? kLmHead : 0));
   }
 }
 
@@ -160,12 +161,12 @@ TEST(ModelFactsTest, StagesHoldTheModelOnce) {
 
 std::vector<ModelFacts> head(DraftMethod method, const std::string& json,
                              const std::string& target = kTied) {
-  TempDirectory of_head, of_target;
-  of_head.write("config.json", json);
+  TempDirectory of_draft_head, of_target;
+  of_draft_head.write("config.json", json);
   of_target.write("config.json", json_of("LlamaForCausalLM", target));
   DrafterConfig drafter;
   drafter.method = method;
-  drafter.model = of_head.path();
+  drafter.model = of_draft_head.path();
   drafter.quantization = "none";
   return head_facts(drafter, of_target.path(), {});
 }
@@ -174,7 +175,7 @@ TEST(ModelFactsTest, OfDraftHeads) {
   const std::string layer = R"({"hidden_size":512,"intermediate_size":1024,"num_hidden_layers":1,)"
                             R"("num_attention_heads":8,"num_key_value_heads":4,"head_dim":64)";
   const std::vector<ModelFacts> eagle = head(DraftMethod::kEagle, layer + "}");
-  EXPECT_EQ(eagle[0].pass_flops(1, 0) / 2, kLayer + 2 * 512 * 512 + kHead);
+  EXPECT_EQ(eagle[0].pass_flops(1, 0) / 2, kLayer + 2 * 512 * 512 + kLmHead);
   EXPECT_EQ(shared(eagle, 2).num_exchanges(), 2 + 2);
   // Its first layer also reads the token's embedding, and it scores some tokens.
   const std::vector<ModelFacts> eagle3 =
@@ -186,7 +187,7 @@ TEST(ModelFactsTest, OfDraftHeads) {
   const std::vector<ModelFacts> medusa =
       head(DraftMethod::kMedusa, R"({"medusa_num_heads":3,"medusa_num_layers":2})");
   EXPECT_EQ(medusa.size(), 1U);
-  EXPECT_EQ(medusa[0].pass_flops(1, 7) / 2, 3 * (2 * 512 * 512 + kHead));
+  EXPECT_EQ(medusa[0].pass_flops(1, 7) / 2, 3 * (2 * 512 * 512 + kLmHead));
   EXPECT_EQ(medusa[0].pass_bytes(5, 5, 7), medusa[0].pass_flops(1, 7));
   const std::vector<ModelFacts> mlp =
       head(DraftMethod::kMlpSpeculator, R"({"emb_dim":512,"inner_dim":256,"n_predict":3})");

@@ -32,7 +32,8 @@ ModelConfig model(int num_heads, int num_kv_heads, int head_dim, int inner_size)
 struct Shards {
   Shards(const ModelConfig& config, int size)
       : groups(make_thread_communicators(size, seconds(1))) {
-    for (const auto& group : groups) all.emplace_back(config, RankPlace{.ranks = group.get()});
+    for (const auto& group : groups)
+      all.emplace_back(config, RankCoordinates{.ranks = group.get()});
   }
   std::vector<std::unique_ptr<Communicator>> groups;
   std::vector<ModelShard> all;
@@ -95,7 +96,7 @@ TEST(ModelShardTest, StagesHaveTheirLayers) {
   const ModelShard last(config, {.stage = 1, .num_stages = 2});
   EXPECT_EQ(first.config_of_share(config).num_layers, 1);
   EXPECT_EQ(last.config_of_share(config).num_layers, 2);
-  EXPECT_EQ(last.place().first_layer(3), 1);
+  EXPECT_EQ(last.coordinates().first_layer(3), 1);
   EXPECT_THROW(ModelShard(config, {.num_stages = 4}), InvalidArgument);
 }
 

@@ -30,10 +30,10 @@ class StoredLlama {
   static constexpr int64_t kVocab = 96, kHidden = 64, kInner = 512, kHeads = 32, kKvHeads = 8,
                            kHeadDim = 16;
 
-  StoredLlama(const TempDirectory& directory, const std::string& dtype, bool has_head)
+  StoredLlama(const TempDirectory& directory, const std::string& dtype, bool has_lm_head)
       : dtype_(dtype) {
-    add_matrix("model.embed_tokens.weight", kVocab, kHidden, "F32", has_head);
-    if (has_head) add_matrix("lm_head.weight", kVocab, kHidden, "F32", false);
+    add_matrix("model.embed_tokens.weight", kVocab, kHidden, "F32", has_lm_head);
+    if (has_lm_head) add_matrix("lm_head.weight", kVocab, kHidden, "F32", false);
     add_vector("model.norm.weight");
     const std::string layer = "model.layers.0.";
     add_vector(layer + "input_layernorm.weight");
@@ -52,7 +52,7 @@ class StoredLlama {
     directory.write("model.safetensors", file);
   }
 
-  static ModelConfig config(bool has_head) {
+  static ModelConfig config(bool has_lm_head) {
     ModelConfig config;
     config.architecture = "LlamaForCausalLM";
     config.vocab_size = kVocab;
@@ -61,7 +61,7 @@ class StoredLlama {
     config.num_heads = kHeads;
     config.num_kv_heads = kKvHeads;
     config.head_dim = kHeadDim;
-    config.tie_word_embeddings = !has_head;
+    config.tie_word_embeddings = !has_lm_head;
     config.layers = {LayerSpec{.inner_size = kInner}};
     return config;
   }
@@ -117,10 +117,10 @@ class StoredLlama {
 TEST(TensorLoader, ARankReadsItsRowsOfWhatIsCutByOutputs) {
   const auto backend = make_backend({.device = "cpu", .num_threads = 1, .act_dtype = DType::kF32});
   for (const std::string dtype : {"F32", "I8", "U8", "F8_E4M3"}) {
-    for (const bool has_head : {false, true}) {
+    for (const bool has_lm_head : {false, true}) {
       const TempDirectory directory;
-      const StoredLlama model(directory, dtype, has_head);
-      ModelConfig config = StoredLlama::config(has_head);
+      const StoredLlama model(directory, dtype, has_lm_head);
+      ModelConfig config = StoredLlama::config(has_lm_head);
       if (dtype == "F8_E4M3") config.scale_block = {.rows = 32, .cols = 32};
       int64_t whole_parameters = 0;
       for (const int size : {1, 2, 4}) {

@@ -13,29 +13,31 @@
 namespace specdec::testing {
 namespace {
 
-using Slots = std::vector<std::pair<uint64_t, int>>;  // ordinal, draft slots; of decoding sequences
+using Budgets =
+    std::vector<std::pair<uint64_t, int>>;  // ordinal, draft slots; of decoding sequences
 
-Slots slots_of(const ExecutionPlan& plan) {
-  Slots slots;
+Budgets budgets_of(const ExecutionPlan& plan) {
+  Budgets budgets;
   for (const ScheduledSequence& scheduled : plan.sequences) {
     if (!std::holds_alternative<Decoding>(scheduled.sequence->state)) continue;
-    slots.emplace_back(scheduled.sequence->ordinal, scheduled.num_draft_slots);
+    budgets.emplace_back(scheduled.sequence->ordinal, scheduled.draft_budget);
   }
-  return slots;
+  return budgets;
 }
 
 DraftBudget always(int num_drafts) {
-  return {.slots = [num_drafts](const Sequence&, int) { return num_drafts; }};
+  return {.wanted = [num_drafts](const Sequence&, int) { return num_drafts; }};
 }
 
-int all_slots(const ScheduledSequence& scheduled) { return scheduled.num_draft_slots; }
+int whole_budget(const ScheduledSequence& scheduled) { return scheduled.draft_budget; }
 
 // Takes a step whose plan has these rows and slots.
 void take(SchedulerHarness& harness, const ExecutionPlan& plan, const Rows& rows,
-          const Slots& slots, const std::source_location& at = std::source_location::current()) {
+          const Budgets& budgets,
+          const std::source_location& at = std::source_location::current()) {
   const ::testing::ScopedTrace trace(at.file_name(), static_cast<int>(at.line()), "the step");
   EXPECT_EQ(rows_of(plan), rows);
-  EXPECT_EQ(slots_of(plan), slots);
+  EXPECT_EQ(budgets_of(plan), budgets);
   harness.advance(plan);
 }
 
@@ -61,29 +63,29 @@ TEST(SchedulerDraftTest, NothingIsDraftedWithoutABudget) {
   harness.add(prompt_of(6));
   harness.step();
   ExecutionPlan plan = harness.plan();
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 0}}));
-  EXPECT_EQ(plan.num_draft_slots, 0);
+  EXPECT_EQ(budgets_of(plan), (Budgets{{0, 0}}));
+  EXPECT_EQ(plan.draft_budget, 0);
   plan.set_num_drafts(0, 0);
   EXPECT_EQ(plan.num_rows, 1);
   EXPECT_THROW(plan.set_num_drafts(0, 1), InternalError);
   harness.advance(plan);
 }
 
-TEST(SchedulerDraftTest, DecodingSequenceGetsSlotsAndBlocksAfterItsOneRow) {
+TEST(SchedulerDraftTest, DecodingSequenceGetsABudgetAndBlocksAfterItsOneRow) {
   SchedulerHarness harness(options({}));
   Sequence& sequence = harness.add(prompt_of(6));
   harness.step();  // 7 tokens, 6 computed
   ExecutionPlan plan = harness.plan(always(6));
   EXPECT_EQ(rows_of(plan), (Rows{{0, 1}}));
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 6}}));
+  EXPECT_EQ(budgets_of(plan), (Budgets{{0, 6}}));
   EXPECT_EQ(plan.num_rows, 1);
-  EXPECT_EQ(plan.num_draft_slots, 6);
+  EXPECT_EQ(plan.draft_budget, 6);
   EXPECT_EQ(sequence.blocks.num_blocks(), 4);  // 13 slots
   EXPECT_TRUE(plan.sequences[0].samples);
   harness.advance(plan);
 }
 
-TEST(SchedulerDraftTest, DraftsBecomeRowsUpToTheSlots) {
+TEST(SchedulerDraftTest, DraftsBecomeRowsUpToTheBudget) {
   SchedulerHarness harness(options({}));
   harness.add(prompt_of(6));
   harness.add(prompt_of(4, 200));
@@ -106,7 +108,7 @@ TEST(SchedulerDraftTest, PromptsDoNotDraftNorCountAsDecoding) {
   harness.add(prompt_of(3, 200));
   Sequence& prompt = harness.add(prompt_of(20, 300));
   std::vector<int> counts;
-  const DraftBudget budget{.slots = [&](const Sequence& sequence, int num_decoding) {
+  const DraftBudget budget{.wanted = [&](const Sequence& sequence, int num_decoding) {
     EXPECT_NE(&sequence, &prompt);
     counts.push_back(num_decoding);
     return 1;
@@ -122,10 +124,10 @@ TEST(SchedulerDraftTest, RowsForDraftsAreSharedOut) {
   for (int i = 0; i < 3; ++i) harness.add(prompt_of(2, 100 * i));
   harness.step();
   // Seven rows are left: another sequence is the one to get three.
-  for (const Slots& slots : {Slots{{0, 3}, {1, 2}, {2, 2}}, Slots{{0, 2}, {1, 3}, {2, 2}},
-                             Slots{{0, 2}, {1, 2}, {2, 3}}}) {
+  for (const Budgets& budgets : {Budgets{{0, 3}, {1, 2}, {2, 2}}, Budgets{{0, 2}, {1, 3}, {2, 2}},
+                                 Budgets{{0, 2}, {1, 2}, {2, 3}}}) {
     const ExecutionPlan plan = harness.plan(always(5));
-    EXPECT_EQ(slots_of(plan), slots);
+    EXPECT_EQ(budgets_of(plan), budgets);
     harness.advance(plan);
   }
 }
@@ -134,10 +136,10 @@ TEST(SchedulerDraftTest, RowsThatSomeDoNotWantGoToTheOldestFirst) {
   SchedulerHarness harness(options({.max_num_batched_tokens = 14}));
   for (int i = 0; i < 3; ++i) harness.add(prompt_of(2, 100 * i));
   harness.step();
-  const ExecutionPlan plan = harness.plan({.slots = [](const Sequence& sequence, int) {
+  const ExecutionPlan plan = harness.plan({.wanted = [](const Sequence& sequence, int) {
     return sequence.ordinal == 0 ? 6 : sequence.ordinal == 1 ? 1 : 5;
   }});
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 5}, {1, 1}, {2, 5}}));
+  EXPECT_EQ(budgets_of(plan), (Budgets{{0, 5}, {1, 1}, {2, 5}}));
   harness.advance(plan);
 }
 
@@ -151,8 +153,8 @@ TEST(SchedulerDraftTest, NobodyWaitsForDraftsBehindAnother) {
   budget.most_held = 1;
   for (uint64_t turn = 0; turn < 3; ++turn) {
     const ExecutionPlan plan = harness.plan(budget);
-    for (const auto& [ordinal, num_slots] : slots_of(plan)) {
-      EXPECT_EQ(num_slots, ordinal == turn ? 1 : 0);
+    for (const auto& [ordinal, draft_budget] : budgets_of(plan)) {
+      EXPECT_EQ(draft_budget, ordinal == turn ? 1 : 0);
     }
     harness.advance(plan);
   }
@@ -162,10 +164,11 @@ TEST(SchedulerDraftTest, BudgetOfEachSequenceIsItsOwn) {
   SchedulerHarness harness(options({}));
   for (int i = 0; i < 3; ++i) harness.add(prompt_of(2, 100 * i));
   harness.step();
-  const ExecutionPlan plan = harness.plan({.slots = [](const Sequence& sequence, int num_decoding) {
-    return sequence.ordinal == 1 ? 0 : num_decoding + static_cast<int>(sequence.ordinal);
-  }});
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 3}, {1, 0}, {2, 5}}));
+  const ExecutionPlan plan =
+      harness.plan({.wanted = [](const Sequence& sequence, int num_decoding) {
+        return sequence.ordinal == 1 ? 0 : num_decoding + static_cast<int>(sequence.ordinal);
+      }});
+  EXPECT_EQ(budgets_of(plan), (Budgets{{0, 3}, {1, 0}, {2, 5}}));
   harness.advance(plan);
 }
 
@@ -177,7 +180,7 @@ TEST(SchedulerDraftTest, DraftsShrinkToTheBlocksEveryRowHasLeft) {
   ASSERT_EQ(harness.pool().num_free(), 1);
   // The newer takes the last block for its row; the older's drafts do without one.
   const ExecutionPlan plan = harness.plan(always(6));
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 0}, {1, 3}}));  // the rest of that block
+  EXPECT_EQ(budgets_of(plan), (Budgets{{0, 0}, {1, 3}}));  // the rest of that block
   EXPECT_EQ(harness.pool().num_free(), 0);
   EXPECT_EQ(newer.num_preemptions, 0);
   harness.advance(plan);
@@ -188,13 +191,13 @@ TEST(SchedulerDraftTest, NothingIsDraftedThatCouldNotBeCommitted) {
   Sequence& sequence = harness.add(prompt_of(4), {.params = with_max_tokens(5)});
   harness.step();  // 1 of 5
   EXPECT_EQ(sequence.max_draft_depth(8), 3);
-  ExecutionPlan plan = harness.plan(always(8), all_slots);
-  EXPECT_EQ(plan.sequences[0].num_draft_slots, 8);  // of a tree
+  ExecutionPlan plan = harness.plan(always(8), whole_budget);
+  EXPECT_EQ(plan.sequences[0].draft_budget, 8);  // of a tree
   EXPECT_EQ(plan.sequences[0].max_draft_depth, 3);
   EXPECT_THROW(harness.scheduler().advance(plan, {{{0, 0, 0, 0, 0}}}), InternalError);
   harness.advance(plan, {{{0, 0, 0}}});  // 4 of 5: the last one follows from its row alone
   plan = harness.plan(always(8));
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 0}}));
+  EXPECT_EQ(budgets_of(plan), (Budgets{{0, 0}}));
   EXPECT_EQ(plan.sequences[0].max_draft_depth, 0);
   harness.advance(plan);
   EXPECT_TRUE(sequence.is_finished());
@@ -221,7 +224,7 @@ TEST(SchedulerDraftTest, DraftsGetNoBlockThatARunningPromptCanUse) {
   // 15 rows are left, 7 of them held for drafts; the prompt's 8 rows want the two blocks left.
   const ExecutionPlan plan = harness.plan(always(9));
   EXPECT_EQ(rows_of(plan), (Rows{{0, 1}, {1, 8}}));
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 0}}));
+  EXPECT_EQ(budgets_of(plan), (Budgets{{0, 0}}));
   EXPECT_EQ(prompt.num_preemptions, 0);
   harness.advance(plan);
 }
@@ -231,7 +234,7 @@ TEST(SchedulerDraftTest, DraftsGetNoBlockThatAnAdmissionNeeds) {
   harness.add(prompt_of(7), {.params = with_max_tokens(12)});
   harness.step();
   harness.add(prompt_of(12, 200), {.params = with_max_tokens(4)});
-  take(harness, harness.plan(always(9)), Rows{{0, 1}, {1, 12}}, Slots{{0, 0}});
+  take(harness, harness.plan(always(9)), Rows{{0, 1}, {1, 12}}, Budgets{{0, 0}});
 }
 
 TEST(SchedulerDraftTest, PromptsTakeTheRowsThatAreNotHeldForDrafts) {
@@ -241,7 +244,7 @@ TEST(SchedulerDraftTest, PromptsTakeTheRowsThatAreNotHeldForDrafts) {
   harness.add(prompt_of(20, 500));
   DraftBudget budget = always(6);
   budget.most_held = 3;
-  take(harness, harness.plan(budget), Rows{{0, 1}, {1, 1}, {2, 11}}, Slots{{0, 2}, {1, 1}});
+  take(harness, harness.plan(budget), Rows{{0, 1}, {1, 1}, {2, 11}}, Budgets{{0, 2}, {1, 1}});
 }
 
 TEST(SchedulerDraftTest, DraftsTakeRowsThatPromptsDoNotUseHoweverFewAreHeld) {
@@ -251,7 +254,7 @@ TEST(SchedulerDraftTest, DraftsTakeRowsThatPromptsDoNotUseHoweverFewAreHeld) {
   harness.add(prompt_of(3, 500));
   DraftBudget budget = always(6);
   budget.most_held = 0;
-  take(harness, harness.plan(budget), Rows{{0, 1}, {1, 1}, {2, 3}}, Slots{{0, 6}, {1, 5}});
+  take(harness, harness.plan(budget), Rows{{0, 1}, {1, 1}, {2, 3}}, Budgets{{0, 6}, {1, 5}});
 }
 
 TEST(SchedulerDraftTest, PromptsAndDraftsEachGetHalfOfTheRowsBothWant) {
@@ -259,8 +262,8 @@ TEST(SchedulerDraftTest, PromptsAndDraftsEachGetHalfOfTheRowsBothWant) {
   harness.add(prompt_of(4));
   harness.step();
   harness.add(prompt_of(30, 200));
-  take(harness, harness.plan(always(20)), Rows{{0, 1}, {1, 5}}, Slots{{0, 4}});
-  take(harness, harness.plan(always(2)), Rows{{0, 1}, {1, 7}}, Slots{{0, 2}});
+  take(harness, harness.plan(always(20)), Rows{{0, 1}, {1, 5}}, Budgets{{0, 4}});
+  take(harness, harness.plan(always(2)), Rows{{0, 1}, {1, 7}}, Budgets{{0, 2}});
 }
 
 TEST(SchedulerDraftTest, RowsThatPromptsDoNotUseGoToDrafts) {
@@ -268,7 +271,7 @@ TEST(SchedulerDraftTest, RowsThatPromptsDoNotUseGoToDrafts) {
   harness.add(prompt_of(4));
   harness.step();
   harness.add(prompt_of(2, 200));
-  take(harness, harness.plan(always(20)), Rows{{0, 1}, {1, 2}}, Slots{{0, 7}});
+  take(harness, harness.plan(always(20)), Rows{{0, 1}, {1, 2}}, Budgets{{0, 7}});
 }
 
 TEST(SchedulerDraftTest, OldestPromptAdvancesWhenOneRowIsLeft) {
@@ -278,7 +281,7 @@ TEST(SchedulerDraftTest, OldestPromptAdvancesWhenOneRowIsLeft) {
   harness.step();
   Sequence& prompt = harness.add(prompt_of(3, 300));
   for (int i = 0; i < 3; ++i) {
-    const ExecutionPlan plan = harness.plan(always(5), all_slots);
+    const ExecutionPlan plan = harness.plan(always(5), whole_budget);
     EXPECT_EQ(rows_of(plan), (Rows{{0, 1}, {1, 1}, {2, 1}}));
     harness.advance(plan);
   }
@@ -296,10 +299,10 @@ TEST(SchedulerDraftTest, PreemptedSequenceTakesItsDraftsOutOfThePlan) {
   harness.step();
   harness.step();
   ASSERT_EQ(harness.pool().num_free(), 0);
-  const ExecutionPlan plan = harness.plan(always(1), all_slots);
+  const ExecutionPlan plan = harness.plan(always(1), whole_budget);
   EXPECT_EQ(plan.preempted, (std::vector<Sequence*>{&newest}));
   EXPECT_EQ(rows_of(plan), (Rows{{0, 2}, {1, 4}}));
-  EXPECT_EQ(plan.num_draft_slots, 1);
+  EXPECT_EQ(plan.draft_budget, 1);
   EXPECT_EQ(plan.num_rows, 6);
   EXPECT_EQ(plan.num_prompt_rows, 4);
   harness.advance(plan);
@@ -311,7 +314,7 @@ TEST(SchedulerDraftTest, AcceptedTokensAreCommittedAndSpareBlocksGoBack) {
   SchedulerHarness harness(options({}));
   Sequence& sequence = harness.add(prompt_of(6));
   harness.step();
-  const ExecutionPlan plan = harness.plan(always(6), all_slots);
+  const ExecutionPlan plan = harness.plan(always(6), whole_budget);
   ASSERT_EQ(sequence.blocks.num_blocks(), 4);
   const std::vector<SequenceUpdate> updates = harness.advance(plan, {{{1, 2, 3}}});
   EXPECT_EQ(updates[0].num_new_tokens, 3);
@@ -327,8 +330,8 @@ TEST(SchedulerDraftTest, BlocksOfRejectedOrAbsentDraftsGoBack) {
   Sequence& sequence = harness.add(prompt_of(6), {.params = with_max_tokens(32)});
   harness.step();
   const int num_free = harness.pool().num_free();
-  harness.advance(harness.plan(always(12), all_slots));  // all rejected
-  EXPECT_EQ(harness.pool().num_free(), num_free);        // the token fits its second block
+  harness.advance(harness.plan(always(12), whole_budget));  // all rejected
+  EXPECT_EQ(harness.pool().num_free(), num_free);           // the token fits its second block
   EXPECT_EQ(sequence.num_tokens(), 8);
   harness.advance(harness.plan(always(12)));  // none drafted
   EXPECT_EQ(harness.pool().num_free(), num_free);
@@ -340,9 +343,10 @@ TEST(SchedulerDraftTest, PrefixCacheSeesCommittedTokensOnly) {
   SchedulerHarness harness(options({}));
   Sequence& sequence = harness.add(prompt_of(6), {.params = with_max_tokens(32)});
   harness.step();
-  harness.advance(harness.plan(always(14), all_slots));  // 20 tokens' KV written, 7 committed
+  harness.advance(harness.plan(always(14), whole_budget));  // 20 tokens' KV written, 7 committed
   EXPECT_EQ(harness.scheduler().prefix_cache().num_cached_blocks(), 1);
-  harness.advance(harness.plan(always(14), all_slots), {{{1, 2, 3, 1}}});  // 12 tokens, 11 with KV
+  harness.advance(harness.plan(always(14), whole_budget),
+                  {{{1, 2, 3, 1}}});  // 12 tokens, 11 with KV
   EXPECT_EQ(harness.scheduler().prefix_cache().num_cached_blocks(), 2);
   EXPECT_EQ(sequence.num_computed_tokens, 11);
   std::vector<int32_t> longer(sequence.tokens().begin(), sequence.tokens().end());
@@ -358,7 +362,7 @@ TEST(SchedulerDraftTest, StopTokenAmongAcceptedTokensCutsTheRest) {
   params.stop_token_ids = {42};
   Sequence& sequence = harness.add(prompt_of(6), {.params = params});
   harness.step();
-  const ExecutionPlan plan = harness.plan(always(7), all_slots);
+  const ExecutionPlan plan = harness.plan(always(7), whole_budget);
   const std::vector<SequenceUpdate> updates = harness.advance(plan, {{{1, 2, 42, 3, 4, 5, 6, 7}}});
   EXPECT_EQ(updates[0].num_new_tokens, 3);
   EXPECT_TRUE(updates[0].finished);
@@ -394,7 +398,7 @@ TEST(SchedulerDraftTest, DraftsPreemptNobodyAndHoldUpNobody) {
                                          .max_model_len = 40});
   SchedulerHarness plain(shared), drafting(shared);
   std::mt19937 random(5);
-  int num_preempted = 0, num_slots = 0;
+  int num_preempted = 0, draft_budget = 0;
   for (int i = 0; i < 3000 && !HasFailure(); ++i) {
     if (random() % 4 == 0 && plain.scheduler().num_waiting() < 4) {
       const int num_prompt_tokens = 1 + static_cast<int>(random() % 20);
@@ -407,12 +411,12 @@ TEST(SchedulerDraftTest, DraftsPreemptNobodyAndHoldUpNobody) {
     ASSERT_EQ(rows_of(plan), rows_of(expected));
     ASSERT_EQ(plan.preempted.size(), expected.preempted.size());
     num_preempted += static_cast<int>(plan.preempted.size());
-    num_slots += plan.num_draft_slots;
+    draft_budget += plan.draft_budget;
     plain.advance(expected);
     drafting.advance(plan);
   }
   EXPECT_GT(num_preempted, 50);
-  EXPECT_GT(num_slots, 1000);
+  EXPECT_GT(draft_budget, 1000);
 }
 
 }  // namespace

@@ -126,11 +126,11 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
   ExecutionPlan plan_with_drafts(SchedulerHarness& harness) {
     const size_t most = pick(GetParam().max_drafts + 1);
     const DraftBudget budget{
-        .slots = [&](const Sequence&, int) { return static_cast<int>(pick(most + 1)); },
+        .wanted = [&](const Sequence&, int) { return static_cast<int>(pick(most + 1)); },
         .most_held = one_in(2) ? 100 : static_cast<int>(pick(most + 1))};
     const ExecutionPlan plan = harness.plan(budget, [&](const ScheduledSequence& scheduled) {
-      const int num_slots = scheduled.num_draft_slots;
-      return one_in(2) ? num_slots : static_cast<int>(pick(num_slots + 1));
+      const int draft_budget = scheduled.draft_budget;
+      return one_in(2) ? draft_budget : static_cast<int>(pick(draft_budget + 1));
     });
     for (const ScheduledSequence& scheduled : plan.sequences) {
       num_drafting_ += max_accepted(scheduled) > 0;

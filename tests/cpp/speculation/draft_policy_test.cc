@@ -367,11 +367,11 @@ TEST(DraftPolicySteps, RowsAreHeldForAsManyDraftsAsWereVerifiedLately) {
   EXPECT_EQ(policy.most_held(), at_first);
 }
 
-TEST(DraftPolicySteps, SlotsAreNeverExceeded) {
+TEST(DraftPolicySteps, BudgetsAreNeverExceeded) {
   DraftPolicy policy = of_one({});
   settle(policy);
   for (int limit = 0; limit <= 6; ++limit) {
-    EXPECT_LE(policy.num_slots(kRequest, limit), limit);
+    EXPECT_LE(policy.draft_budget(kRequest, limit), limit);
     DraftPlan step = policy.begin_step(1, 0);
     DraftTree tree = chain_of(12, 0.99f);
     const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = limit};

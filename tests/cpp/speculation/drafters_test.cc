@@ -155,12 +155,12 @@ TEST(Drafters, WhereLengthsAdaptThePolicyDecidesWhatIsAskedAndVerified) {
               std::make_unique<FixedDrafter>(1, false, 2, Tokens{20}, &costly)),
       /*merge=*/false, /*adapts=*/true);
   // A step of the request that ends with `last`, in which `text` is emitted.
-  const auto step = [&](int32_t last, const Tokens& text, int num_slots) {
+  const auto step = [&](int32_t last, const Tokens& text, int draft_budget) {
     const Tokens tokens = {last};
     DraftPlan plan = drafters.policy()->begin_step(1, 0);
     DraftTree tree;
     DraftRequest request = request_for(tokens, tree, {.max_depth = 4, .max_nodes = 8});
-    request.num_slots = num_slots;
+    request.draft_budget = draft_budget;
     drafters.draft(plan, {&request, 1});
     drafters.policy()->record(plan, {.sequence = 0, .tokens = text});
     drafters.policy()->end_step(plan, 0.01);

@@ -79,8 +79,8 @@ TEST(GrammarPath, AForbiddenTokenIsToldByTheNextCall) {
 // "5 6 7" is forced after any token below 10; elsewhere all tokens are allowed.
 const ToyGrammar& forcing() {
   static const ToyGrammar grammar(kVocab, kEnd, [](const Tokens& before) {
-    const size_t place = before.size() % 4;
-    if (place > 0) return Tokens{static_cast<int32_t>(4 + place)};
+    const size_t phase = before.size() % 4;
+    if (phase > 0) return Tokens{static_cast<int32_t>(4 + phase)};
     return Tokens{0, 1, 3, 4, 5};
   });
   return grammar;
@@ -90,7 +90,7 @@ struct Drafted {
   explicit Drafted(const Grammar& grammar) : path(grammar) {
     request.grammar = &path;
     request.tokens = tokens;
-    request.max_depth = request.max_nodes = request.num_slots = 8;
+    request.max_depth = request.max_nodes = request.draft_budget = 8;
     request.tree = &tree;
     tree.reset(tokens.back());
   }

@@ -21,7 +21,7 @@ struct World {
   double bias = 0;             // log-odds by which they are too high
 };
 
-constexpr int kSlots = 8;
+constexpr int kDraftBudget = 8;
 constexpr int kDepth = 6;
 constexpr int kWidth = 3;
 
@@ -106,7 +106,7 @@ class Model : public Drafter {
       for (const int i : choose_parents(tree, level, StaticTree(),
                                         {.max_depth = request.max_depth,
                                          .width = request.tree_width,
-                                         .room = request.num_slots})) {
+                                         .room = request.draft_budget})) {
         nodes.push_back({.sequence = request.sequence, .tree = &tree, .node = level[i].node});
       }
       if (!nodes.empty()) request.policy->plan_pass(*request.step, id_, nodes);
@@ -176,8 +176,8 @@ Fared fare(const World& world, With with) {
     tree.reset(tokens.back());
     DraftRequest request{.tokens = tokens,
                          .max_depth = kDepth,
-                         .max_nodes = kSlots,
-                         .num_slots = kSlots,
+                         .max_nodes = kDraftBudget,
+                         .draft_budget = kDraftBudget,
                          .tree_width = kWidth,
                          .num_remaining = 100000,
                          .tree = &tree,
@@ -193,7 +193,7 @@ Fared fare(const World& world, With with) {
       fared.verified += static_cast<double>(tree.num_drafts()) / (kSteps - kWarmUp);
     }
     both.policy()->record(plan, {.sequence = 0, .tokens = emitted});
-    both.policy()->end_step(plan, tree.num_drafts() <= kSlots ? 0.01 : 1.0);
+    both.policy()->end_step(plan, tree.num_drafts() <= kDraftBudget ? 0.01 : 1.0);
   }
   return fared;
 }

@@ -59,15 +59,17 @@ DraftTree grow(ScriptedModel& model, const StaticTree& shape, const GrowthLimits
   while (!frontier.empty()) {
     std::vector<OpenNode> level;
     for (const OpenNode& open : frontier) {
-      int rank = 0;
+      int order = 0;
       for (const Scored& child : model.children(tree.path(open.node))) {
-        const int place = shape.child(open.place, rank++);
-        if (place < 0) break;
+        const int shape_node = shape.child(open.shape_node, order++);
+        if (shape_node < 0) break;
         const int node =
             tree.add(open.node, child.path.back(), tree.survival(open.node) * child.probability, 0);
         const float confidence = open.confidence * child.probability;
-        level.push_back(
-            {.node = node, .place = place, .confidence = confidence, .rating = confidence});
+        level.push_back({.node = node,
+                         .shape_node = shape_node,
+                         .confidence = confidence,
+                         .rating = confidence});
       }
     }
     frontier.clear();
@@ -141,7 +143,7 @@ TEST(TreeGrowth, FillsExactlyTheGivenTree) {
   std::set<Path> expected;
   for (const std::vector<int>& path : paths) {
     Path tokens;
-    for (const int rank : path) tokens.push_back(100 + rank);
+    for (const int order : path) tokens.push_back(100 + order);
     expected.insert(tokens);
   }
   const StaticTree shape(paths);

@@ -230,7 +230,7 @@ TEST_P(AttentionTest, NeitherTheGridNorTheWorkspaceMatters) {
 
 // A later launch reads the work list that an earlier one wrote. It gets no lengths and must compute
 // the same bits, whatever the grid, for chains and trees, in one split or many.
-TEST_P(AttentionTest, IsPlannedOnceForAPass) {
+TEST_P(AttentionTest, IsListedOnceForAPass) {
   for (Case c : kCases) {
     if (c.shape.soft_cap != 0.0f) continue;  // every launch works out its own items
     SCOPED_TRACE(::testing::Message() << "head_dim " << c.shape.head_dim << " group "
@@ -242,7 +242,7 @@ TEST_P(AttentionTest, IsPlannedOnceForAPass) {
     ASSERT_LE(world.batch().num_rows, kFewAttentionRows);
     for (const int num_multiprocessors : {1, 100}) {
       SCOPED_TRACE(num_multiprocessors);
-      EXPECT_EQ(attend_planned(world, {.act = c.act, .num_multiprocessors = num_multiprocessors}),
+      EXPECT_EQ(attend_stored(world, {.act = c.act, .num_multiprocessors = num_multiprocessors}),
                 want);
     }
   }
@@ -257,9 +257,9 @@ TEST_P(AttentionTest, ALaunchWithoutRoomForAPlanHasNone) {
   const BatchView batch = upload_batch(world);
   Buffer memory = upload(std::vector<uint8_t>(1024, 0x5a));
   for (const bool is_made : {false, true}) {
-    AttentionParams planned = params(batch, {});
-    planned.plan = {.memory = memory.data(), .size_bytes = 1024, .is_made = is_made};
-    kernels().attention.tree_attention(stream(), planned);
+    AttentionParams listed = params(batch, {});
+    listed.work_list = {.memory = memory.data(), .size_bytes = 1024, .is_made = is_made};
+    kernels().attention.tree_attention(stream(), listed);
     EXPECT_EQ(results(), want) << is_made;
   }
   EXPECT_EQ(download<uint8_t>(memory), std::vector<uint8_t>(1024, 0x5a));
@@ -348,19 +348,19 @@ TEST_P(AttentionTest, TakesMoreRequestsThanSharedMemoryHasRoomFor) {
   const size_t stride = host.max_blocks_per_request;
   // More requests than a block has shared memory for (two numbers each); only a few have rows.
   const int num_requests = device().properties().max_shared_bytes_per_block / 8;
-  const std::vector<int> places = {0, 1023, 1024, 5000, num_requests - 2, num_requests - 1};
-  ASSERT_EQ(places.size(), mixture.requests.size());
+  const std::vector<int> with_rows = {0, 1023, 1024, 5000, num_requests - 2, num_requests - 1};
+  ASSERT_EQ(with_rows.size(), mixture.requests.size());
   std::vector<int32_t> cu_rows = {0};
   std::vector<int32_t> base_lens, tables;
   std::vector<uint8_t> is_tree;
   for (int request = 0, next = 0; request < num_requests; ++request) {
-    const bool has_rows = places[next] == request;
+    const bool has_rows = with_rows[next] == request;
     const int32_t* table = host.block_tables + next * stride;
     cu_rows.push_back(host.cu_rows[has_rows ? next + 1 : next]);
     base_lens.push_back(has_rows ? host.base_lens[next] : 0);
     is_tree.push_back(has_rows ? host.is_tree[next] : 0);
     tables.insert(tables.end(), table, table + stride);
-    if (has_rows && request != places.back()) ++next;
+    if (has_rows && request != with_rows.back()) ++next;
   }
   const std::vector<uint64_t> masks(host.ancestor_mask,
                                     host.ancestor_mask + host.num_rows * host.mask_words);

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/backend/attention_plans.h"
+#include "cuda/backend/attention_work_lists.h"
 #include "testing/cuda_attention.h"
 #include "testing/device_kinds.h"
 #include "testing/paged_world.h"
@@ -106,34 +106,34 @@ TEST_P(BackendAttentionTest, ABackendHasAPlanForEachKindOfLayersAndEachPass) {
   }
 }
 
-TEST_P(BackendAttentionTest, APassHasAFewPlans) {
+TEST_P(BackendAttentionTest, APassHasAFewWorkLists) {
   const auto backend = make_backend(GetParam(), DType::kBF16);
-  AttentionPlans plans(backend->device());
+  AttentionWorkLists work_lists(backend->device());
   const BatchView batch = {.num_requests = 2, .num_rows = 3};
   TreeAttentionArgs args = {};
   args.batch = &batch;
   args.num_heads = 4;
-  std::vector<AttentionPlan> made;
+  std::vector<AttentionWorkList> made;
   for (int kind = 0; made.size() < 10; ++kind) {
     args.sliding_window = 100 * kind;
-    const AttentionPlan plan = plans.plan_of(args);
-    if (plan.memory == nullptr) break;
-    EXPECT_FALSE(plan.is_made);
-    for (const AttentionPlan& other : made) EXPECT_NE(plan.memory, other.memory);
-    made.push_back(plan);
+    const AttentionWorkList work_list = work_lists.list_of(args);
+    if (work_list.memory == nullptr) break;
+    EXPECT_FALSE(work_list.is_made);
+    for (const AttentionWorkList& other : made) EXPECT_NE(work_list.memory, other.memory);
+    made.push_back(work_list);
   }
   ASSERT_GE(made.size(), 2u);
   ASSERT_LT(made.size(), 10u) << "memory has an end";
   for (size_t kind = 0; kind < made.size(); ++kind) {
     args.sliding_window = static_cast<int>(100 * kind);
-    const AttentionPlan plan = plans.plan_of(args);
-    EXPECT_TRUE(plan.is_made);
-    EXPECT_EQ(plan.memory, made[kind].memory);
+    const AttentionWorkList work_list = work_lists.list_of(args);
+    EXPECT_TRUE(work_list.is_made);
+    EXPECT_EQ(work_list.memory, made[kind].memory);
   }
-  plans.begin_pass();
-  EXPECT_FALSE(plans.plan_of(args).is_made);
-  backend->device().set_launch_settings({.plans = false});
-  EXPECT_EQ(plans.plan_of(args).memory, nullptr);
+  work_lists.begin_pass();
+  EXPECT_FALSE(work_lists.list_of(args).is_made);
+  backend->device().set_launch_settings({.work_lists = false});
+  EXPECT_EQ(work_lists.list_of(args).memory, nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, BackendAttentionTest, ::testing::ValuesIn(device_kinds()),

@@ -76,7 +76,7 @@ struct World : testing::BackendWorld {
       nodes.insert(nodes.end(), subtrees.begin(), subtrees.end());
       params.first_plane[rank + 1] = params.first_plane[rank] + subtrees.count;
     }
-    params.plan = fold_plan(nodes);
+    params.fold_order = fold_order_of(nodes);
     return params;
   }
 

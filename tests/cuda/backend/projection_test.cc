@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "testing/cuda_products.h"
+#include "testing/cuda_projections.h"
 #include "testing/cuda_qkv.h"
 #include "testing/fused_sum.h"
 #include "testing/stored_matrix.h"
@@ -37,9 +37,9 @@ Sum dot(const float* weights, const double* x, int64_t num_k) {
   return sum;
 }
 
-class ProjectionTest : public ProductsTest {
+class ProjectionTest : public ProjectionFixture {
  protected:
-  using ProductsTest::pack;
+  using ProjectionFixture::pack;
 
   ProjectionTest() { backend = make_backend(kind(), act_); }
 
@@ -99,14 +99,14 @@ TEST_P(ProjectionTest, LinearEqualsADoubleLoop) {
         const std::vector<double> input(x.begin() + row * c.num_k, x.begin() + (row + 1) * c.num_k);
         for (int n = 0; n < c.num_n; ++n) {
           const Sum sum = dot(&matrix[static_cast<size_t>(n * c.num_k)], input.data(), c.num_k);
-          const size_t place = static_cast<size_t>(row * c.num_n + n);
-          const double added = accumulate ? before[place] : bias[static_cast<size_t>(n)];
-          ASSERT_NEAR(result[place], sum.value + added,
+          const size_t index = static_cast<size_t>(row * c.num_n + n);
+          const double added = accumulate ? before[index] : bias[static_cast<size_t>(n)];
+          ASSERT_NEAR(result[index], sum.value + added,
                       (sum.magnitude + std::abs(added)) * 0x1p-20 + 1e-6)
               << "row " << row << " output " << n;
           const double own = scale * (sum.value + bias[static_cast<size_t>(n)]);
-          ASSERT_NEAR(scaled[place],
-                      accumulate ? result[place] + own : soft_cap * std::tanh(own / soft_cap),
+          ASSERT_NEAR(scaled[index],
+                      accumulate ? result[index] + own : soft_cap * std::tanh(own / soft_cap),
                       (sum.magnitude + std::abs(added)) * 0x1p-20 + 1e-6)
               << "scaled row " << row << " output " << n;
         }
@@ -469,8 +469,8 @@ TEST_P(ProjectionTest, RecordedProductsCountAgainEachTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, ProjectionTest, all_products(), product_test_name);
-INSTANTIATE_TEST_SUITE_P(Devices, QkvTest, all_products(), product_test_name);
+INSTANTIATE_TEST_SUITE_P(Devices, ProjectionTest, all_projections(), projection_test_name);
+INSTANTIATE_TEST_SUITE_P(Devices, QkvTest, all_projections(), projection_test_name);
 
 }  // namespace
 }  // namespace specdec::cuda::testing

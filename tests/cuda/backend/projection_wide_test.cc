@@ -5,34 +5,34 @@
 #include <memory>
 #include <vector>
 
-#include "testing/cuda_products.h"
+#include "testing/cuda_projections.h"
 #include "testing/cuda_qkv.h"
 
 namespace specdec::cuda::testing {
 namespace {
 
-// Calls of wide_product. Global, because KernelTable has plain function pointers.
-int num_wide_products = 0;
-void (*counted_product)(Stream& stream, const ProductParams& params) = nullptr;
-void count_product(Stream& stream, const ProductParams& params) {
-  ++num_wide_products;
-  counted_product(stream, params);
+// Calls of project_wide. Global, because KernelTable has plain function pointers.
+int num_wide_projections = 0;
+void (*counted_projection)(Stream& stream, const ProjectionParams& params) = nullptr;
+void count_projection(Stream& stream, const ProjectionParams& params) {
+  ++num_wide_projections;
+  counted_projection(stream, params);
 }
 
-class WideProjectionTest : public ProductsTest {
+class WideProjectionTest : public ProjectionFixture {
  protected:
   void SetUp() override {
     if (make_device(kind())->properties().compute_capability != 90) {
       GTEST_SKIP() << "compute capability 9.0";
     }
-    num_wide_products = 0;
+    num_wide_projections = 0;
     backend = make_backend(false);
   }
 
   std::unique_ptr<CudaBackend> make_backend(bool deterministic) const {
     KernelTable kernels = kernels_for(kind());
-    counted_product = kernels.projection.wide_product;
-    kernels.projection.wide_product = count_product;
+    counted_projection = kernels.projection.project_wide;
+    kernels.projection.project_wide = count_projection;
     return std::make_unique<CudaBackend>(make_device(kind()), kernels, act_,
                                          CudaOptions{.deterministic = deterministic});
   }
@@ -65,13 +65,13 @@ TEST_P(WideProjectionTest, LinearEqualsADoubleLoop) {
     const Buffer x_act = upload_act(x);
     for (const bool accumulate : {false, true}) {
       Buffer out = upload(before);
-      num_wide_products = 0;
+      num_wide_projections = 0;
       backend->linear({.weight = weight.get(),
                        .in = {.x = x_act.data(), .dtype = act_, .num_rows = num_rows},
                        .bias = accumulate ? nullptr : bias_buffer.as<float>(),
                        .out = out.as<float>(),
                        .accumulate = accumulate});
-      EXPECT_EQ(num_wide_products, 1);
+      EXPECT_EQ(num_wide_projections, 1);
       const std::vector<float> result = download<float>(out);
       for (size_t i = 0; i < result.size(); ++i) {
         const double expected = sums[i] + (accumulate ? before[i] : bias[i % bias.size()]);
@@ -95,14 +95,14 @@ TEST_P(WideProjectionTest, ActivationsAreAppliedToSumsAndGates) {
     const std::vector<float> used(matrix.begin(), matrix.begin() + num_n * kK);
     const auto weight = pack(used, num_n, kK, gated);
     Buffer out = allocate<uint16_t>(kRows * dim);
-    num_wide_products = 0;
+    num_wide_projections = 0;
     backend->activated_linear({.weight = weight.get(),
                                .in = {.x = x_wide.data(), .dtype = DType::kF32, .num_rows = kRows},
                                .bias = bias_buffer.as<float>(),
                                .activation = Activation::kRelu,
                                .gated = gated,
                                .out = out.data()});
-    EXPECT_EQ(num_wide_products, 1);
+    EXPECT_EQ(num_wide_projections, 1);
     expect_activated(download<uint16_t>(out), products(rounded(x, act_), used, kK), bias,
                      Activation::kRelu, gated);
   }
@@ -117,9 +117,9 @@ TEST_P(WideProjectionTest, HeadsAreRotatedAndCached) {
   const QkvWorld world(shape, act_, kRows, kK);
   const auto weight = pack(world.matrix(), shape.num_outputs(), kK);
   for (int run = 0; run < 2; ++run) {  // counters of heads start at zero again
-    num_wide_products = 0;
+    num_wide_projections = 0;
     world.expect_matches(world.run(*this, *weight, kRows));
-    EXPECT_EQ(num_wide_products, 1);
+    EXPECT_EQ(num_wide_projections, 1);
   }
 }
 
@@ -134,11 +134,11 @@ TEST_P(WideProjectionTest, RunsOnlyForManyRowsWhereResultsMayDependOnThem) {
     const Buffer x_act = upload_act(x);
     Buffer out = allocate<float>(size_t{kMost} * num_n);
     for (const int num_rows : {1, 16, 64, 65, kMost}) {
-      num_wide_products = 0;
+      num_wide_projections = 0;
       backend->linear({.weight = weight.get(),
                        .in = {.x = x_act.data(), .dtype = act_, .num_rows = num_rows},
                        .out = out.as<float>()});
-      EXPECT_EQ(num_wide_products, !deterministic && num_rows > 64 ? 1 : 0)
+      EXPECT_EQ(num_wide_projections, !deterministic && num_rows > 64 ? 1 : 0)
           << num_rows << (deterministic ? " rows, deterministic" : " rows");
     }
   }
@@ -165,10 +165,10 @@ TEST_P(WideProjectionTest, ARowDoesNotDependOnTheOthers) {
   EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
   const std::vector<uint32_t> others = run(kMost);
   EXPECT_TRUE(std::equal(some.begin(), some.end(), others.begin()));
-  EXPECT_EQ(num_wide_products, 3);
+  EXPECT_EQ(num_wide_projections, 3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, WideProjectionTest, all_products(), product_test_name);
+INSTANTIATE_TEST_SUITE_P(Devices, WideProjectionTest, all_projections(), projection_test_name);
 
 }  // namespace
 }  // namespace specdec::cuda::testing

@@ -299,17 +299,17 @@ TEST_P(Sampling, GreedyTakesTheFirstMaximumWhereverItStands) {
   for (const int vocab_size : {1, 2, 15, 64, 65, 4096, 4097, 10007}) {
     std::vector<SampleRow> rows;
     std::vector<float> logits;
-    std::vector<int> places;
-    for (const int place : {0, 1, vocab_size / 2, vocab_size - 2, vocab_size - 1}) {
-      if (place < 0 || place >= vocab_size) continue;
+    std::vector<int> tokens;
+    for (const int token : {0, 1, vocab_size / 2, vocab_size - 2, vocab_size - 1}) {
+      if (token < 0 || token >= vocab_size) continue;
       std::vector<float> row = random_values(vocab_size, 3);
-      for (int i = place; i < vocab_size; i += 40) row[i] = 9.0f;
+      for (int i = token; i < vocab_size; i += 40) row[i] = 9.0f;
       logits.insert(logits.end(), row.begin(), row.end());
       rows.push_back({.temperature = 0});
-      places.push_back(place);
+      tokens.push_back(token);
     }
     const auto results = device_.sample(logits, rows);
-    for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(results[i].token_id, places[i]);
+    for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(results[i].token_id, tokens[i]);
   }
 }
 

@@ -32,7 +32,7 @@ constexpr DType kAct = DType::kBF16;
 struct World : testing::BackendWorld {
   explicit World(DeviceKind kind) : BackendWorld(kind, kAct) {}
 
-  std::vector<float> product(const PackedLinear& weight, const std::vector<float>& x, int rows,
+  std::vector<float> project(const PackedLinear& weight, const std::vector<float>& x, int rows,
                              const std::vector<float>& bias, const std::vector<float>& residual) {
     const Buffer rows_buffer = upload(to_bits(x, kAct));
     const Buffer bias_buffer = upload(bias);
@@ -77,14 +77,14 @@ TEST_P(CudaSlices, TotalIsTheTreeOfItsSlices) {
   const auto packed = world.backend->pack_linear({.parts = {&view, 1}, .k_slices = &slices});
   for (const int rows : {3, kRows}) {
     const std::vector<float> some(x.begin(), x.begin() + rows * kK);
-    const std::vector<float> out = world.product(*packed, some, rows, {}, {});
+    const std::vector<float> out = world.project(*packed, some, rows, {}, {});
     std::vector<std::vector<float>> sums;
     for (int s = 0; s < kNumSlices; ++s) {
       std::vector<float> only = some;
       for (int64_t i = 0; i < rows * kK; ++i) {
         if (i % kK < slices.bounds[s] || i % kK >= slices.bounds[s + 1]) only[i] = 0.0f;
       }
-      sums.push_back(world.product(*packed, only, rows, {}, {}));
+      sums.push_back(world.project(*packed, only, rows, {}, {}));
     }
     int num_rotated = 0;
     for (size_t i = 0; i < out.size(); ++i) {
@@ -111,12 +111,12 @@ TEST_P(CudaSlices, BitsDependOnNeitherRanksNorRows) {
   for (const WeightFormat format : kFormats) {
     const auto packed =
         single.backend->pack_linear({.parts = {&view, 1}, .format = format, .k_slices = &whole});
-    const std::vector<float> expected = single.product(*packed, x, 70, bias, residual);
+    const std::vector<float> expected = single.project(*packed, x, 70, bias, residual);
     const auto expect_rows = [&](World& world, const PackedLinear& share,
                                  const std::vector<float>& own, int rows, const char* what) {
       const std::vector<float> some(own.begin(), own.begin() + rows * share.in_features());
       const std::vector<float> out =
-          world.product(share, some, rows, bias, {residual.begin(), residual.begin() + rows * kN});
+          world.project(share, some, rows, bias, {residual.begin(), residual.begin() + rows * kN});
       ASSERT_TRUE(std::equal(out.begin(), out.end(), expected.begin()))
           << what << ", " << rows << " rows of " << name_of(format);
     };
@@ -160,7 +160,7 @@ TEST_P(CudaSlices, OutputsThatRanksShareAreGathered) {
   for (const WeightFormat format : {WeightFormat::kAct, WeightFormat::kInt8}) {
     const WeightView view = view_of(weight, kN);
     const auto packed = single.backend->pack_linear({.parts = {&view, 1}, .format = format});
-    const std::vector<float> expected = single.product(*packed, x, 17, bias, {});
+    const std::vector<float> expected = single.project(*packed, x, 17, bias, {});
     const std::vector<float> rows = embed(single, *single.backend->embedding_from(*packed));
     for (const int size : {1, 3}) {
       std::vector<int64_t> outputs;
@@ -174,7 +174,7 @@ TEST_P(CudaSlices, OutputsThatRanksShareAreGathered) {
         const auto share = world.backend->pack_linear(
             {.parts = {&own, 1}, .format = format, .ranks = &ranks, .rank_outputs = outputs});
         ASSERT_EQ(share->out_features(), kN);
-        EXPECT_EQ(world.product(*share, x, 17, bias, {}), expected);
+        EXPECT_EQ(world.project(*share, x, 17, bias, {}), expected);
         EXPECT_EQ(embed(world, *world.backend->embedding_from(*share)), rows);
       });
     }

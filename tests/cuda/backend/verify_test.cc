@@ -367,9 +367,9 @@ TEST_P(Verify, MovesTheCacheOfAcceptedNodesInAGraph) {
   const auto accepted = read(on);
   for (size_t i = 0; i < requests.size(); ++i) {
     const auto slot = [&](int node) {
-      const int place = base_lens[i] + node;
-      return static_cast<int64_t>(tables[i * kMaxBlocks + place / kBlockSize]) * kBlockSize +
-             place % kBlockSize;
+      const int position = base_lens[i] + node;
+      return static_cast<int64_t>(tables[i * kMaxBlocks + position / kBlockSize]) * kBlockSize +
+             position % kBlockSize;
     };
     for (size_t depth = 0; depth < accepted[i].nodes.size(); ++depth) {
       const int to = static_cast<int>(depth) + 1;

@@ -43,14 +43,14 @@ __global__ void ldmatrix_kernel(uint32_t* out, const uint16_t* matrices) {
   SPECDEC_SHARED_BYTES(shared);
   uint16_t* rows = reinterpret_cast<uint16_t*>(shared);
   const unsigned lane = threadIdx.x;
-  const unsigned place = lane * 5 % 32;  // any order of the rows
-  for (unsigned i = 0; i < 8; ++i) rows[8 * place + i] = matrices[8 * lane + i];
+  const unsigned index = lane * 5 % 32;  // any order of the rows
+  for (unsigned i = 0; i < 8; ++i) rows[8 * index + i] = matrices[8 * lane + i];
   __syncwarp();
   uint32_t registers[4];
   if constexpr (kTransposed) {
-    ptx::ldmatrix_x4_transposed(registers, rows + 8 * place);
+    ptx::ldmatrix_x4_transposed(registers, rows + 8 * index);
   } else {
-    ptx::ldmatrix_x4(registers, rows + 8 * place);
+    ptx::ldmatrix_x4(registers, rows + 8 * index);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) out[4 * lane + i] = registers[i];
@@ -187,8 +187,8 @@ __global__ void __launch_bounds__(128)
     const uint64_t tile_b = ptx::wgmma_tile(right + pair * N * 64);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      ptx::wgmma_m64k16<T, N>(sums, ptx::wgmma_step(tile_a, step), ptx::wgmma_step(tile_b, step),
-                              pair + step > 0);
+      ptx::wgmma_m64k16<T, N>(sums, ptx::wgmma_advance(tile_a, step),
+                              ptx::wgmma_advance(tile_b, step), pair + step > 0);
     }
     ptx::wgmma_commit();
   }
@@ -242,8 +242,8 @@ __global__ void __launch_bounds__(128)
   for (int step = 0; step < 8; ++step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int place = (step / 4 * 64 + row + i % 2 * 8) * 64 + step % 4 * 16 + i / 2 * 8 + 2 * t;
-      left[step][i] = a[place] | static_cast<uint32_t>(a[place + 1]) << 16;
+      const int index = (step / 4 * 64 + row + i % 2 * 8) * 64 + step % 4 * 16 + i / 2 * 8 + 2 * t;
+      left[step][i] = a[index] | static_cast<uint32_t>(a[index + 1]) << 16;
     }
   }
   ptx::fence_async_proxy();
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     const uint64_t tile = ptx::wgmma_tile(right + step / 4 * N * 64);
-    ptx::wgmma_m64k16<T, N>(sums, left[step], ptx::wgmma_step(tile, step % 4), step > 0);
+    ptx::wgmma_m64k16<T, N>(sums, left[step], ptx::wgmma_advance(tile, step % 4), step > 0);
   }
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();

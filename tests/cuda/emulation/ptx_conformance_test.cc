@@ -58,7 +58,7 @@ std::vector<float> PtxConformanceTest::multiply(ElementType type, const std::vec
   std::vector<uint32_t> a_registers(32 * 4);
   std::vector<uint32_t> b_registers(32 * 2);
   std::vector<float> d_registers(32 * 4);
-  const auto place_of = [](int lane, int i) {
+  const auto index_of = [](int lane, int i) {
     const int row = i < 2 ? lane / 4 : lane / 4 + 8;
     return row * 8 + lane % 4 * 2 + (i & 1);
   };
@@ -74,7 +74,7 @@ std::vector<float> PtxConformanceTest::multiply(ElementType type, const std::vec
       const int k = thread * 2 + (i & 1) + (i < 2 ? 0 : 8);
       b_registers[lane * 2 + i / 2] |= uint32_t{b[k * 8 + group]} << (16 * (i & 1));
     }
-    for (int i = 0; i < 4; ++i) d_registers[lane * 4 + i] = d[place_of(lane, i)];
+    for (int i = 0; i < 4; ++i) d_registers[lane * 4 + i] = d[index_of(lane, i)];
   }
   Buffer device_d = upload(d_registers);
   const Buffer device_a = upload(a_registers);
@@ -82,7 +82,7 @@ std::vector<float> PtxConformanceTest::multiply(ElementType type, const std::vec
   run().mma(stream(), type, device_d.as<float>(), device_a.as<uint32_t>(), device_b.as<uint32_t>());
   const std::vector<float> registers = download<float>(device_d);
   std::vector<float> result(16 * 8);
-  for (int i = 0; i < 32 * 4; ++i) result[place_of(i / 4, i % 4)] = registers[i];
+  for (int i = 0; i < 32 * 4; ++i) result[index_of(i / 4, i % 4)] = registers[i];
   return result;
 }
 
@@ -142,19 +142,19 @@ TEST_P(PtxConformanceTest, MmaAddsSixteenProductsInOneSum) {
       std::vector<float> d(16 * 8);
       for (size_t i = 0; i < d.size(); ++i) d[i] = std::ldexp(0.3f, static_cast<int>(i % 9) - 4);
       const std::vector<float> got = multiply(type, a, b, d);
-      for (int place = 0; place < 16 * 8; ++place) {
+      for (int index = 0; index < 16 * 8; ++index) {
         float row[16];
         float column[16];
-        float in_turn = d[place];
+        float in_turn = d[index];
         for (int k = 0; k < 16; ++k) {
-          row[k] = widen(type, a[static_cast<size_t>(place / 8 * 16 + k)]);
-          column[k] = widen(type, b[static_cast<size_t>(k * 8 + place % 8)]);
+          row[k] = widen(type, a[static_cast<size_t>(index / 8 * 16 + k)]);
+          column[k] = widen(type, b[static_cast<size_t>(k * 8 + index % 8)]);
           in_turn += row[k] * column[k];
         }
         const DType dtype = type == ElementType::kBf16 ? DType::kBF16 : DType::kF16;
-        const float want = specdec::testing::fused_sum(row, column, d[place], dtype);
-        ASSERT_EQ(std::bit_cast<uint32_t>(got[place]), std::bit_cast<uint32_t>(want))
-            << "draw " << draw << ", place " << place << ": " << got[place] << ", not " << want;
+        const float want = specdec::testing::fused_sum(row, column, d[index], dtype);
+        ASSERT_EQ(std::bit_cast<uint32_t>(got[index]), std::bit_cast<uint32_t>(want))
+            << "draw " << draw << ", place " << index << ": " << got[index] << ", not " << want;
         num_other_orders += in_turn != want;
       }
     }
@@ -268,12 +268,12 @@ TEST_P(PtxConformanceTest, WgmmaAddsAsMma) {
           }
           chain = multiply(type, left, right, chain);
         }
-        for (int place = 0; place < 16 * kColumns; ++place) {
-          const int row = place / kColumns;
-          const int column = place % kColumns;
+        for (int index = 0; index < 16 * kColumns; ++index) {
+          const int row = index / kColumns;
+          const int column = index % kColumns;
           const int thread = warp * 32 + row % 8 * 4 + column / 2;
           const float got = sums[thread * 4 + row / 8 * 2 + column % 2];
-          ASSERT_EQ(std::bit_cast<uint32_t>(got), std::bit_cast<uint32_t>(chain[place]))
+          ASSERT_EQ(std::bit_cast<uint32_t>(got), std::bit_cast<uint32_t>(chain[index]))
               << "draw " << draw << ", warp " << warp << ", row " << row << ", column " << column;
         }
       }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "testing/device_drafting.h"
-#include "testing/tiny_heads.h"
+#include "testing/tiny_draft_heads.h"
 
 namespace specdec {
 namespace {
@@ -19,7 +19,7 @@ using testing::device_drafting::Case;
 using testing::device_drafting::Seen;
 using testing::device_drafting::World;
 
-namespace heads = testing::tiny_heads;
+namespace heads = testing::tiny_draft_heads;
 
 const std::vector<DraftMethod> kMethods = {DraftMethod::kDraftModel, DraftMethod::kEagle,
                                            DraftMethod::kEagle3, DraftMethod::kMlpSpeculator};

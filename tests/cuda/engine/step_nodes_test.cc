@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "testing/device_drafting.h"
-#include "testing/tiny_heads.h"
+#include "testing/tiny_draft_heads.h"
 
 namespace specdec {
 namespace {
@@ -14,7 +14,7 @@ using namespace testing::device_engine;
 using testing::device_drafting::Drafted;
 using testing::device_drafting::World;
 
-namespace heads = testing::tiny_heads;
+namespace heads = testing::tiny_draft_heads;
 
 // Qkv, attention, o, gate and up, down (layer_test.cc), and one that makes records of o's rows,
 // because the tiny models' heads together are no multiple of 32 wide.

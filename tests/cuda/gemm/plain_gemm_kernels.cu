@@ -18,8 +18,8 @@ __global__ void multiply_kernel(const GemmParams params) {
   const T* inputs = static_cast<const T*>(params.rows) + row * shape.num_inputs;
   float sum = 0;
   for (int k = 0; k < shape.num_inputs; ++k) sum += to_float(weights[k]) * to_float(inputs[k]);
-  float* place = params.sums + row * shape.ld + output;
-  *place = params.accumulate ? *place + sum : sum;
+  float* out = params.sums + row * shape.ld + output;
+  *out = params.accumulate ? *out + sum : sum;
 }
 
 void multiply(Stream& stream, const GemmParams& params) {

@@ -23,7 +23,7 @@ using specdec::testing::has_text;
 
 bool operator==(const LaunchSettings& a, const LaunchSettings& b) {
   return a.overlap == b.overlap && a.carveout == b.carveout && a.peer_memory == b.peer_memory &&
-         a.meeting == b.meeting && a.plans == b.plans;
+         a.meeting == b.meeting && a.work_lists == b.work_lists;
 }
 
 TEST(LaunchSettings, WordsChangeWhatTheyName) {
@@ -35,16 +35,16 @@ TEST(LaunchSettings, WordsChangeWhatTheyName) {
       {"carveout=0", {.carveout = 0}},
       {"no_peer_memory", {.peer_memory = false}},
       {"no_meeting", {.meeting = false}},
-      {"no_plan", {.plans = false}},
+      {"no_plan", {.work_lists = false}},
       {"no_overlap,own_carveouts", {.overlap = false, .carveout = std::nullopt}},
-      {"no_plan,carveout=100,no_overlap", {.overlap = false, .plans = false}}};
+      {"no_plan,carveout=100,no_overlap", {.overlap = false, .work_lists = false}}};
   for (const auto& [words, settings] : cases) {
     EXPECT_TRUE(parse_launch_settings(words) == settings) << words;
   }
   EXPECT_EQ(describe({}), "programmatic dependent launch on, carveout 100%");
   EXPECT_EQ(describe(parse_launch_settings("no_overlap,own_carveouts,no_meeting,no_plan")),
             "programmatic dependent launch off, the driver's carveouts, no blocks that meet, no "
-            "plans of attention");
+            "work lists of attention");
 }
 
 std::string refusal_of(const char* words) {

@@ -60,18 +60,20 @@ class Fence:
     text: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.page}:{self.line}"
 
     def check(self) -> None:
         """Raises SnippetError for a fence that nobody could run, or that gives no reason."""
         known = {"data-skip", "data-file", "data-fails"}
         if self.language not in LANGUAGES:
-            raise SnippetError(f"{self.place}: the fence is {self.language!r}, not of {LANGUAGES}")
+            raise SnippetError(
+                f"{self.location}: the fence is {self.language!r}, not of {LANGUAGES}"
+            )
         if not set(self.attributes) <= known:
-            raise SnippetError(f"{self.place}: a fence has the attributes {sorted(known)}")
+            raise SnippetError(f"{self.location}: a fence has the attributes {sorted(known)}")
         if len(self.attributes.get("data-skip", "a reason").split()) < 2:
-            raise SnippetError(f"{self.place}: data-skip has to say why")
+            raise SnippetError(f"{self.location}: data-skip has to say why")
 
     @property
     def is_skipped(self) -> bool:
@@ -148,7 +150,7 @@ class Runner:
             if fence.language == "sh":
                 self._shell(fence, text, "-n")
             elif fence.language == "python":
-                compile(text, fence.place, "exec")
+                compile(text, fence.location, "exec")
             return
         if "data-file" in fence.attributes:
             (self.folder / fence.attributes["data-file"]).write_text(text)
@@ -168,7 +170,7 @@ class Runner:
         elif fence.language in ("c", "cpp", "cmake"):
             included = _INCLUDED.fullmatch(text)
             if not included or Path(included[1]).parent.as_posix() not in BUILT:
-                raise SnippetError(f"{fence.place}: include a file of {' or '.join(BUILT)}")
+                raise SnippetError(f"{fence.location}: include a file of {' or '.join(BUILT)}")
             assert (ROOT / included[1]).is_file()
 
     def _with_stand_ins(self, text: str) -> str:
@@ -190,9 +192,9 @@ class Runner:
         said = result.stdout + result.stderr
         failure = fence.attributes.get("data-fails")
         if (result.returncode != 0) != (failure is not None and not options):
-            raise SnippetError(f"{fence.place}: exit status {result.returncode}\n{said}")
+            raise SnippetError(f"{fence.location}: exit status {result.returncode}\n{said}")
         if failure is not None and not options and failure not in said:
-            raise SnippetError(f"{fence.place}: does not say {failure!r}\n{said}")
+            raise SnippetError(f"{fence.location}: does not say {failure!r}\n{said}")
 
     def _start_server(self, fence: Fence, text: str) -> None:
         self._stop_server()
@@ -211,7 +213,7 @@ class Runner:
         deadline = time.monotonic() + _START_SECONDS
         while not self._is_ready():
             if self._server.poll() is not None or time.monotonic() > deadline:
-                raise SnippetError(f"{fence.place}: no server\n{log.read_text()}")
+                raise SnippetError(f"{fence.location}: no server\n{log.read_text()}")
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:

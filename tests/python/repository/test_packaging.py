@@ -225,8 +225,8 @@ def test_the_version_is_written_once() -> None:
     assert _core.build_info().version == version
     assert "version" in PROJECT["project"]["dynamic"] and "version" not in PROJECT["project"]
     assert PROJECT["tool"]["scikit-build"]["metadata"]["version"]["input"] == "VERSION"
-    places = [ROOT / "CMakeLists.txt", *SERVING.iterdir(), ROOT / "scripts/make_wheel.sh"]
-    assert [path.name for path in places if version in path.read_text()] == []
+    files = [ROOT / "CMakeLists.txt", *SERVING.iterdir(), ROOT / "scripts/make_wheel.sh"]
+    assert [path.name for path in files if version in path.read_text()] == []
 
 
 def test_wheels_are_built_with_what_the_project_asks_for() -> None:

@@ -51,12 +51,12 @@ class Target:
         self.model = load_model(directory)
         self.config = self.model.config
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
-        self.head: Tensor = self.model.get_output_embeddings().weight.detach()
+        self.lm_head: Tensor = self.model.get_output_embeddings().weight.detach()
         self.num_layers: int = self.config.num_hidden_layers
 
     def score(self, x: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """Its head over a state that a draft head made, for all tokens or some."""
-        logits = F.linear(x, self.head if token_ids is None else self.head[token_ids])
+        logits = F.linear(x, self.lm_head if token_ids is None else self.lm_head[token_ids])
         logits = logits / getattr(self.config, "logits_scaling", 1.0)
         cap = getattr(self.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -100,7 +100,7 @@ class DraftHead:
                 name = name.replace(old, new)
             self.weights[name] = tensor.float() if tensor.is_floating_point() else tensor
             self.stored_names[name] = stored
-        self.token_ids = torch.arange(target.head.shape[0])
+        self.token_ids = torch.arange(target.lm_head.shape[0])
         self.max_depth = 0  # of a draft; 0: any
 
     def features(self, tokens: Tensor) -> Tensor:

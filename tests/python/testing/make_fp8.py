@@ -92,10 +92,10 @@ def _blocks(
 def _quantise(weight: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes, scales, and what they stand for in float32."""
     codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
-    places = list(_blocks(tuple(weight.shape), kind.block))
-    scales = torch.empty(places[-1][0] + 1, places[-1][1] + 1, dtype=torch.float32)
+    cells = list(_blocks(tuple(weight.shape), kind.block))
+    scales = torch.empty(cells[-1][0] + 1, cells[-1][1] + 1, dtype=torch.float32)
     values = torch.empty(weight.shape)
-    for i, j, rows, cols in places:
+    for i, j, rows, cols in cells:
         part = weight[rows, cols].float()
         scales[i, j] = (part.abs().max() / LARGEST).to(kind.scale_dtype).float()
         codes[rows, cols] = (part / scales[i, j]).clamp(-LARGEST, LARGEST).to(codes.dtype)

@@ -161,8 +161,8 @@ def parallel_model_loss(
     head: head_oracles.ParallelDraftModel, lessons: Lessons, depth: int = 3
 ) -> Tensor:
     """Texts are cut at two places, other ones for each batch, after which mask tokens stand."""
-    loss, place = torch.zeros(()), int(lessons.texts.sum()) % 13
-    for end in (5 + place, 17 + place):
+    loss, offset = torch.zeros(()), int(lessons.texts.sum()) % 13
+    for end in (5 + offset, 17 + offset):
         masks = torch.full((len(lessons.texts), depth - 1), head.config["pard_token"])
         given = head.drafter.model(torch.cat([lessons.texts[:, :end], masks], 1)).logits
         wanted = lessons.logits[:, : end + depth - 1].softmax(-1)

@@ -110,8 +110,8 @@ std::vector<double> loaded_rows(const LoadRowsArgs& args, DType act_dtype) {
   for (int row = 0; row < args.num_rows; ++row) {
     for (int i = 0; i < args.dim; ++i) {
       const int64_t slot = args.slots != nullptr ? args.slots[row] : row;
-      const int64_t place = slot * args.from.width + args.column + i;
-      const double value = slot < 0 ? 0.0 : element(args.from.rows, act_dtype, place);
+      const int64_t index = slot * args.from.width + args.column + i;
+      const double value = slot < 0 ? 0.0 : element(args.from.rows, act_dtype, index);
       const int64_t at = static_cast<int64_t>(row) * args.dim + i;
       out.push_back(args.accumulate ? args.out[at] + value : value);
     }
@@ -210,8 +210,8 @@ std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, P
       const bool is_key = kv_head < num_kv_heads;
       if (is_key) prepare(1, args.k_norm, kv_head, head);
       std::vector<double>& target = is_key ? kv.keys : kv.values;
-      const int64_t place = (slot * num_kv_heads + kv_head % num_kv_heads) * dim;
-      store_head(head, args.kv.dtype, &target[place]);
+      const int64_t index = (slot * num_kv_heads + kv_head % num_kv_heads) * dim;
+      store_head(head, args.kv.dtype, &target[index]);
     }
   }
   return q;
@@ -230,7 +230,7 @@ std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv&
       const std::vector<int> slots = visible_slots(args, request, row - batch.cu_rows[request]);
       for (int head = 0; head < args.num_heads; ++head) {
         const int64_t start = (static_cast<int64_t>(row) * args.num_heads + head) * dim;
-        const auto place = [&](int slot) {
+        const auto index = [&](int slot) {
           const int64_t physical =
               static_cast<int64_t>(table[slot / args.kv.block_size]) * args.kv.block_size +
               slot % args.kv.block_size;
@@ -240,7 +240,7 @@ std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv&
         for (int slot : slots) {
           double dot = 0.0;
           for (int i = 0; i < dim; ++i) {
-            dot += element(args.q, act_dtype, start + i) * kv.keys[place(slot) + i];
+            dot += element(args.q, act_dtype, start + i) * kv.keys[index(slot) + i];
           }
           const double score = dot * args.scale;
           weights.push_back(
@@ -251,7 +251,7 @@ std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv&
         for (double& weight : weights) total += weight = std::exp(weight - highest);
         for (size_t j = 0; j < slots.size(); ++j) {
           for (int i = 0; i < dim; ++i) {
-            out[start + i] += weights[j] / total * kv.values[place(slots[j]) + i];
+            out[start + i] += weights[j] / total * kv.values[index(slots[j]) + i];
           }
         }
       }

@@ -31,7 +31,7 @@ struct Kernel : TaskRows {
       clamp(kAttentionBlockBytes / (group_words * static_cast<int>(sizeof(Word))), kTileVectors,
             kChunkGroups) /
       kTileVectors * kTileVectors;
-  ChunkPlaces here, after;           // this chunk's, and the chunk's to prefetch
+  GroupOffsets here, after;          // this chunk's, and the chunk's to prefetch
   int located = -1;                  // the chunk of this task that `after` describes
   const char* keys_after = nullptr;  // null: nothing to prefetch
   int first_after = 0;               // group at which `after` begins
@@ -47,7 +47,7 @@ struct Kernel : TaskRows {
   const char* group(const void* base, int slot) const { return group_at<Stored>(task, base, slot); }
 
   void attend() {
-    plan();
+    arrange();
     if (!in_order && task.chunk_end * kAttentionChunk > task.base_len) open_tail();
     if (task.partials == nullptr) results.clear_totals();
     for (int chunk = task.chunk_begin; chunk < task.chunk_end; ++chunk) {
@@ -115,10 +115,10 @@ struct Kernel : TaskRows {
       block.groups[g] = static_cast<const Word*>(static_cast<const void*>(start));
     }
   }
-  void look_ahead(const void* base, const ChunkPlaces& places, int first_group,
+  void look_ahead(const void* base, const GroupOffsets& groups, int first_group,
                   Block<Word>& block) const {
     for (int g = 0; g < block_groups; ++g) {
-      block.ahead[g] = static_cast<const char*>(base) + places.offsets[first_group + g];
+      block.ahead[g] = static_cast<const char*>(base) + groups.offsets[first_group + g];
     }
   }
 

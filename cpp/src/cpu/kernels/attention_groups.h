@@ -22,7 +22,7 @@ struct Block {
 
 // Byte offsets of the groups of a chunk from the first group. Indices outside [begin, end) repeat
 // the nearest group, so prefetch needs no bounds check.
-struct ChunkPlaces {
+struct GroupOffsets {
   int64_t offsets[2 * kChunkGroups];
 };
 
@@ -37,7 +37,7 @@ const char* group_at(const AttentionTask& task, const void* base, int slot) {
 
 // Locates groups [begin, end) of the chunk that begins at slot `first`.
 template <class Stored>
-void locate_groups(const AttentionTask& task, int first, int begin, int end, ChunkPlaces& places) {
+void locate_groups(const AttentionTask& task, int first, int begin, int end, GroupOffsets& groups) {
   const int groups_per_block = task.block_size / kGroupTokens;
   const int64_t bytes = group_bytes<Stored>(task.head_dim);
   const int64_t head = group_index(0, task.kv_head, task.num_blocks, task.block_size) * bytes;
@@ -45,14 +45,14 @@ void locate_groups(const AttentionTask& task, int first, int begin, int end, Chu
   int within = (first / kGroupTokens + begin) % groups_per_block;
   for (int g = begin; g < end; ++g) {
     const int64_t index = int64_t{task.block_table[block]} * groups_per_block + within;
-    places.offsets[g] = head + index * bytes;
+    groups.offsets[g] = head + index * bytes;
     if (++within == groups_per_block) {
       within = 0;
       ++block;
     }
   }
-  for (int g = 0; g < begin; ++g) places.offsets[g] = places.offsets[begin];
-  for (int g = end; g < 2 * kChunkGroups; ++g) places.offsets[g] = places.offsets[end - 1];
+  for (int g = 0; g < begin; ++g) groups.offsets[g] = groups.offsets[begin];
+  for (int g = end; g < 2 * kChunkGroups; ++g) groups.offsets[g] = groups.offsets[end - 1];
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

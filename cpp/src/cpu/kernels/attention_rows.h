@@ -55,12 +55,12 @@ struct TaskRows {
     return task.tail_slots + int64_t{row} * task.num_tree_slots;
   }
 
-  void plan() {
-    plan_rows();
-    plan_tiles();
+  void arrange() {
+    find_rows();
+    cut_tiles();
   }
 
-  void plan_rows() {
+  void find_rows() {
     int end = 0;
     for (int r = 0; r < task.num_rows; ++r) {
       rows[r].end = task.base_len + (task.mask == nullptr ? task.first_row + r + 1 : list_slots(r));
@@ -91,7 +91,7 @@ struct TaskRows {
     return count;
   }
 
-  void plan_tiles() {
+  void cut_tiles() {
     num_tiles = (num_pairs + kTilePairs - 1) / kTilePairs;
     int pair = 0;
     for (int t = 0; t < num_tiles; ++t) {

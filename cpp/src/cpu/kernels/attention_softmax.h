@@ -29,15 +29,15 @@ inline void hide_scores(float* s, int begin, int end, int limit) {
 // Weights of scores [0, count), a multiple of two vectors; their sums and maximum to `totals`.
 template <class T>
 void weigh_scores(const float* s, int count, typename T::Word* words, float* totals) {
-  constexpr int kStep = 2 * kLanes;
+  constexpr int kWidth = 2 * kLanes;
   F32x16 first = load(s), second = load(s + kLanes);
-  for (int i = kStep; i < count; i += kStep) {
+  for (int i = kWidth; i < count; i += kWidth) {
     first = max(first, load(s + i));
     second = max(second, load(s + i + kLanes));
   }
   const F32x16 top = broadcast(reduce_max(max(first, second)));
   F32x16 sum = zero();
-  for (int i = 0; i < count; i += kStep) {
+  for (int i = 0; i < count; i += kWidth) {
     typename T::Word* const out = words + i / T::kPerWord;
     T::store_weights(out, T::exp2(load(s + i) - top), T::exp2(load(s + i + kLanes) - top));
     sum = T::add_weights(sum, out);

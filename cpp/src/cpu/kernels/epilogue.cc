@@ -32,9 +32,9 @@ void store_sums(const StoreTask& task) {
 template <F32x16 (*Function)(F32x16), class Out>
 void activate_cell(const ActivationTask& task) {
   const SumsCell& cell = task.cell;
-  const int64_t step = task.gated ? 2 * kLanes : kLanes;  // sums of 16 results
-  const int64_t first = cell.begin / step * kLanes;
-  const int64_t last = cell.end / step * kLanes;
+  const int64_t width = task.gated ? 2 * kLanes : kLanes;  // sums of 16 results
+  const int64_t first = cell.begin / width * kLanes;
+  const int64_t last = cell.end / width * kLanes;
   const int64_t end = last < task.dim ? last : task.dim;
   for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
     const float* sums = cell.sums + (row - cell.row_begin) * cell.stride;
@@ -49,7 +49,7 @@ void activate_cell(const ActivationTask& task) {
         result = result * up;
       }
       store_lanes(out + i, result, n);
-      sums += step;
+      sums += width;
     });
   }
 }
@@ -151,8 +151,8 @@ void finish_head(const QkvTask& task, const RowScales& scales, int head_index, i
   if (head_index < task.num_heads) {
     const float* weight = task.q_norm != nullptr ? task.q_norm + head_index * norm_stride : nullptr;
     rotate(task, weight, scales.q, position, head);
-    const int64_t place = (row * task.num_heads + head_index) * dim;
-    return store_row(static_cast<Act*>(task.q) + place, head, dim);
+    const int64_t offset = (row * task.num_heads + head_index) * dim;
+    return store_row(static_cast<Act*>(task.q) + offset, head, dim);
   }
   const bool is_key = head_index < task.num_heads + task.num_kv_heads;
   const int kv_head = head_index - task.num_heads - (is_key ? 0 : task.num_kv_heads);

@@ -45,7 +45,7 @@ struct F32Dot {
   using W = float;
   using Weights = F32x16;
   using Factor = F32x16;
-  static constexpr int kStep = 1;
+  static constexpr int kDotDepth = 1;
   static constexpr int kParts = 1;
   static constexpr int kUnroll = 1;
   static constexpr int kOnePassRows = kOneBlockRows;
@@ -65,7 +65,7 @@ struct Bf16Dot {
   using W = uint16_t;
   using Weights = Bf16Pairs;
   using Factor = Bf16Pairs;
-  static constexpr int kStep = 2;
+  static constexpr int kDotDepth = 2;
   static constexpr int kParts = 1;
   static constexpr int kUnroll = 4;
   static constexpr int kOnePassRows = kOneBlockRows;
@@ -86,7 +86,7 @@ struct Bf16Dot {
   using W = uint16_t;
   using Weights = F32x16;
   using Factor = F32x16;
-  static constexpr int kStep = 2;
+  static constexpr int kDotDepth = 2;
   static constexpr int kParts = 2;
   static constexpr int kUnroll = 4;
   static constexpr int kOnePassRows = kOneBlockRows;
@@ -131,7 +131,7 @@ LinearKernels linear_kernels(PrefetchInto into) {
   LinearKernels kernels{};
   kernels.widens_bf16 = kWidensBf16;
   set_float_kernels<PrefetchInto::kL1>(kernels);
-  if constexpr (kProductsIntoL2) {
+  if constexpr (kProjectionsIntoL2) {
     if (into == PrefetchInto::kL2) set_float_kernels<PrefetchInto::kL2>(kernels);
   }
 #if defined(__AMX_BF16__)

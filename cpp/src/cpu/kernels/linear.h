@@ -26,17 +26,17 @@ enum PackedFormat : int {
 };
 
 // A piece of k, a slice or all of it, and what becomes of its sum. A stack of partial sums starts
-// empty. After the step's sum, which starts from zero, is there:
+// empty. After the slice's sum, which starts from zero, is there:
 //   num_folds times  sum = top of the stack + sum
-// and the sum is pushed, which makes it number `slot` of the stack.
-struct SumStep {
-  int64_t end;  // k; the step begins where the one before it ends
+// and the sum is pushed, which makes it number `stack_index` of the stack.
+struct SumSlice {
+  int64_t end;  // k; the slice begins where the one before it ends
   int num_folds;
-  int slot;
-  bool is_left;  // no later step folds it: it is a result
+  int stack_index;
+  bool is_left;  // no later slice folds it: it is a result
 };
 
-// Most partial sums on the stack at once, the current step's included.
+// Most partial sums on the stack at once, the current slice's included.
 inline constexpr int kMaxPartials = 5;
 
 // sums[r, n] = sum_k x[r, k] W[n, k] for a cell: some rows and some consecutive blocks. The order
@@ -49,12 +49,12 @@ struct LinearTask {
   int64_t x_stride;  // in elements, padded_k or slightly more; for codes, in groups
   int64_t num_rows;
   int64_t num_blocks;
-  const SumStep* steps;  // [num_steps]; the last ends at padded_k, the others at multiples of 64
-  int num_steps;
+  const SumSlice* slices;  // [num_slices]; the last ends at padded_k, the others at multiples of 64
+  int num_slices;
   float* sums;           // out: [num_rows, sums_stride], num_blocks * 16 used per row
   int64_t sums_stride;   // floats
-  int64_t plane_stride;  // floats from the results of slot i to those of slot i + 1
-  float* partials;  // scratch [num_rows, kMaxPartials, kMaxCellBlocks * 16]; unused with one step
+  int64_t plane_stride;  // floats from the results of stack index i to those of stack index i + 1
+  float* partials;  // scratch [num_rows, kMaxPartials, kMaxCellBlocks * 16]; unused with one slice
   bool scales_outputs;  // kPackedInt8: the sums are multiplied by the outputs' scales
 };
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/linear.h"
-#include "cpu/kernels/sum_steps.h"
+#include "cpu/kernels/sum_slices.h"
 
 namespace specdec::cpu {
 
@@ -99,8 +99,8 @@ struct AmxSpan {
 
 // Multiplies one step of k: x points at the span's first row, weights at its first block.
 template <class Tiles>
-void amx_step(Tiles& tiles, const AmxSpan& span, const uint16_t* x, int64_t x_stride,
-              const uint16_t* weights, int64_t block_stride) {
+void amx_multiply_add(Tiles& tiles, const AmxSpan& span, const uint16_t* x, int64_t x_stride,
+                      const uint16_t* weights, int64_t block_stride) {
   const int64_t x_bytes = x_stride * static_cast<int64_t>(sizeof(uint16_t));
   tiles.template load<kRows0>(x, x_bytes);
   tiles.template load<kWeights0>(weights, 64);
@@ -128,14 +128,14 @@ void amx_store_sums(Tiles& tiles, const AmxSpan& span, float* sums, int64_t stri
 
 // Folds the sums that a complete step has left at `from`, as the step says.
 template <class Tiles>
-void amx_fold_sums(const SumStep& step, const TileSums& sums, SumsAt from, int64_t rows,
+void amx_fold_sums(const SumSlice& slice, const TileSums& sums, SumsAt from, int64_t rows,
                    int64_t width) {
-  const SumsAt to = sums.result(step, width);
+  const SumsAt to = sums.result(slice, width);
   if (to.data == from.data) return;
   for (int64_t row = 0; row < rows; ++row) {
     float* own = from.data + row * from.stride;
-    for (int f = step.num_folds - 1; f >= 0; --f) {
-      const SumsAt left = sums.partial(step.slot + f, width);
+    for (int f = slice.num_folds - 1; f >= 0; --f) {
+      const SumsAt left = sums.partial(slice.stack_index + f, width);
       for (int64_t i = 0; i < width; ++i) own[i] = left.data[row * left.stride + i] + own[i];
     }
     for (int64_t i = 0; i < width; ++i) to.data[row * to.stride + i] = own[i];
@@ -150,7 +150,7 @@ void run_amx_span(const LinearTask& task, const AmxSpan& span, Tiles& tiles) {
   const int64_t width = span.blocks * kAmxOutputs;
   TileSums sums = tile_sums(task, span.row, span.block, width);
   sums.partials = task.partials;
-  StepSpan steps = step_span(task, 0, task.padded_k);
+  SliceSpan slices = slice_span(task, 0, task.padded_k);
   do {
     tiles.template zero<kSums00>();
     if (span.blocks == 2) tiles.template zero<kSums01>();
@@ -158,13 +158,13 @@ void run_amx_span(const LinearTask& task, const AmxSpan& span, Tiles& tiles) {
       tiles.template zero<kSums10>();
       if (span.blocks == 2) tiles.template zero<kSums11>();
     }
-    for (int64_t k = steps.k; k < steps.step->end; k += kAmxDepth) {
-      amx_step(tiles, span, x + k, task.x_stride, weights + k * kAmxOutputs, block_stride);
+    for (int64_t k = slices.k; k < slices.slice->end; k += kAmxDepth) {
+      amx_multiply_add(tiles, span, x + k, task.x_stride, weights + k * kAmxOutputs, block_stride);
     }
-    const SumsAt to = sums.unfinished(*steps.step, width);
+    const SumsAt to = sums.unfinished(*slices.slice, width);
     amx_store_sums(tiles, span, to.data, to.stride);
-    amx_fold_sums<Tiles>(*steps.step, sums, to, span.rows0 + span.rows1, width);
-  } while (next_step(steps));
+    amx_fold_sums<Tiles>(*slices.slice, sums, to, span.rows0 + span.rows1, width);
+  } while (next_slice(slices));
 }
 
 template <class Tiles>

@@ -8,7 +8,7 @@
 #include "cpu/kernels/prefetch.h"
 #include "cpu/kernels/row_pointers.h"
 #include "cpu/kernels/simd_int.h"
-#include "cpu/kernels/sum_steps.h"
+#include "cpu/kernels/sum_slices.h"
 #if defined(SPECDEC_NEON)
 #include "cpu/kernels/linear_int_neon.h"
 #endif
@@ -66,11 +66,11 @@ struct IntSpan {
   int64_t x_stride;        // bytes from one row to the next
   const uint8_t* weights;  // a record
   int64_t block_bytes;
-  StepSpan steps;
+  SliceSpan slices;
   // Prefetches one line per line of weights used, starting here and moving by ahead_step bytes per
   // block's worth.
   const uint8_t* ahead;
-  int64_t ahead_step;
+  int64_t ahead_stride;
 };
 
 template <int kRows, int kBlocks>
@@ -84,14 +84,14 @@ struct IntDots {
 template <class Format, int kRows, int kBlocks>
 void run_int_tile(const IntSpan<Format>& span, const TileSums& tile_sums) {
   static_assert(kBlocks == 1);
-  StepSums<kRows> sums;
-  StepSpan steps = span.steps;
+  SliceSums<kRows> sums;
+  SliceSpan slices = span.slices;
   const uint8_t* record = span.weights;
   RowPointers<uint8_t> x(span.x, span.x_stride);
   do {
-    const SumsAt own = tile_sums.unfinished(*steps.step, kLanes);
-    begin_step(steps.starts, own, sums);
-    const uint8_t* const end = record + k_of_step(steps) / kIntRecordDepth * Format::kRecordBytes;
+    const SumsAt own = tile_sums.unfinished(*slices.slice, kLanes);
+    begin_slice(slices.starts, own, sums);
+    const uint8_t* const end = record + k_of_slice(slices) / kIntRecordDepth * Format::kRecordBytes;
     for (; record < end; record += Format::kRecordBytes) {
 #pragma GCC unroll 1
       for (int group = 0; group < kGroupsOfRecord; ++group) {
@@ -101,9 +101,9 @@ void run_int_tile(const IntSpan<Format>& span, const TileSums& tile_sums) {
         x.advance(sizeof(typename Format::RowGroup));
       }
     }
-    if (!completes_step(steps)) return end_step(sums, 0, own, own);
-    end_step(sums, steps.step->num_folds, own, tile_sums.result(*steps.step, kLanes));
-  } while (next_step(steps));
+    if (!completes_slice(slices)) return end_slice(sums, 0, own, own);
+    end_slice(sums, slices.slice->num_folds, own, tile_sums.result(*slices.slice, kLanes));
+  } while (next_slice(slices));
 }
 #else
 
@@ -142,15 +142,15 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
       }
       prefetch_line<Format::kPrefetchInto>(ahead + b * kLineBytes);
     }
-    ahead += span.ahead_step;
+    ahead += span.ahead_stride;
     // Keeps the compiler from computing all of the group's addresses at once
     asm("" : "+r"(ahead));
 #pragma GCC unroll 2
     for (int i = 0; i < Format::kLineQuads; ++i) {
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        const int place = 4 * (line * Format::kLineQuads + i);
-        const typename Dot::Factor factor = Dot::factor(group_of<Format>(x, r).codes + place);
+        const int offset = 4 * (line * Format::kLineQuads + i);
+        const typename Dot::Factor factor = Dot::factor(group_of<Format>(x, r).codes + offset);
 #pragma GCC unroll 4
         for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::dot(sums[r][b], w[i][b], factor);
       }
@@ -245,26 +245,26 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
   constexpr int64_t kWidth = kBlocks * kLanes;
   const IntSpan<Format> span = tile;  // local copies, which stores to sums cannot alias
   const TileSums sums = tile_sums;
-  StepSpan steps = tile.steps;
+  SliceSpan slices = tile.slices;
   const uint8_t* record = span.weights;
   RowPointers<uint8_t> x(span.x, span.x_stride);
   const uint8_t* ahead = span.ahead;
   do {
     // The step's last group folds the sums into `to`.
-    const SumsAt own = sums.unfinished(*steps.step, kWidth);
-    const SumsAt to = sums.result(*steps.step, kWidth);
-    bool starts = steps.starts;
-    const uint8_t* const end = record + k_of_step(steps) / kIntRecordDepth * Format::kRecordBytes;
-    if (record == end) fold_zeros(kRows, kWidth, steps.step->num_folds, {own, to});
+    const SumsAt own = sums.unfinished(*slices.slice, kWidth);
+    const SumsAt to = sums.result(*slices.slice, kWidth);
+    bool starts = slices.starts;
+    const uint8_t* const end = record + k_of_slice(slices) / kIntRecordDepth * Format::kRecordBytes;
+    if (record == end) fold_zeros(kRows, kWidth, slices.slice->num_folds, {own, to});
     for (; record < end; record += Format::kRecordBytes) {
-      const bool is_last = record + Format::kRecordBytes == end && completes_step(steps);
+      const bool is_last = record + Format::kRecordBytes == end && completes_slice(slices);
       for (int group = 0; group < kGroupsOfRecord; ++group) {
         const uint8_t* codes =
             record + Format::kHeaderBytes + group * (Format::kGroupLines * kLineBytes);
         const auto dots = dot_group<Format, kRows, kBlocks>(span, codes, x, ahead);
         const uint8_t* header = record + group * kGroupScaleBytes;
         if (is_last && group + 1 == kGroupsOfRecord) {
-          add_last_group<Format, kRows, kBlocks>(steps.step->num_folds, span, dots, header, x,
+          add_last_group<Format, kRows, kBlocks>(slices.slice->num_folds, span, dots, header, x,
                                                  {own, to});
         } else if (starts) {
           add_group<Format, true, 0, kRows, kBlocks>(span, dots, header, x, {own, own});
@@ -272,18 +272,18 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
           add_group<Format, false, 0, kRows, kBlocks>(span, dots, header, x, {own, own});
         }
         starts = false;
-        ahead += Format::kGroupLines * span.ahead_step;
+        ahead += Format::kGroupLines * span.ahead_stride;
         x.advance(sizeof(typename Format::RowGroup));
       }
       for (int line = 0; line < Format::kHeaderBytes / kLineBytes; ++line) {
         for (int b = 0; b < kBlocks; ++b) {
           prefetch_line<Format::kPrefetchInto>(ahead + b * kLineBytes);
         }
-        ahead += span.ahead_step;
+        ahead += span.ahead_stride;
       }
     }
-    if (!completes_step(steps)) return;
-  } while (next_step(steps));
+    if (!completes_slice(slices)) return;
+  } while (next_slice(slices));
 }
 
 #endif
@@ -313,8 +313,8 @@ void scale_outputs(const LinearTask& task, int64_t block) {
   const char* scales = static_cast<const char*>(task.weights) + block * task.block_bytes;
   const F32x16 scale = load(reinterpret_cast<const float*>(scales));
   for (int64_t row = 0; row < task.num_rows; ++row) {
-    float* place = task.sums + row * task.sums_stride + block * kLanes;
-    store(place, load(place) * scale);
+    float* sums = task.sums + row * task.sums_stride + block * kLanes;
+    store(sums, load(sums) * scale);
   }
 }
 
@@ -327,7 +327,7 @@ IntSpan<Format> whole_span(const LinearTask& task) {
   span.weights =
       static_cast<const uint8_t*>(task.weights) + (Format::kIsGrouped ? 0 : kIntHeaderBytes);
   span.block_bytes = task.block_bytes;
-  span.steps = step_span(task, 0, task.padded_k);
+  span.slices = slice_span(task, 0, task.padded_k);
   return span;
 }
 
@@ -338,7 +338,7 @@ void run_one_pass(const LinearTask& task) {
   IntSpan<Format> span = whole_span<Format>(task);
   const int64_t most = task.num_rows <= kSingleBlockRows<Format> ? 1 : kMaxBlocks;
   const int64_t distance = most == 1 ? kAheadBytes<Format::kPrefetchInto> : most * task.block_bytes;
-  span.ahead_step = most * kLineBytes;
+  span.ahead_stride = most * kLineBytes;
   for (int64_t block = 0; block < task.num_blocks; block += most) {
     const int64_t blocks = task.num_blocks - block < most ? task.num_blocks - block : most;
     span.ahead = span.weights + distance;
@@ -364,17 +364,17 @@ void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64
     IntSpan<Format> span = whole;
     const bool is_last = record + part >= num_records;
     const int64_t count = is_last ? num_records - record : part;
-    span.steps = step_span(task, record * kIntRecordDepth, (record + count) * kIntRecordDepth);
+    span.slices = slice_span(task, record * kIntRecordDepth, (record + count) * kIntRecordDepth);
     span.weights = weights + record * Format::kRecordBytes;
-    span.ahead_step = share / (count * (Format::kRecordBytes / kLineBytes));
+    span.ahead_stride = share / (count * (Format::kRecordBytes / kLineBytes));
     const uint8_t* next = is_last ? weights + num_blocks * task.block_bytes : span.weights + piece;
     for (int64_t pass = 0; pass < num_passes; ++pass) {
       const int64_t row = task.num_rows * pass / num_passes;
       const int64_t rows = task.num_rows * (pass + 1) / num_passes - row;
       span.x = whole.x + row * whole.x_stride +
                record * kGroupsOfRecord * int64_t{sizeof(typename Format::RowGroup)};
-      const int64_t place = pass * share;
-      span.ahead = next + place / piece * task.block_bytes + place % piece;
+      const int64_t offset = pass * share;
+      span.ahead = next + offset / piece * task.block_bytes + offset % piece;
       TileSums sums = tile_sums(task, row, block, num_blocks * kLanes);
       if (is_whole) sums.partials = task.partials;
       int_tile<Format>(rows, num_blocks)(span, sums);
@@ -416,7 +416,7 @@ void add_int_kernels(PrefetchInto into, LinearKernels& kernels) {
 #if defined(SPECDEC_NEON)
   kernels.signed_int8 = true;
 #endif
-  if constexpr (kProductsIntoL2) {
+  if constexpr (kProjectionsIntoL2) {
     if (into == PrefetchInto::kL2) return set_int_kernels<PrefetchInto::kL2>(kernels);
   }
   set_int_kernels<PrefetchInto::kL1>(kernels);

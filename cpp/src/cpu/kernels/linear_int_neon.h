@@ -9,7 +9,7 @@
 // goes through memory for lack of registers. Nothing is prefetched: the weights are one stream,
 // which these processors prefetch by themselves.
 //
-// A vector of sums is called a slot. It is one row's four outputs, or, where smmla sums pairs of
+// A vector of sums is one row's four outputs, or, where smmla sums pairs of
 // rows, two outputs of both rows: o0r0 o0r1 o1r0 o1r1, then likewise o2 and o3.
 #pragma once
 
@@ -26,16 +26,16 @@ constexpr int kTogether = kAreFew<kRows> ? kQuarters
                           : kRows <= 4   ? 2
                                          : 1;
 
-// The float sums of a tile's rows in the current step.
+// The float sums of a tile's rows in the current slice.
 template <int kRows>
-struct StepSums {
-  float32x4_t of[kQuarters][kSlots<kRows>];
+struct SliceSums {
+  float32x4_t of[kQuarters][kDotVectors<kRows>];
 };
 
 // Integer sums of the quarters that are summed together.
 template <int kRows>
 struct QuarterDots {
-  int32x4_t of[kTogether<kRows>][kSlots<kRows>];
+  int32x4_t of[kTogether<kRows>][kDotVectors<kRows>];
 };
 
 // --- The integer sums of quarters ---
@@ -156,13 +156,13 @@ class DotsOfPairs {
 
  private:
   // Adds the products of eight k.
-  [[gnu::always_inline]] void add(int32x4_t (&dots)[kSlots<kRows>], int8x16_t low, int8x16_t high,
-                                  int eight) const {
+  [[gnu::always_inline]] void add(int32x4_t (&dots)[kDotVectors<kRows>], int8x16_t low,
+                                  int8x16_t high, int eight) const {
     const int32x4_t a = vreinterpretq_s32_s8(low), b = vreinterpretq_s32_s8(high);
     const int8x16_t w[2] = {vreinterpretq_s8_s32(vzip1q_s32(a, b)),
                             vreinterpretq_s8_s32(vzip2q_s32(a, b))};
-    each<kSlots<kRows>>([&](auto slot) SPECDEC_INLINE {
-      dots[slot] = vmmlaq_s32(dots[slot], w[slot % 2], pairs_[slot / 2][eight]);
+    each<kDotVectors<kRows>>([&](auto vector) SPECDEC_INLINE {
+      dots[vector] = vmmlaq_s32(dots[vector], w[vector % 2], pairs_[vector / 2][eight]);
     });
   }
 
@@ -243,36 +243,36 @@ using GroupDots = DotsOfRows<Format, kRows>;
 
 // --- Float sums ---
 
-// A quarter's scales or mins, arranged as a slot has its outputs.
-template <int kRows, int kSlot>
+// A quarter's scales or mins, arranged as a vector has its outputs.
+template <int kRows, int kVector>
 [[gnu::always_inline]] inline float32x4_t spread(float32x4_t outputs) {
   if constexpr (!kInPairs<kRows>) return outputs;
-  return kSlot % 2 == 0 ? vzip1q_f32(outputs, outputs) : vzip2q_f32(outputs, outputs);
+  return kVector % 2 == 0 ? vzip1q_f32(outputs, outputs) : vzip2q_f32(outputs, outputs);
 }
 
-// sum += a slot's integer sums, scaled.
-template <class Format, int kRows, int kSlot, class OfRows>
-[[gnu::always_inline]] inline float32x4_t add_slot(float32x4_t sum, int32x4_t dots,
-                                                   const OfRows& factors, float32x4_t scales,
-                                                   float32x4_t mins) {
+// sum += a vector's integer sums, scaled.
+template <class Format, int kRows, int kVector, class OfRows>
+[[gnu::always_inline]] inline float32x4_t add_vector(float32x4_t sum, int32x4_t dots,
+                                                     const OfRows& factors, float32x4_t scales,
+                                                     float32x4_t mins) {
   const float32x4_t dot = vcvtq_f32_s32(dots);
   if constexpr (Format::kIsGrouped) {
-    const float32x4_t spread_scales = spread<kRows, kSlot>(scales);
-    sum = vfmaq_f32(sum, dot, factors.template times_scale<kSlot>(spread_scales));
+    const float32x4_t spread_scales = spread<kRows, kVector>(scales);
+    sum = vfmaq_f32(sum, dot, factors.template times_scale<kVector>(spread_scales));
   } else {
-    sum = factors.template add_scaled<kSlot>(sum, dot);
+    sum = factors.template add_scaled<kVector>(sum, dot);
   }
   if constexpr (Format::kHasMins) {
-    sum = factors.template add_mins<kSlot>(sum, spread<kRows, kSlot>(mins));
+    sum = factors.template add_mins<kVector>(sum, spread<kRows, kVector>(mins));
   }
   return sum;
 }
 
 // sums += a quarter's integer sums, scaled.
 template <class Format, int kRows, int kQuarter, class OfRows>
-[[gnu::always_inline]] inline void add_quarter(const int32x4_t (&dots)[kSlots<kRows>],
+[[gnu::always_inline]] inline void add_quarter(const int32x4_t (&dots)[kDotVectors<kRows>],
                                                const uint8_t* header, const OfRows& factors,
-                                               StepSums<kRows>& sums) {
+                                               SliceSums<kRows>& sums) {
   const uint16_t* halves = reinterpret_cast<const uint16_t*>(header) + 4 * kQuarter;
   float32x4_t scales{}, mins{};
   if constexpr (Format::kIsGrouped) scales = load_half_quarter(halves);
@@ -280,24 +280,24 @@ template <class Format, int kRows, int kQuarter, class OfRows>
   if constexpr (kAreFew<kRows>) {
     each<kRows>([&](auto r) SPECDEC_INLINE {
       float32x4_t& sum = sums.of[kQuarter][r];
-      sum = add_slot<Format, kRows, r>(sum, dots[r], factors, scales, mins);
+      sum = add_vector<Format, kRows, r>(sum, dots[r], factors, scales, mins);
     });
   } else {
-    each<kSlots<kRows> / 2>([&](auto two) SPECDEC_INLINE {
+    each<kDotVectors<kRows> / 2>([&](auto two) SPECDEC_INLINE {
       constexpr int kA = 2 * two, kB = kA + 1;
-      constexpr int kOffset = 16 * (kQuarter * kSlots<kRows> + kA);
+      constexpr int kOffset = 16 * (kQuarter * kDotVectors<kRows> + kA);
       float32x4_t a, b;
       load_two<kOffset>(&sums, a, b);
-      a = add_slot<Format, kRows, kA>(a, dots[kA], factors, scales, mins);
-      b = add_slot<Format, kRows, kB>(b, dots[kB], factors, scales, mins);
+      a = add_vector<Format, kRows, kA>(a, dots[kA], factors, scales, mins);
+      b = add_vector<Format, kRows, kB>(b, dots[kB], factors, scales, mins);
       store_together(a, b);
       sums.of[kQuarter][kA] = a;
       sums.of[kQuarter][kB] = b;
     });
-    if constexpr (kSlots<kRows> % 2 == 1) {
-      constexpr int kLast = kSlots<kRows> - 1;
+    if constexpr (kDotVectors<kRows> % 2 == 1) {
+      constexpr int kLast = kDotVectors<kRows> - 1;
       float32x4_t& sum = sums.of[kQuarter][kLast];
-      sum = add_slot<Format, kRows, kLast>(sum, dots[kLast], factors, scales, mins);
+      sum = add_vector<Format, kRows, kLast>(sum, dots[kLast], factors, scales, mins);
     }
   }
 }
@@ -305,7 +305,8 @@ template <class Format, int kRows, int kQuarter, class OfRows>
 // sums += the group's integer sums, scaled. `header` is where the group's scales are.
 template <class Format, int kRows>
 [[gnu::always_inline]] inline void add_group(const uint8_t* codes, const uint8_t* header,
-                                             const RowPointers<uint8_t>& x, StepSums<kRows>& sums) {
+                                             const RowPointers<uint8_t>& x,
+                                             SliceSums<kRows>& sums) {
   const GroupDots<Format, kRows> rows(x);
   const Factors<Format, kRows> of_rows(x);
   const Factors<Format, kRows>* factors = &of_rows;
@@ -321,9 +322,9 @@ template <class Format, int kRows>
   });
 }
 
-// A step's sums so far: zeros, or the sums of an earlier part of k.
+// A slice's sums so far: zeros, or the sums of an earlier part of k.
 template <int kRows>
-inline void begin_step(bool starts, const SumsAt& from, StepSums<kRows>& sums) {
+inline void begin_slice(bool starts, const SumsAt& from, SliceSums<kRows>& sums) {
   const auto row = [&](int q, int r) {
     return starts ? vdupq_n_f32(0.0f) : vld1q_f32(from.data + r * from.stride + 4 * q);
   };
@@ -340,10 +341,10 @@ inline void begin_step(bool starts, const SumsAt& from, StepSums<kRows>& sums) {
   });
 }
 
-// Stores a step's sums at `to`, folded num_folds times with the partial sums before `own`.
+// Stores a slice's sums at `to`, folded num_folds times with the partial sums before `own`.
 template <int kRows>
-inline void end_step(const StepSums<kRows>& sums, int num_folds, const SumsAt& own,
-                     const SumsAt& to) {
+inline void end_slice(const SliceSums<kRows>& sums, int num_folds, const SumsAt& own,
+                      const SumsAt& to) {
   const auto put = [&](int q, int r, float32x4_t sum) {
     const float* before = own.data + r * own.stride + 4 * q;
     for (int f = 1; f <= num_folds; ++f) sum = vaddq_f32(vld1q_f32(before - f * kLanes), sum);

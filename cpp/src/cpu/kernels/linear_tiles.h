@@ -14,7 +14,7 @@
 #include "cpu/kernels/prefetch.h"
 #include "cpu/kernels/row_pointers.h"
 #include "cpu/kernels/simd.h"
-#include "cpu/kernels/sum_steps.h"
+#include "cpu/kernels/sum_slices.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -29,10 +29,10 @@ struct TileSpan {
   int64_t x_stride;  // elements between rows
   const W* weights;
   int64_t block_stride;  // elements between blocks
-  StepSpan steps;
+  SliceSpan slices;
   // Each step of k prefetches one later line of memory.
   const char* ahead;
-  int64_t ahead_step;  // bytes
+  int64_t ahead_stride;  // bytes
 };
 
 template <class Dot>
@@ -73,12 +73,12 @@ inline void store_tile(const TileAcc<kRows, kBlocks>& acc, SumsAt left, SumsAt t
 // Stores the sums of a complete step. There is one loop per number of folds, because processors
 // predict which store a load depends on by the load's address in the program.
 template <int kRows, int kBlocks>
-inline void fold_tile(const SumStep& step, const TileSums& sums,
+inline void fold_tile(const SumSlice& slice, const TileSums& sums,
                       const TileAcc<kRows, kBlocks>& acc) {
   constexpr int64_t kWidth = kBlocks * kLanes;
-  const SumsAt to = sums.result(step, kWidth);
-  const SumsAt left = sums.partial(step.slot + step.num_folds - 1, kWidth);
-  switch (step.num_folds) {
+  const SumsAt to = sums.result(slice, kWidth);
+  const SumsAt left = sums.partial(slice.stack_index + slice.num_folds - 1, kWidth);
+  switch (slice.num_folds) {
     case 0:
       return store_tile<0, kRows, kBlocks>(acc, to, to);
     case 1:
@@ -95,7 +95,7 @@ template <class Dot, int kRows, int kBlocks>
 void run_tile(const SpanOf<Dot>& span, const TileSums& tile_sums) {
   using X = typename Dot::X;
   using W = typename Dot::W;
-  static_assert(kLanes * Dot::kStep * sizeof(W) == kLineBytes);
+  static_assert(kLanes * Dot::kDotDepth * sizeof(W) == kLineBytes);
   constexpr int64_t kWidth = kBlocks * kLanes;
   constexpr int kMostSums = Dot::kPassRows * Dot::kPassBlocks;
   constexpr bool kIsLarge = kRows * kBlocks >= (kMostSums < 8 ? kMostSums : 8);
@@ -104,26 +104,26 @@ void run_tile(const SpanOf<Dot>& span, const TileSums& tile_sums) {
   const W* weights = span.weights;
   const int64_t block_stride = span.block_stride;
   const char* ahead = span.ahead;
-  const int64_t ahead_step = span.ahead_step;
-  StepSpan steps = span.steps;
+  const int64_t ahead_stride = span.ahead_stride;
+  SliceSpan slices = span.slices;
   TileSums sums = tile_sums;
   do {
-    SumStep step = *steps.step;
-    int64_t k = k_of_step(steps);
+    SumSlice slice = *slices.slice;
+    int64_t k = k_of_slice(slices);
     TileAcc<kRows, kBlocks> acc;
-    if (steps.starts) {
+    if (slices.starts) {
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 3
         for (int b = 0; b < kBlocks; ++b) acc[r][b] = zero();
       }
     } else {
-      load_tile<kRows, kBlocks>(sums.unfinished(step, kWidth), acc);
+      load_tile<kRows, kBlocks>(sums.unfinished(slice, kWidth), acc);
     }
     // The loop of a large tile takes all registers. The compiler would keep the other variables in
     // vector registers, where reading a value waits for the products before it.
-    if constexpr (kIsLarge) asm("" : "+r"(k), "+m"(steps), "+m"(sums), "+m"(step));
-    for (; k > 0; k -= kUnroll * Dot::kStep) {
+    if constexpr (kIsLarge) asm("" : "+r"(k), "+m"(slices), "+m"(sums), "+m"(slice));
+    for (; k > 0; k -= kUnroll * Dot::kDotDepth) {
 #pragma GCC unroll 4
       for (int i = 0; i < kUnroll; ++i) {
         prefetch_line<Dot::kPrefetchInto>(ahead);
@@ -139,20 +139,20 @@ void run_tile(const SpanOf<Dot>& span, const TileSums& tile_sums) {
             for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], factor);
           }
         }
-        weights += kLanes * Dot::kStep;
-        ahead += ahead_step;
-        x.advance(Dot::kStep);
+        weights += kLanes * Dot::kDotDepth;
+        ahead += ahead_stride;
+        x.advance(Dot::kDotDepth);
         if constexpr (kIsLarge) asm("" : "+r"(weights), "+r"(ahead));
       }
     }
-    if constexpr (kIsLarge) asm("" : "+m"(steps), "+m"(sums), "+m"(step));
-    if (step.end > steps.end) {
-      const SumsAt to = sums.unfinished(step, kWidth);
+    if constexpr (kIsLarge) asm("" : "+m"(slices), "+m"(sums), "+m"(slice));
+    if (slice.end > slices.end) {
+      const SumsAt to = sums.unfinished(slice, kWidth);
       store_tile<0, kRows, kBlocks>(acc, to, to);
       return;
     }
-    fold_tile<kRows, kBlocks>(step, sums, acc);
-  } while (next_step(steps));
+    fold_tile<kRows, kBlocks>(slice, sums, acc);
+  } while (next_slice(slices));
 }
 
 template <class Dot>
@@ -198,8 +198,8 @@ void run_one_pass(const LinearTask& task) {
   SpanOf<Dot> span{};
   span.x = static_cast<const X*>(task.x);
   span.x_stride = task.x_stride;
-  span.steps = step_span(task, 0, task.padded_k);
-  span.ahead_step = kLineBytes;
+  span.slices = slice_span(task, 0, task.padded_k);
+  span.ahead_stride = kLineBytes;
   const TileFunction<Dot> run = tile_function<Dot>(static_cast<int>(task.num_rows), 1);
   for (int64_t block = 0; block < task.num_blocks; ++block) {
     span.weights = static_cast<const W*>(task.weights) + block * task.padded_k * kLanes;
@@ -222,15 +222,15 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
 
   const int64_t group_bytes = num_blocks * span.block_stride * int64_t{sizeof(W)};
   const int64_t num_parts = (group_bytes + Dot::kGroupBytes - 1) / Dot::kGroupBytes;
-  constexpr int64_t kUnit = Dot::kStep * Dot::kUnroll;
+  constexpr int64_t kUnit = Dot::kDotDepth * Dot::kUnroll;
   const int64_t k_part = (task.padded_k / kUnit + num_parts - 1) / num_parts * kUnit;
   const int64_t piece = k_part * kLanes;  // of one block
   const int64_t share = num_blocks * piece / num_passes;
   for (int64_t k = 0; k < task.padded_k; k += k_part) {
     const bool is_last = k + k_part >= task.padded_k;
     const int64_t num_k = is_last ? task.padded_k - k : k_part;
-    span.steps = step_span(task, k, k + num_k);
-    span.ahead_step = share * int64_t{sizeof(W)} / (num_k / Dot::kStep);
+    span.slices = slice_span(task, k, k + num_k);
+    span.ahead_stride = share * int64_t{sizeof(W)} / (num_k / Dot::kDotDepth);
     span.weights = weights + k * kLanes;
     // The next part of every block, of this group or of the group that follows it.
     const W* next = is_last ? weights + num_blocks * span.block_stride : span.weights + piece;
@@ -238,9 +238,9 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
       const int64_t row = task.num_rows * pass / num_passes;
       const int rows = static_cast<int>(task.num_rows * (pass + 1) / num_passes - row);
       span.x = x + row * task.x_stride + k;
-      const int64_t place = pass * share;
+      const int64_t offset = pass * share;
       span.ahead =
-          reinterpret_cast<const char*>(next + place / piece * span.block_stride + place % piece);
+          reinterpret_cast<const char*>(next + offset / piece * span.block_stride + offset % piece);
       TileSums sums = tile_sums(task, row, block, num_blocks * kLanes);
       if (num_parts == 1) sums.partials = task.partials;
       tile_function<Dot>(rows, num_blocks)(span, sums);

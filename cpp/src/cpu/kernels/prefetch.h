@@ -30,13 +30,13 @@ inline constexpr int64_t kAheadBytes = kInto == PrefetchInto::kL1 ? 8 << 10 : 16
 
 // No Zen 4 runs the AMX kernels, and its AVX2 products are 7% faster with lines in L1.
 #if defined(__AMX_BF16__)
-inline constexpr bool kAttentionIntoL2 = false, kProductsIntoL2 = false;
+inline constexpr bool kAttentionIntoL2 = false, kProjectionsIntoL2 = false;
 #elif defined(__AVX512BF16__)
-inline constexpr bool kAttentionIntoL2 = true, kProductsIntoL2 = true;
+inline constexpr bool kAttentionIntoL2 = true, kProjectionsIntoL2 = true;
 #elif defined(__AVX2__)
-inline constexpr bool kAttentionIntoL2 = true, kProductsIntoL2 = false;
+inline constexpr bool kAttentionIntoL2 = true, kProjectionsIntoL2 = false;
 #else
-inline constexpr bool kAttentionIntoL2 = false, kProductsIntoL2 = false;
+inline constexpr bool kAttentionIntoL2 = false, kProjectionsIntoL2 = false;
 #endif
 
 }  // namespace

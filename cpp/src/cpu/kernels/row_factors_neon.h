@@ -29,7 +29,7 @@ constexpr bool kInPairs = false;
 template <int kRows>
 constexpr int kPairs = (kRows + 1) / 2;  // an odd last row is its own partner
 template <int kRows>
-constexpr int kSlots = kInPairs<kRows> ? 2 * kPairs<kRows> : kRows;
+constexpr int kDotVectors = kInPairs<kRows> ? 2 * kPairs<kRows> : kRows;
 template <int kRows>
 constexpr int kSecondOf(int pair) {
   return 2 * pair + 1 < kRows ? 2 * pair + 1 : 2 * pair;
@@ -88,17 +88,17 @@ class FewRowFactors {
   [[gnu::always_inline]] void begin(int32x4_t (&dots)[kRows]) const {
     each<kRows>([&](auto r) SPECDEC_INLINE { dots[r] = vdupq_n_s32(starts_[r]); });
   }
-  template <int kSlot>
+  template <int kVector>
   [[gnu::always_inline]] float32x4_t times_scale(float32x4_t v) const {
-    return vmulq_n_f32(v, scales_[kSlot]);
+    return vmulq_n_f32(v, scales_[kVector]);
   }
-  template <int kSlot>
+  template <int kVector>
   [[gnu::always_inline]] float32x4_t add_scaled(float32x4_t sum, float32x4_t v) const {
-    return vfmaq_n_f32(sum, v, scales_[kSlot]);
+    return vfmaq_n_f32(sum, v, scales_[kVector]);
   }
-  template <int kSlot>
+  template <int kVector>
   [[gnu::always_inline]] float32x4_t add_mins(float32x4_t sum, float32x4_t v) const {
-    return vfmaq_n_f32(sum, v, mins_[kSlot]);
+    return vfmaq_n_f32(sum, v, mins_[kVector]);
   }
 
  private:
@@ -134,17 +134,17 @@ class RowFactors {
   [[gnu::always_inline]] void begin(int32x4_t (&dots)[kRows]) const {
     each<kRows>([&](auto r) SPECDEC_INLINE { dots[r] = vdupq_laneq_s32(starts_[r / 4], r % 4); });
   }
-  template <int kSlot>
+  template <int kVector>
   [[gnu::always_inline]] float32x4_t times_scale(float32x4_t v) const {
-    return vmulq_laneq_f32(v, scales_[kSlot / 4], kSlot % 4);
+    return vmulq_laneq_f32(v, scales_[kVector / 4], kVector % 4);
   }
-  template <int kSlot>
+  template <int kVector>
   [[gnu::always_inline]] float32x4_t add_scaled(float32x4_t sum, float32x4_t v) const {
-    return vfmaq_laneq_f32(sum, v, scales_[kSlot / 4], kSlot % 4);
+    return vfmaq_laneq_f32(sum, v, scales_[kVector / 4], kVector % 4);
   }
-  template <int kSlot>
+  template <int kVector>
   [[gnu::always_inline]] float32x4_t add_mins(float32x4_t sum, float32x4_t v) const {
-    return vfmaq_laneq_f32(sum, v, mins_[kSlot / 4], kSlot % 4);
+    return vfmaq_laneq_f32(sum, v, mins_[kVector / 4], kVector % 4);
   }
 
  private:
@@ -187,27 +187,27 @@ class PairFactors {
   }
   // Loads a pair's start values once for each of its slots, together with the next pair's: copying
   // them would take one more instruction.
-  [[gnu::always_inline]] void begin(int32x4_t (&dots)[kSlots<kRows>]) const {
+  [[gnu::always_inline]] void begin(int32x4_t (&dots)[kDotVectors<kRows>]) const {
     each<2>([&](auto side) SPECDEC_INLINE {
       each<kPairs<kRows> / 2>([&](auto two) SPECDEC_INLINE {
         load_two<32 * two>(starts_, dots[4 * two + side], dots[4 * two + 2 + side]);
       });
       if constexpr (kPairs<kRows> % 2 == 1) {
-        dots[kSlots<kRows> - 2 + side] = starts_[kPairs<kRows> - 1];
+        dots[kDotVectors<kRows> - 2 + side] = starts_[kPairs<kRows> - 1];
       }
     });
   }
-  template <int kSlot>
+  template <int kVector>
   [[gnu::always_inline]] float32x4_t times_scale(float32x4_t v) const {
-    return vmulq_f32(v, scales_[kSlot / 2]);
+    return vmulq_f32(v, scales_[kVector / 2]);
   }
-  template <int kSlot>
+  template <int kVector>
   [[gnu::always_inline]] float32x4_t add_scaled(float32x4_t sum, float32x4_t v) const {
-    return vfmaq_f32(sum, v, scales_[kSlot / 2]);
+    return vfmaq_f32(sum, v, scales_[kVector / 2]);
   }
-  template <int kSlot>
+  template <int kVector>
   [[gnu::always_inline]] float32x4_t add_mins(float32x4_t sum, float32x4_t v) const {
-    return vfmaq_f32(sum, v, mins_[kSlot / 2]);
+    return vfmaq_f32(sum, v, mins_[kVector / 2]);
   }
 
  private:
@@ -224,11 +224,11 @@ using Factors = std::conditional_t<
 // Start values of a quarter's integer sums.
 template <class Format, int kRows, class OfRows>
 [[gnu::always_inline]] inline void begin_dots(const OfRows& factors,
-                                              int32x4_t (&dots)[kSlots<kRows>]) {
+                                              int32x4_t (&dots)[kDotVectors<kRows>]) {
   if constexpr (kHasStarts<Format>) {
     factors.begin(dots);
   } else {
-    each<kSlots<kRows>>([&](auto slot) SPECDEC_INLINE { dots[slot] = vdupq_n_s32(0); });
+    each<kDotVectors<kRows>>([&](auto vector) SPECDEC_INLINE { dots[vector] = vdupq_n_s32(0); });
   }
 }
 

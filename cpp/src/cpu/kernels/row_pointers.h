@@ -23,9 +23,9 @@ class RowPointers {
     asm("" : "+r"(s1_), "+r"(s3_), "+r"(s5_), "+r"(s7_));
   }
   // Hides from the compiler that the bases only ever move by `step`.
-  void advance(int step) {
-    low_ += step;
-    high_ += step;
+  void advance(int count) {
+    low_ += count;
+    high_ += count;
     asm("" : "+r"(low_), "+r"(high_));
   }
   [[gnu::always_inline]] const X* row(int r) const {

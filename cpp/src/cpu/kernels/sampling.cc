@@ -200,9 +200,9 @@ void clear(RowMaximum* best, int num_best) {
 
 // Inserts the entry after all entries that are not less. The last entry must be less; it drops out.
 void insert(RowMaximum* best, int num_best, RowMaximum entry) {
-  int place = num_best - 1;
-  for (; place > 0 && best[place - 1].value < entry.value; --place) best[place] = best[place - 1];
-  best[place] = entry;
+  int at = num_best - 1;
+  for (; at > 0 && best[at - 1].value < entry.value; --at) best[at] = best[at - 1];
+  best[at] = entry;
 }
 
 void draw(const float* x, float divisor, int count, DrawCutoff cutoff, DrawNoise noise,

@@ -16,7 +16,7 @@ constexpr TensorNames kNames = {.attention_output_norm = "post_attention_layerno
 
 // The settings shared by all versions.
 void parse_gemma(const JsonFields& fields, ModelConfig& config) {
-  for (LayerSpec& layer : config.layers) layer.norms = NormPlaces::kInputAndOutput;
+  for (LayerSpec& layer : config.layers) layer.norms = NormPlacement::kInputAndOutput;
   config.norm_offset = 1.0f;
   config.embedding_scale = static_cast<float>(std::sqrt(double(config.hidden_size)));
   config.rounds_embedding_scale = true;

@@ -10,7 +10,7 @@ void parse_olmo2(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(fields, {.max_position_embeddings = 2048, .norm_eps = 1e-5}, config);
   config.qk_norm = QkNorm::kAllHeads;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
-  for (LayerSpec& layer : config.layers) layer.norms = NormPlaces::kOutput;
+  for (LayerSpec& layer : config.layers) layer.norms = NormPlacement::kOutput;
   check_uniform_layer_types(fields, config);
 }
 

@@ -18,7 +18,7 @@ void parse_opt(const JsonFields& fields, ModelConfig& config) {
   config.head_dim = config.hidden_size / config.num_heads;
   const bool norm_before = fields.get_bool("do_layer_norm_before", true);
   parse_layers(fields,
-               {.norms = norm_before ? NormPlaces::kInput : NormPlaces::kResidual,
+               {.norms = norm_before ? NormPlacement::kInput : NormPlacement::kResidual,
                 .rope = -1,
                 .mlp = MlpKind::kPlain,
                 .inner_size = fields.get_int("ffn_dim")},

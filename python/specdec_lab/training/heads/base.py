@@ -19,17 +19,17 @@ class DepthOutput:
     """A head's output at one depth, for some places of a batch.
 
     Attributes:
-        hidden: [rows, hidden size], the input of `head_weight`.
-        places: int64 [rows], rising: p as an index into the flattened [examples, tokens]; the row
-            predicts the token at p + 1.
-        head_weight: [draft vocabulary, hidden size].
+        hidden: [rows, hidden size], the input of `lm_head_weight`.
+        positions: int64 [rows], rising: p as an index into the flattened [examples, tokens]; the
+            row predicts the token at p + 1.
+        lm_head_weight: [draft vocabulary, hidden size].
         extra_loss: [rows], added to the loss of each row, where the method's loss has a term beside
             that of the scores.
     """
 
     hidden: Tensor
-    places: Tensor
-    head_weight: Tensor
+    positions: Tensor
+    lm_head_weight: Tensor
     extra_loss: Tensor | None = None
 
 

@@ -48,11 +48,11 @@ class EagleHead(TrainableHead):
 
     @abc.abstractmethod
     def scored(self, state: Tensor) -> Tensor:
-        """The input of `head_weight`, from output states."""
+        """The input of `lm_head_weight`, from output states."""
 
     @property
     @abc.abstractmethod
-    def head_weight(self) -> Tensor:
+    def lm_head_weight(self) -> Tensor:
         """The scoring rows: [draft vocabulary, hidden size]."""
 
     def begin(self, embedded: Tensor, state: Tensor) -> Tensor:
@@ -103,13 +103,13 @@ class EagleHead(TrainableHead):
         outputs = []
         for s in range(self.trained_depth):
             # Row r of step s predicts the token at r + 2 + s, so its place is r + 1 + s.
-            places = (rows + (1 + s)).clamp(max=num_tokens - 1)
-            token_ids = batch.token_ids[:, 1:] if s == 0 else batch.token_ids.gather(1, places)
+            positions = (rows + (1 + s)).clamp(max=num_tokens - 1)
+            token_ids = batch.token_ids[:, 1:] if s == 0 else batch.token_ids.gather(1, positions)
             state = self.step(token_ids, state, rows, s, cache)
-            scored = is_row & (rows + (1 + s) < num_tokens) & batch.is_scored.gather(1, places)
-            chosen, flat = state[scored], (example * num_tokens + places)[scored]
+            scored = is_row & (rows + (1 + s) < num_tokens) & batch.is_scored.gather(1, positions)
+            chosen, flat = state[scored], (example * num_tokens + positions)[scored]
             extra = self.extra_loss(chosen, final_hidden[flat])
-            outputs.append(DepthOutput(self.scored(chosen), flat, self.head_weight, extra))
+            outputs.append(DepthOutput(self.scored(chosen), flat, self.lm_head_weight, extra))
         return outputs
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ class EagleHead(TrainableHead):
         drafts = []
         for s in range(depth):
             state = self.step(token_ids, state, rows, s, cache)
-            best = F.linear(self.scored(state), self.head_weight).argmax(-1)
+            best = F.linear(self.scored(state), self.lm_head_weight).argmax(-1)
             token_ids = self.draft_ids[best]
             drafts.append(F.pad(token_ids, (1, 0)))
         return torch.stack(drafts, -1)

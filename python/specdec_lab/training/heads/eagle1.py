@@ -30,7 +30,7 @@ class Eagle1(EagleHead):
         super().__init__(target, draft_ids, max_depth, ["raw"] + ["plain"] * (num_layers - 1))
         size = self.shape.hidden_size
         self.fc = nn.Linear(2 * size, size, bias=False)
-        self.register_buffer("_rows", target.head[draft_ids], persistent=False)
+        self.register_buffer("_rows", target.lm_head[draft_ids], persistent=False)
 
     _rows: Tensor
 
@@ -51,7 +51,7 @@ class Eagle1(EagleHead):
             self.fc.weight[:, size:] += torch.eye(size, device=self.fc.weight.device)
 
     @property
-    def head_weight(self) -> Tensor:
+    def lm_head_weight(self) -> Tensor:
         """See EagleHead."""
         return self._rows
 
@@ -85,5 +85,5 @@ class Eagle1(EagleHead):
             **configs.llama_fields(self.shape, len(self.layers), self.target),
             "bias": False,
         }
-        is_cut = len(self.draft_ids) < len(self.target.head)
+        is_cut = len(self.draft_ids) < len(self.target.lm_head)
         return HeadFiles(config, dict(self.named_parameters()), self.draft_ids if is_cut else None)

@@ -43,7 +43,7 @@ class Eagle3(EagleHead):
         # Taps divided by these have elements near 1, so that fc learns from all taps alike.
         self.register_buffer("tap_sizes", torch.ones(self.num_taps), persistent=False)
         self.norm = nn.RMSNorm(size, self.shape.rms_norm_eps)
-        self.lm_head = nn.Parameter(target.head[draft_ids].clone(), requires_grad=train_lm_head)
+        self.lm_head = nn.Parameter(target.lm_head[draft_ids].clone(), requires_grad=train_lm_head)
 
     tap_sizes: Tensor
 
@@ -59,14 +59,14 @@ class Eagle3(EagleHead):
                 nn.init.normal_(module.weight, 0.0, 0.02, generator=generator)
         with torch.no_grad():
             self.norm.weight.copy_(self.target.norm)
-            self.lm_head.copy_(self.target.head[self.draft_ids])
+            self.lm_head.copy_(self.target.lm_head[self.draft_ids])
             self.fc.weight.mul_(0.5)
             self.fc.weight[:, -self.shape.hidden_size :] += torch.eye(self.shape.hidden_size)
             if examples:
                 self.tap_sizes.copy_(sizes_of(examples)[: self.num_taps])
 
     @property
-    def head_weight(self) -> Tensor:
+    def lm_head_weight(self) -> Tensor:
         """See EagleHead."""
         return self.lm_head
 

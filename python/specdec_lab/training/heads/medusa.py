@@ -36,7 +36,7 @@ class Medusa(TrainableHead):
             nn.ModuleList(nn.Linear(size, size) for _ in range(num_layers))
             for _ in range(max_depth)
         )
-        rows = target.head[draft_ids]
+        rows = target.lm_head[draft_ids]
         self.register_buffer("target_rows", rows, persistent=False)
         self.lm_heads = nn.ParameterList(
             nn.Parameter(rows.clone()) for _ in range(max_depth if train_lm_head else 0)
@@ -79,8 +79,8 @@ class Medusa(TrainableHead):
             scored = batch.is_scored[:, 1 + depth :]
             example, i = scored.nonzero(as_tuple=True)
             hidden = self.state(batch.final_hidden[example, i], depth)
-            places = example * num_tokens + i + 1 + depth
-            outputs.append(DepthOutput(hidden, places, self._rows(depth)))
+            positions = example * num_tokens + i + 1 + depth
+            outputs.append(DepthOutput(hidden, positions, self._rows(depth)))
         return outputs
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ class Medusa(TrainableHead):
         """
         if layout != "common":
             raise TrainingError(f"layout: {layout!r} has no Medusa heads; write them as 'common'")
-        vocab_size, size = self.target.head.shape
+        vocab_size, size = self.target.lm_head.shape
         num_layers = len(self._layers(0))
         tensors: dict[str, Tensor] = {}
         config: dict[str, Any] = {

@@ -45,7 +45,7 @@ class MlpSpeculator(TrainableHead):
         Raises TrainingError where `draft_ids` are not all tokens: files cannot express that.
         """
         super().__init__(target, draft_ids, max_depth)
-        vocab_size = target.head.shape[0]
+        vocab_size = target.lm_head.shape[0]
         if len(draft_ids) != vocab_size:
             raise TrainingError(
                 f"draft_vocab_size: {len(draft_ids)}, but an MLP speculator scores all "
@@ -92,7 +92,7 @@ class MlpSpeculator(TrainableHead):
                 weight = cast("Tensor", head.weight)
                 nn.init.normal_(weight, 0.0, deviation, generator=generator)
                 if fits:
-                    weight.copy_(self.target.head)
+                    weight.copy_(self.target.lm_head)
             for ln in self.ln:
                 cast("Tensor", ln.weight).fill_(1.0)
                 cast("Tensor", ln.bias).zero_()
@@ -128,8 +128,8 @@ class MlpSpeculator(TrainableHead):
         for depth in range(depths):
             state = self.step(state, token_ids[example, i + 1 + depth], depth)
             counted = scored[:, depth]
-            places = (example * num_tokens + i + 1 + depth)[counted]
-            outputs.append(DepthOutput(state[counted], places, self._rows(depth)))
+            positions = (example * num_tokens + i + 1 + depth)[counted]
+            outputs.append(DepthOutput(state[counted], positions, self._rows(depth)))
         return outputs
 
     @torch.no_grad()
@@ -155,7 +155,7 @@ class MlpSpeculator(TrainableHead):
         config = {
             "architectures": ["MLPSpeculatorPreTrainedModel"],
             "model_type": "mlp_speculator",
-            "vocab_size": self.target.head.shape[0],
+            "vocab_size": self.target.lm_head.shape[0],
             "emb_dim": self.target.hidden_size,
             "inner_dim": self.inner_dim,
             "n_predict": self.max_depth,

@@ -70,10 +70,10 @@ class ParallelEagle(Eagle3):
                 for steps in cache:
                     steps.keep(chosen)
             state = self._at_depth(d, batch, rows, cache)
-            places = (rows + (1 + d)).clamp(max=num_tokens - 1)
-            scored = is_row & (rows + (1 + d) < num_tokens) & is_scored.gather(1, places)
-            flat = (example * num_tokens + places)[scored]
-            outputs.append(DepthOutput(self.scored(state[scored]), flat, self.head_weight))
+            positions = (rows + (1 + d)).clamp(max=num_tokens - 1)
+            scored = is_row & (rows + (1 + d) < num_tokens) & is_scored.gather(1, positions)
+            flat = (example * num_tokens + positions)[scored]
+            outputs.append(DepthOutput(self.scored(state[scored]), flat, self.lm_head_weight))
         return outputs
 
     @torch.no_grad()
@@ -84,7 +84,7 @@ class ParallelEagle(Eagle3):
         drafts = []
         for d in range(depth):
             state = self._at_depth(d, batch, rows, cache)
-            best = F.linear(self.scored(state), self.head_weight).argmax(-1)
+            best = F.linear(self.scored(state), self.lm_head_weight).argmax(-1)
             drafts.append(F.pad(self.draft_ids[best], (1, 0)))
         return torch.stack(drafts, -1)
 

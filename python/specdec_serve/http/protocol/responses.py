@@ -191,15 +191,15 @@ class ResponsesRequest(GenerationFields):
         for i, item in enumerate(self.input):
             _append(messages, item, f"input[{i}]")
         return {
-            place: plain_message(message, place, place.partition("[")[0])
-            for place, message in messages.items()
+            path: plain_message(message, path, path.partition("[")[0])
+            for path, message in messages.items()
         }
 
 
-def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
+def _chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
     if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
         raise bad_request(
-            f'{place} must be a function, such as {{"type": "function", "name": "f", '
+            f'{path} must be a function, such as {{"type": "function", "name": "f", '
             '"parameters": {...}}; the server runs no tools of its own',
             "tools",
         )
@@ -208,16 +208,16 @@ def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
     return {"type": "function", "function": given}
 
 
-def _append(messages: dict[str, dict[str, Any]], item: dict[str, Any], place: str) -> None:
+def _append(messages: dict[str, dict[str, Any]], item: dict[str, Any], path: str) -> None:
     """Adds an item of the input; calls of one turn share a message."""
     kind = item.get("type", "message")
     if kind in _ITEM_MEMBERS:
         warn_of_unknown(item, ("type", "id", "status", *_ITEM_MEMBERS[kind]))
     if kind == "message":
-        messages[place] = {key: item[key] for key in ("role", "content", "name") if key in item}
+        messages[path] = {key: item[key] for key in ("role", "content", "name") if key in item}
     elif kind == "function_call":
         if not isinstance(item.get("name"), str):
-            raise bad_request(f'{place} needs the "name" of a function', "input")
+            raise bad_request(f'{path} needs the "name" of a function', "input")
         call = {
             "id": item.get("call_id"),
             "type": "function",
@@ -225,14 +225,14 @@ def _append(messages: dict[str, dict[str, Any]], item: dict[str, Any], place: st
         }
         last = next(reversed(messages.values()), {})
         if last.get("role") != "assistant":
-            last = messages[place] = {"role": "assistant", "content": None}
+            last = messages[path] = {"role": "assistant", "content": None}
         last.setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        text = text_of(item.get("output"), f"{place}.output", "input")
-        messages[place] = {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
+        text = text_of(item.get("output"), f"{path}.output", "input")
+        messages[path] = {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
     elif kind != "reasoning":  # reasoning is not shown to the model again
         raise bad_request(
-            f"{place} has the type {str(kind)[:40]!r}; send items of the types message, "
+            f"{path} has the type {str(kind)[:40]!r}; send items of the types message, "
             "function_call and function_call_output",
             "input",
         )

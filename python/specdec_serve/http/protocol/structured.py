@@ -86,10 +86,10 @@ class StructuredOutputs(Fields):
         return made(given, "structured_outputs")
 
 
-def schema_params(schema: dict[str, Any] | None, place: str, field: str) -> StructuredOutputsParams:
-    """The parameters for a JSON schema. Raises ApiError naming `place` where it is missing."""
+def schema_params(schema: dict[str, Any] | None, path: str, field: str) -> StructuredOutputsParams:
+    """The parameters for a JSON schema. Raises ApiError naming `path` where it is missing."""
     if schema is None:
-        raise bad_request(f'{place} needs "schema"', field)
+        raise bad_request(f'{path} needs "schema"', field)
     return made({"json": schema}, field)
 
 

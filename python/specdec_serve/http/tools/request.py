@@ -132,20 +132,20 @@ def read_tools(
     return ToolUse(functions, "named", name, parallel=is_parallel)
 
 
-def _function(tool: Any, place: str) -> Function:
+def _function(tool: Any, path: str) -> Function:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
-        raise bad_request(f"{place} must be a function, such as {_EXAMPLE}", "tools")
+        raise bad_request(f"{path} must be a function, such as {_EXAMPLE}", "tools")
     warn_of_unknown(function, FUNCTION_MEMBERS)
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not name:
-        raise bad_request(f'{place}.function needs a "name"', "tools")
+        raise bad_request(f'{path}.function needs a "name"', "tools")
     try:
-        check_text(f"{place}.function.name", name)
+        check_text(f"{path}.function.name", name)
     except ValueError as error:
         raise bad_request(str(error), "tools") from error
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise bad_request(f"{place}.function.parameters must be a JSON schema", "tools")
+        raise bad_request(f"{path}.function.parameters must be a JSON schema", "tools")
     return Function(name, parameters)
 
 

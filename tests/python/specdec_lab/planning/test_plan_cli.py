@@ -38,13 +38,13 @@ def test_every_point_is_measured(
         checkpoint("llama"), config, grid, {"dtype": "float32"}, lambda *what: told.append(what)
     )
     assert [(p.context, p.batch, p.length) for p in found.points] == [
-        (c, b, k) for c, b in grid.places() for k in grid.lengths
+        (c, b, k) for c, b in grid.points() for k in grid.lengths
     ]
     assert all(p.target_seconds > 0 for p in found.points)
     drafting = [p for p in found.points if p.length > 0]
     assert all(p.draft_seconds > 0 for p in drafting)
     passes = 1 if runs_model(config) else 2
-    assert [done for done, _, _ in told] == list(range(1, passes * len(grid.places()) + 1))
+    assert [done for done, _, _ in told] == list(range(1, passes * len(grid.points()) + 1))
     costs = MeasuredCosts(found.points)
     assert costs.target_seconds(2, 5, 20) > 0
 

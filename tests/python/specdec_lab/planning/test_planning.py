@@ -189,7 +189,7 @@ def test_measured_costs_are_those_of_the_machine_that_was_measured() -> None:
             CostPoint(
                 b, k, c, machine.target_seconds(b, b * (k + 1), c), machine.draft_seconds(b, k, c)
             )
-            for c, b in grid.places()
+            for c, b in grid.points()
             for k in grid.lengths
         ]
     )
@@ -207,7 +207,7 @@ def test_measured_costs_are_those_of_the_machine_that_was_measured() -> None:
 def test_a_grid_stays_affordable() -> None:
     grid = Grid([8, 1, 2], [4096, 16, 16384], 5)
     assert grid.lengths == [0, 1, 2, 3, 4, 5]
-    assert grid.places() == [(16, 1), (16, 2), (16, 8), (4096, 2), (16384, 1)]
+    assert grid.points() == [(16, 1), (16, 2), (16, 8), (4096, 2), (16384, 1)]
 
 
 def test_more_rows_never_cost_less() -> None:

@@ -64,7 +64,7 @@ def train(head: TrainableHead, examples: list[Example]) -> None:
         depths = score(
             head.outputs(batch, generator),
             batch.final_hidden.flatten(0, 1),
-            head.target.head[head.draft_ids],
+            head.target.lm_head[head.draft_ids],
             batch.is_scored.flatten(),
             ROW_LOSSES["ce"](),
         )
@@ -109,7 +109,7 @@ def test_texts_shorter_than_a_draft(
     """Depths that reach past the text have no rows, and the others have theirs."""
     weights = TargetWeights.load(toy_target)
     options = TrainingOptions(method=method, max_depth=8)
-    head = make_head(options, weights, torch.arange(len(weights.head)))
+    head = make_head(options, weights, torch.arange(len(weights.lm_head)))
     generator = torch.Generator().manual_seed(4)
     given = examples(head.tap_layers(weights.num_layers))[:2]
     head.initialise(generator, given)
@@ -118,7 +118,7 @@ def test_texts_shorter_than_a_draft(
     outputs = head.outputs(batch, generator)
     assert len(outputs) == 8
     most = [2 * max(num_tokens - 2 - depth, 0) for depth in range(8)]
-    counts = [len(output.places) for output in outputs]
+    counts = [len(output.positions) for output in outputs]
     assert counts[0] == most[0] and counts[-1] == 0
     assert all(count <= limit for count, limit in zip(counts, most, strict=True))
     if method != "parallel":  # which trains only some of the rows

@@ -185,12 +185,12 @@ def largest_error(head: Written) -> float:
         with torch.no_grad():
             expected = training_time_logits(head.oracle, torch.tensor(text), DEPTH)
         for depth, output in enumerate(outputs):
-            is_mine = output.places // width == example
-            places = output.places[is_mine] % width
+            is_mine = output.positions // width == example
+            positions = output.positions[is_mine] % width
             # Row r of depth d is about the token at r + 2 + d; the text's last token is the last.
-            assert places.tolist() == list(range(1 + depth, len(text) - 1))
-            given = F.linear(output.hidden[is_mine], output.head_weight)
-            wanted = expected[depth][places - 1 - depth]
+            assert positions.tolist() == list(range(1 + depth, len(text) - 1))
+            given = F.linear(output.hidden[is_mine], output.lm_head_weight)
+            wanted = expected[depth][positions - 1 - depth]
             assert wanted.std() > 0.5  # or an error would not be seen
             worst = max(worst, float((given - wanted).abs().max()))
     return worst
@@ -273,12 +273,12 @@ def test_rows_of_parallel_heads_are_nested(
     every = outputs_of(head.head, batch)
     width = batch.token_ids.shape[1]
     before = [set(range(n)) for n in LENGTHS]
-    for d, (some, all_places) in enumerate(zip(whole, every, strict=True)):
-        is_there = torch.isin(all_places.places, some.places)
-        assert torch.allclose(all_places.hidden[is_there], some.hidden, atol=1e-5)
+    for d, (some, all_positions) in enumerate(zip(whole, every, strict=True)):
+        is_there = torch.isin(all_positions.positions, some.positions)
+        assert torch.allclose(all_positions.hidden[is_there], some.hidden, atol=1e-5)
         for example, length in enumerate(LENGTHS):
-            places = some.places[some.places // width == example] % width
-            anchors = {place - d for place in places.tolist()}
+            positions = some.positions[some.positions // width == example] % width
+            anchors = {position - d for position in positions.tolist()}
             assert anchors <= before[example]
             kept = math.ceil(max(0.7**d, 0.2) * (length - 2))
             assert kept - d <= len(anchors) <= kept  # the last anchors have no place at depth d
@@ -294,8 +294,8 @@ def test_prompts_and_padding_change_nothing(written: Writer) -> None:
         is_answer[0, 9:14] = is_answer[0, 20:24] = is_answer[1, 30] = True
         part = dataclasses.replace(whole, is_answer=is_answer)
         for all_rows, some in zip(outputs_of(head, whole), outputs_of(head, part), strict=True):
-            scored = part.is_scored.flatten()[all_rows.places]
-            assert torch.equal(all_rows.places[scored], some.places)
+            scored = part.is_scored.flatten()[all_rows.positions]
+            assert torch.equal(all_rows.positions[scored], some.positions)
             assert torch.allclose(all_rows.hidden[scored], some.hidden, atol=1e-5)
 
 
@@ -307,7 +307,7 @@ def test_eagle_regresses_the_targets_states(
     wanted = batch.final_hidden.flatten(0, 1)
     for output in outputs_of(head.head, batch):
         assert output.extra_loss is not None
-        error = (output.hidden - wanted[output.places]).abs()
+        error = (output.hidden - wanted[output.positions]).abs()
         smooth = torch.where(error < 1, error.square() / 2, error - 0.5)
         assert torch.allclose(output.extra_loss, 10 * smooth.mean(-1), rtol=1e-5)
     monkeypatch.setattr(eagle1, "_NOISE", 0.1)
@@ -323,7 +323,7 @@ def test_gradients_are_those_of_the_big_mask(written: Writer) -> None:
     factors = torch.randn(96, generator=torch.Generator().manual_seed(8))
     outputs = head.head.outputs(head.batch([TEXTS[1]]), torch.Generator())
     loss = torch.stack(
-        [(F.linear(o.hidden, o.head_weight).tanh() @ factors).sum() for o in outputs]
+        [(F.linear(o.hidden, o.lm_head_weight).tanh() @ factors).sum() for o in outputs]
     )
     head.head.zero_grad()
     loss.sum().backward()  # type: ignore[no-untyped-call]
@@ -361,7 +361,10 @@ def test_bfloat16_is_float32_rounded(written: Writer, name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         rounded = outputs_of(head, batch)
     for a, b in zip(exact, rounded, strict=True):
-        wanted, given = F.linear(a.hidden, a.head_weight), F.linear(b.hidden.float(), b.head_weight)
+        wanted, given = (
+            F.linear(a.hidden, a.lm_head_weight),
+            F.linear(b.hidden.float(), b.lm_head_weight),
+        )
         assert not torch.equal(wanted, given)
         assert float((wanted - given).square().mean().sqrt() / wanted.std()) < 0.1
 

@@ -127,17 +127,17 @@ def test_logits(case: Cases, name: str) -> None:
     outputs = made.head.outputs(made.batch, torch.Generator())
     assert len(outputs) == made.head.max_depth
     for depth, output in enumerate(outputs):
-        places, expected = [], []
+        positions, expected = [], []
         for e, tokens in enumerate(seen_tokens(made.batch)):
-            for place in range(1 + depth, len(tokens) - 1):
-                if place + 1 < ANSWERS_BEGIN[e]:
+            for position in range(1 + depth, len(tokens) - 1):
+                if position + 1 < ANSWERS_BEGIN[e]:
                     continue
-                root = place - depth
-                rows = made.oracle.logits(tokens[: root + 1], tokens[root + 1 : place + 1])
-                places.append(e * made.batch.token_ids.shape[1] + place)
+                root = position - depth
+                rows = made.oracle.logits(tokens[: root + 1], tokens[root + 1 : position + 1])
+                positions.append(e * made.batch.token_ids.shape[1] + position)
                 expected.append(rows[-1])
-        assert output.places.tolist() == places
-        logits = output.hidden @ output.head_weight.T
+        assert output.positions.tolist() == positions
+        logits = output.hidden @ output.lm_head_weight.T
         assert torch.stack(expected).std() > 0.3
         assert (logits - torch.stack(expected)).abs().max() < 1e-5
 
@@ -170,9 +170,9 @@ def test_other_families(case: Cases, name: str, target: str) -> None:
     made = case(name, target)
     output = made.head.outputs(made.batch, torch.Generator())[0]
     width = made.batch.token_ids.shape[1]
-    example, place = divmod(int(output.places[-1]), width)
-    expected = made.oracle.logits(made.batch.token_ids[example, : place + 1].tolist())[-1]
-    logits = output.hidden[-1] @ output.head_weight.T
+    example, position = divmod(int(output.positions[-1]), width)
+    expected = made.oracle.logits(made.batch.token_ids[example, : position + 1].tolist())[-1]
+    logits = output.hidden[-1] @ output.lm_head_weight.T
     assert (logits - expected).abs().max() < 1e-5
 
 
@@ -187,7 +187,7 @@ def test_every_weight_learns(case: Cases, name: str) -> None:
         depths = score(
             made.head.outputs(batch, torch.Generator()),
             batch.final_hidden.flatten(0, 1),
-            made.head.target.head[ids],
+            made.head.target.lm_head[ids],
             batch.is_scored.flatten(),
             ROW_LOSSES["kl"](),
         )
@@ -205,10 +205,10 @@ def test_medusa_starts_as_the_target(case: Cases) -> None:
     made = case("medusa_cut")
     made.head.initialise(torch.Generator())
     for output in made.head.outputs(made.batch, torch.Generator()):
-        assert (output.head_weight == made.head.target.head[DRAFT_IDS]).all()
+        assert (output.lm_head_weight == made.head.target.lm_head[DRAFT_IDS]).all()
     # The first head reads the state before a place's.
     first = made.head.outputs(made.batch, torch.Generator())[0]
-    assert (first.hidden == made.batch.final_hidden.flatten(0, 1)[first.places - 1]).all()
+    assert (first.hidden == made.batch.final_hidden.flatten(0, 1)[first.positions - 1]).all()
 
 
 def test_what_medusa_stores(case: Cases) -> None:
@@ -225,7 +225,7 @@ def test_texts_shorter_than_the_depth(case: Cases) -> None:
         whole = made.batch
         short = Batch(whole.token_ids[:, :2], whole.is_answer[:, :2], whole.states[:, :2])
         outputs = made.head.outputs(short, torch.Generator())
-        assert sum(len(output.places) for output in outputs) == 0
+        assert sum(len(output.positions) for output in outputs) == 0
         assert made.head.draft(short, 5).shape == (3, 2, 5)
 
 
@@ -251,7 +251,7 @@ def test_targets_weights(checkpoint: Callable[[str], Path], target: str) -> None
     oracle = head_oracles.Target(checkpoint(target))
     tokens = torch.tensor(TEXTS[0])
     final_hidden = oracle.states(tokens)[-1]
-    logits = final_hidden @ weights.head.T
+    logits = final_hidden @ weights.lm_head.T
     cap = getattr(oracle.config, "final_logit_softcapping", None)
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)

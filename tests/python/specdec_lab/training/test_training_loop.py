@@ -10,7 +10,7 @@ from torch import Tensor
 
 import training_world
 from specdec_lab.training.batch import Example, collate
-from specdec_lab.training.batch_plan import BatchPlan, split_held_out
+from specdec_lab.training.batch_order import BatchOrder, split_held_out
 from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.gpu_examples import ResidentExamples
 from specdec_lab.training.predicted_acceptance import Acceptance, Answer, answers, evaluate, walk
@@ -24,17 +24,17 @@ OPTIONS = TrainingOptions(
 LENGTHS = np.random.default_rng(3).integers(5, 200, 400)
 
 
-def plan(epochs: float = 2.5, seed: int = 4) -> BatchPlan:
-    return BatchPlan(LENGTHS, range(10, 400), batch_tokens=900, epochs=epochs, seed=seed)
+def order_of(epochs: float = 2.5, seed: int = 4) -> BatchOrder:
+    return BatchOrder(LENGTHS, range(10, 400), batch_tokens=900, epochs=epochs, seed=seed)
 
 
 # -- which examples make a batch
 
 
 def test_an_epoch_has_every_example_once() -> None:
-    made = plan()
+    made = order_of()
     steps = [made.batch(step) for step in range(made.num_steps)]
-    epochs = [made.place(step).epoch for step in range(made.num_steps)]
+    epochs = [made.index_of(step).epoch for step in range(made.num_steps)]
     for epoch in (0, 1):
         of_epoch = [i for e, batch in zip(epochs, steps, strict=True) if e == epoch for i in batch]
         assert sorted(of_epoch) == list(range(10, 400))
@@ -43,7 +43,7 @@ def test_an_epoch_has_every_example_once() -> None:
 
 
 def test_batches_are_small_enough_and_hardly_padded() -> None:
-    made = plan(1.0)
+    made = order_of(1.0)
     padded = 0
     for step in range(made.num_steps):
         lengths = LENGTHS[made.batch(step)]
@@ -53,12 +53,12 @@ def test_batches_are_small_enough_and_hardly_padded() -> None:
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
-    one, other = plan(), plan()
+    one, other = order_of(), order_of()
     # Asked for in another order, as after a resumption.
     backwards = {step: other.batch(step) for step in reversed(range(other.num_steps))}
     assert all(one.batch(step) == backwards[step] for step in range(one.num_steps))
-    assert one.batch(0) != plan(seed=5).batch(0)
-    assert one.batch(0) != one.batch(next(s for s in range(99) if one.place(s).epoch == 1))
+    assert one.batch(0) != order_of(seed=5).batch(0)
+    assert one.batch(0) != one.batch(next(s for s in range(99) if one.index_of(s).epoch == 1))
 
 
 def test_examples_that_are_added_later_stay_in_their_part() -> None:
@@ -73,16 +73,16 @@ def test_examples_that_are_added_later_stay_in_their_part() -> None:
 def plain_loss(head: training_world.LinearHead, chosen: list[Example]) -> Tensor:
     """The loss of one batch, by loops over examples and places."""
     losses: list[list[Tensor]] = [[] for _ in range(head.max_depth)]
-    rows = head.target.head[head.draft_ids]
+    rows = head.target.lm_head[head.draft_ids]
     for example in chosen:
         hidden = example.states[:, -1].float()
-        for place in range(1, len(example.token_ids) - 1):
-            following = int(example.token_ids[place + 1])
-            if not example.is_answer[place + 1] or following >= len(head.draft_ids):
+        for position in range(1, len(example.token_ids) - 1):
+            following = int(example.token_ids[position + 1])
+            if not example.is_answer[position + 1] or following >= len(head.draft_ids):
                 continue
-            wanted = (rows @ hidden[place]).softmax(-1)
-            for d in range(min(head.max_depth, place)):
-                state = torch.tanh(hidden[place - d - 1] @ head.matrices[d]) * 4
+            wanted = (rows @ hidden[position]).softmax(-1)
+            for d in range(min(head.max_depth, position)):
+                state = torch.tanh(hidden[position - d - 1] @ head.matrices[d]) * 4
                 losses[d].append(-(wanted * (rows @ state).log_softmax(-1)).sum())
     return sum((0.8**d * torch.stack(x).mean() for d, x in enumerate(losses)), torch.zeros(()))
 

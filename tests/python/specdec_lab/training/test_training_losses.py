@@ -13,7 +13,7 @@ from specdec_lab.training.losses import ROW_LOSSES, DepthLoss, score
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-PLACES, HIDDEN, VOCABULARY, DEPTHS = 90, 12, 33, 3
+POSITIONS, HIDDEN, VOCABULARY, DEPTHS = 90, 12, 33, 3
 FACTORS = [1.0, 0.8, 0.64]
 
 
@@ -40,11 +40,11 @@ class Case:
         def randn(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-        self.final_hidden = randn(PLACES, HIDDEN)
-        self.target_head = randn(VOCABULARY, HIDDEN)
-        self.is_counted = torch.rand(PLACES, generator=generator) < 0.7
-        self.places = [torch.arange(d, PLACES - 7 * d, 1 + d) for d in range(DEPTHS)]
-        self.hidden = [randn(len(rows), HIDDEN).requires_grad_() for rows in self.places]
+        self.final_hidden = randn(POSITIONS, HIDDEN)
+        self.target_lm_head = randn(VOCABULARY, HIDDEN)
+        self.is_counted = torch.rand(POSITIONS, generator=generator) < 0.7
+        self.positions = [torch.arange(d, POSITIONS - 7 * d, 1 + d) for d in range(DEPTHS)]
+        self.hidden = [randn(len(rows), HIDDEN).requires_grad_() for rows in self.positions]
         weights = [randn(VOCABULARY, HIDDEN).requires_grad_(trained) for _ in range(DEPTHS)]
         self.weights = [weights[0] if shared else weight for weight in weights]
 
@@ -53,22 +53,28 @@ class Case:
         return [*self.hidden, *(weight for weight in unique.values() if weight.requires_grad)]
 
     def outputs(self) -> list[DepthOutput]:
-        rows = zip(self.hidden, self.places, self.weights, strict=True)
+        rows = zip(self.hidden, self.positions, self.weights, strict=True)
         return [DepthOutput(*row) for row in rows]
 
     def score(self, name: str) -> list[DepthLoss]:
         return score(
-            self.outputs(), self.final_hidden, self.target_head, self.is_counted, ROW_LOSSES[name]()
+            self.outputs(),
+            self.final_hidden,
+            self.target_lm_head,
+            self.is_counted,
+            ROW_LOSSES[name](),
         )
 
     def expected(self, name: str) -> list[Tensor]:
         """The loss of each depth, row by row."""
         sums = []
-        for hidden, places, weight in zip(self.hidden, self.places, self.weights, strict=True):
+        for hidden, positions, weight in zip(
+            self.hidden, self.positions, self.weights, strict=True
+        ):
             loss = torch.zeros((), dtype=torch.float64)
-            for row, place in enumerate(places.tolist()):
-                if self.is_counted[place]:
-                    p = F.softmax(self.target_head @ self.final_hidden[place], -1)
+            for row, position in enumerate(positions.tolist()):
+                if self.is_counted[position]:
+                    p = F.softmax(self.target_lm_head @ self.final_hidden[position], -1)
                     loss = loss + EXPECTED[name](p, F.softmax(weight @ hidden[row], -1))
             sums.append(loss)
         return sums
@@ -98,14 +104,16 @@ def test_values_and_gradients(
 def test_rows_and_matches_are_counted() -> None:
     case = Case(shared=False, trained=False)
     for depth, output in zip(case.score("ce"), case.outputs(), strict=True):
-        counted = output.places[case.is_counted[output.places]]
+        counted = output.positions[case.is_counted[output.positions]]
         assert depth.num_rows == len(counted)
-        best = (case.final_hidden[counted] @ case.target_head.T).argmax(-1)
-        hidden = output.hidden[case.is_counted[output.places]]
-        assert depth.num_matches == int(((hidden @ output.head_weight.T).argmax(-1) == best).sum())
+        best = (case.final_hidden[counted] @ case.target_lm_head.T).argmax(-1)
+        hidden = output.hidden[case.is_counted[output.positions]]
+        assert depth.num_matches == int(
+            ((hidden @ output.lm_head_weight.T).argmax(-1) == best).sum()
+        )
 
 
-def test_no_place_is_counted() -> None:
+def test_no_position_is_counted() -> None:
     case = Case(shared=True, trained=True)
     case.is_counted[:] = False
     given = case.score("ce")
@@ -119,15 +127,15 @@ def test_extra_losses_are_added_where_rows_count() -> None:
     plain = case.score("ce")
     extra = [hidden.square().sum(-1) for hidden in case.hidden]
     outputs = [
-        DepthOutput(o.hidden, o.places, o.head_weight, more)
+        DepthOutput(o.hidden, o.positions, o.lm_head_weight, more)
         for o, more in zip(case.outputs(), extra, strict=True)
     ]
     scored = score(
-        outputs, case.final_hidden, case.target_head, case.is_counted, ROW_LOSSES["ce"]()
+        outputs, case.final_hidden, case.target_lm_head, case.is_counted, ROW_LOSSES["ce"]()
     )
-    for depth, before, more, places in zip(scored, plain, extra, case.places, strict=True):
-        added = more[case.is_counted[places]].sum()
+    for depth, before, more, positions in zip(scored, plain, extra, case.positions, strict=True):
+        added = more[case.is_counted[positions]].sum()
         assert float((depth.loss - before.loss - added).detach()) == pytest.approx(0, abs=1e-4)
     first = torch.autograd.grad(scored[0].loss - plain[0].loss, case.hidden[0])[0]
-    counted = case.is_counted[case.places[0]]
+    counted = case.is_counted[case.positions[0]]
     assert torch.allclose(first, 2 * case.hidden[0] * counted[:, None])

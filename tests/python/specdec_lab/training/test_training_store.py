@@ -14,7 +14,7 @@ from specdec_lab.training.batch import Example
 from specdec_lab.training.conversations import read_conversations
 from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.generate_data import check_target, target_identity
-from specdec_lab.training.store import ExampleStore, SourcePlace
+from specdec_lab.training.store import ExampleStore, SourceCursor
 from specdec_lab.training.vocabulary import count_answers, coverage, draft_vocabulary
 from training_world import assert_equal
 
@@ -44,8 +44,8 @@ def make_store(directory: Path, lengths: Sequence[int], **header: Any) -> list[E
     )
     generator = torch.Generator().manual_seed(1)
     examples = [make_example(n, generator, made.has_states) for n in lengths]
-    made.append(examples[:4], SourcePlace(9, b"a" * 32))
-    made.append(examples[4:], SourcePlace(12, b"b" * 32))
+    made.append(examples[:4], SourceCursor(9, b"a" * 32))
+    made.append(examples[4:], SourceCursor(12, b"b" * 32))
     return examples
 
 
@@ -134,7 +134,7 @@ def test_a_store_gives_back_what_was_put_in(tmp_path: Path, features: str) -> No
     assert opened.answer_lengths.tolist() == [int(e.is_answer.sum()) for e in examples]
     assert opened.num_tokens == sum(lengths)
     assert opened.num_answer_tokens == sum(e.num_answer_tokens for e in examples)
-    assert opened.place == SourcePlace(12, b"b" * 32)
+    assert opened.cursor == SourceCursor(12, b"b" * 32)
     for given, read in zip(examples, opened, strict=True):
         assert_equal(given, read)
     for i, read in zip([3, 0, 5], opened.load([3, 0, 5]), strict=True):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec_lab.training.batch import Batch, Example
-from specdec_lab.training.batch_plan import BatchPlan
+from specdec_lab.training.batch_order import BatchOrder
 from specdec_lab.training.heads.base import DepthOutput, HeadFiles, TrainableHead
 from specdec_lab.training.optimizers import make_optimizers
 from specdec_lab.training.target import TargetWeights
@@ -33,7 +33,7 @@ def target() -> TargetWeights:
         directory=Path(),
         config={"num_hidden_layers": 2},
         embedding=rows,
-        head=rows,
+        lm_head=rows,
         norm=torch.ones(HIDDEN_SIZE),
         name="rule",
     )
@@ -59,7 +59,7 @@ class MemoryExamples:
 
 def examples(count: int, seed: int = 0) -> MemoryExamples:
     generator = torch.Generator().manual_seed(seed)
-    rows = target().head
+    rows = target().lm_head
     made = []
     for _ in range(count):
         length = int(torch.randint(8, 30, (1,), generator=generator))
@@ -103,14 +103,14 @@ class LinearHead(TrainableHead):
         outputs = []
         for d in range(self.max_depth):
             example, row = batch.is_scored[:, 1 + d :].nonzero(as_tuple=True)
-            places = example * num_tokens + row + 1 + d
-            weight = self.target.head[self.draft_ids]
-            outputs.append(DepthOutput(self.states(batch, d)[example, row], places, weight))
+            positions = example * num_tokens + row + 1 + d
+            weight = self.target.lm_head[self.draft_ids]
+            outputs.append(DepthOutput(self.states(batch, d)[example, row], positions, weight))
         return outputs
 
     @torch.no_grad()
     def draft(self, batch: Batch, depth: int) -> Tensor:
-        weight = self.target.head[self.draft_ids]
+        weight = self.target.lm_head[self.draft_ids]
         drafts = [(self.states(batch, d) @ weight.T).argmax(-1) for d in range(depth)]
         return F.pad(self.draft_ids[torch.stack(drafts, -1)], (0, 0, 1, 0))
 
@@ -127,12 +127,12 @@ def trainer(
 ) -> tuple[LinearHead, Trainer]:
     head = LinearHead(torch.arange(num_draft_ids), options.max_depth)
     head.initialise(torch.Generator().manual_seed(options.seed))
-    plan = BatchPlan(
+    order = BatchOrder(
         given.lengths,
         range(len(given.examples)),
         batch_tokens=options.batch_tokens,
         epochs=options.epochs,
         seed=options.seed,
     )
-    optimizers = make_optimizers(head, options, plan.num_steps)
-    return head, Trainer(head, optimizers, given, plan, options, autocast=autocast)
+    optimizers = make_optimizers(head, options, order.num_steps)
+    return head, Trainer(head, optimizers, given, order, options, autocast=autocast)

@@ -69,7 +69,7 @@ def test_eagle_is_that_of_its_authors(
     authors.eval()
 
     def lm_head(x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, target.head)
+        return F.linear(x, target.lm_head)
 
     authors.reset()
     for prompt in PROMPTS:

@@ -163,8 +163,8 @@ class RequestMaker:
                 changed[draw.randrange(len(changed))] = draw.randrange(256)
             text = bytes(changed)
         elif kind == 2:
-            place = draw.randrange(len(text))
-            text = text[:place] + draw.randbytes(draw.randint(1, 8)) + text[place:]
+            at = draw.randrange(len(text))
+            text = text[:at] + draw.randbytes(draw.randint(1, 8)) + text[at:]
         elif kind == 3:
             codec = draw.choice(["utf-16", "utf-32", "utf-8-sig", "utf-16-be", "cp037", "utf-7"])
             text = text.decode().encode(codec)

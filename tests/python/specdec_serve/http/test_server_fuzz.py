@@ -108,8 +108,8 @@ class WireMaker:
                 changed[draw.randrange(min(300, len(changed)))] = draw.randrange(256)
             data = bytes(changed)
         elif kind == 2:
-            place = draw.randrange(len(data))
-            data = data[:place] + draw.randbytes(draw.randint(1, 50)) + data[place:]
+            at = draw.randrange(len(data))
+            data = data[:at] + draw.randbytes(draw.randint(1, 50)) + data[at:]
         elif kind == 3:
             data = draw.choice([draw.randbytes(200), b"\r\n" * 100, b"\x16\x03\x01" * 50, b"G"])
         elif kind == 4:

@@ -47,9 +47,11 @@ def ask(world: World, prompts: list[list[int]]) -> dict[str, Any]:
 
 def reference(rows: Array, tokens: list[int], begin: int) -> tuple[float, bool]:
     """Logprobs of the tokens from `begin` on; `rows` are for the token after each position."""
-    places = range(begin, len(tokens))
-    total = sum(rows[place - 1, tokens[place]] for place in places)
-    return float(total), all(int(rows[place - 1].argmax()) == tokens[place] for place in places)
+    positions = range(begin, len(tokens))
+    total = sum(rows[position - 1, tokens[position]] for position in positions)
+    return float(total), all(
+        int(rows[position - 1].argmax()) == tokens[position] for position in positions
+    )
 
 
 def test_loglikelihoods_are_those_of_transformers(world: World, model: Path) -> None:

@@ -54,7 +54,7 @@ def lengths_of(tokenizer: Tokenizer, token_ids: list[int], context: int) -> list
     return [b - a for a, b in itertools.pairwise(rising)][context - 1 :]
 
 
-def check_places(shown: dict[str, Any], text: str) -> None:
+def check_offsets(shown: dict[str, Any], text: str) -> None:
     """Every token stands where its offset says, and nothing lies between two tokens."""
     offsets, tokens = shown["text_offset"], shown["tokens"]
     assert len(offsets) == len(tokens) == len(shown["token_logprobs"])
@@ -67,7 +67,7 @@ def check_places(shown: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("size", [1, 2, 100])
 @pytest.mark.parametrize("specials", [True, False])
-def test_offsets_are_places_in_the_text(kind: str, text: str, size: int, specials: bool) -> None:
+def test_offsets_point_into_the_text(kind: str, text: str, size: int, specials: bool) -> None:
     tokenizer = Tokenizer.wrap(TOKENIZERS[kind]())
     token_ids = tokenizer.encode(text, add_special_tokens=specials)
     split = max(1, len(token_ids) // 2)
@@ -94,7 +94,7 @@ def test_offsets_are_places_in_the_text(kind: str, text: str, size: int, special
     for piece in map(json.loads, written):
         for name, values in piece.items():
             shown.setdefault(name, []).extend(values)
-    check_places(shown, tokenizer.decode(token_ids))
+    check_offsets(shown, tokenizer.decode(token_ids))
     assert shown["token_logprobs"] == [None] + [-0.5] * (len(token_ids) - 1)
 
 

@@ -303,6 +303,6 @@ def test_pieces_of_text_keep_their_order_and_growing_ends_the_same(module_page: 
     sources = ["".join(draw.choices(letters, k=draw.randint(1, 30))) for _ in range(600)]
     for source, result in zip(sources, module_page.evaluate(PIECES, sources), strict=True):
         length = len(source.encode("utf-16-le")) // 2
-        places = [0, *(place for pair in sorted(result["ranges"]) for place in pair), length]
-        assert places == sorted(places), source
+        bounds = [0, *(bound for pair in sorted(result["ranges"]) for bound in pair), length]
+        assert bounds == sorted(bounds), source
         assert result["isSame"], source

@@ -63,8 +63,8 @@ def test_messages_that_the_template_leaves_out_are_named_as_sent(
     with serving(engine) as world:
         error = world.error("/v1/responses", **body)
     assert error["param"] == param
-    place = "instructions" if param == "instructions" else "input[1]"
-    assert error["message"].startswith(f"{place}: the chat template")
+    location = "instructions" if param == "instructions" else "input[1]"
+    assert error["message"].startswith(f"{location}: the chat template")
 
 
 @pytest.mark.parametrize("metadata", ['{"a": NaN}', '{"a": {"b": "c"}}', '{"a": 1}', '["a"]'])

@@ -299,12 +299,12 @@ def test_a_conversation_stays_where_its_beginning_is() -> None:
     prefixes.put(prefix_keys(first, None), "b")
     queues = {"a": 0, "b": MAX_LEAD, "c": 9}
     none: frozenset[str] = frozenset()
-    assert prefixes.ranked(prefix_keys(turns, None), queues, none) == ["b", "a", "c"]
-    assert prefixes.ranked(prefix_keys(turns, "salt"), queues, none) == ["a", "b", "c"]
-    assert prefixes.ranked(prefix_keys([9, *turns], None), queues, none) == ["a", "b", "c"]
+    assert prefixes.by_preference(prefix_keys(turns, None), queues, none) == ["b", "a", "c"]
+    assert prefixes.by_preference(prefix_keys(turns, "salt"), queues, none) == ["a", "b", "c"]
+    assert prefixes.by_preference(prefix_keys([9, *turns], None), queues, none) == ["a", "b", "c"]
     queues["b"] += 1  # too long
-    assert prefixes.ranked(prefix_keys(turns, None), queues, none) == ["a", "b", "c"]
-    assert prefixes.ranked(prefix_keys(turns, None), queues, frozenset({"a", "b"}))[0] == "c"
+    assert prefixes.by_preference(prefix_keys(turns, None), queues, none) == ["a", "b", "c"]
+    assert prefixes.by_preference(prefix_keys(turns, None), queues, frozenset({"a", "b"}))[0] == "c"
 
 
 def test_beginnings_not_used_for_long_are_forgotten() -> None:
@@ -314,4 +314,4 @@ def test_beginnings_not_used_for_long_are_forgotten() -> None:
         prefixes.put(key, f"r{i}")
     queues = {"r2": 0, "r1": 1, "r0": 2}
     none: frozenset[str] = frozenset()
-    assert [prefixes.ranked(key, queues, none)[0] for key in keys] == ["r2", "r1", "r2"]
+    assert [prefixes.by_preference(key, queues, none)[0] for key in keys] == ["r2", "r1", "r2"]

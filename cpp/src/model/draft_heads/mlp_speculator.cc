@@ -11,8 +11,8 @@
 #include "core/str_cat.h"
 #include "model/config_keys.h"
 #include "model/config_quantization.h"
-#include "model/heads/head_checks.h"
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_checks.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -25,28 +25,28 @@ constexpr float kNormEps = 1e-6f;
 struct Spec {
   int hidden_size = 0;  // the target's hidden size
   int inner_size = 0;
-  int num_steps = 0;
+  int num_levels = 0;
   bool is_tied = false;       // the steps share all weights except the first projection
   bool scales_input = false;  // whether the target's state is normalised first
 
-  int input_size(int step) const { return step == 0 ? hidden_size : inner_size; }
+  int input_size(int level) const { return level == 0 ? hidden_size : inner_size; }
 };
 
 // Names of a step's tensors.
-struct StepNames {
-  StepNames(const Spec& spec, int step) {
-    const int owner = spec.is_tied ? 0 : step;
+struct LevelNames {
+  LevelNames(const Spec& spec, int level) {
+    const int owner = spec.is_tied ? 0 : level;
     embedding = str_cat("emb.", owner, ".weight");
-    projection = str_cat("proj.", spec.is_tied ? std::min(step, 1) : step, ".weight");
+    projection = str_cat("proj.", spec.is_tied ? std::min(level, 1) : level, ".weight");
     norm_weight = str_cat("ln.", owner, ".weight");
     norm_bias = str_cat("ln.", owner, ".bias");
-    head = str_cat("head.", owner, ".weight");
+    lm_head = str_cat("head.", owner, ".weight");
   }
-  std::string embedding, projection, norm_weight, norm_bias, head;
+  std::string embedding, projection, norm_weight, norm_bias, lm_head;
 };
 
 // Also sets in `model` how matrices are stored and which keys are unknown.
-Spec read_spec(const JsonFields& fields, const HeadTarget& target, ModelConfig& model) {
+Spec read_spec(const JsonFields& fields, const DraftHeadTarget& target, ModelConfig& model) {
   check_target(fields, target);
   parse_quantization_config(fields, model);
   Spec spec;
@@ -54,9 +54,9 @@ Spec read_spec(const JsonFields& fields, const HeadTarget& target, ModelConfig& 
   check_hidden_size(fields, "emb_dim", target);
   spec.inner_size = fields.get_int("inner_dim", 0, 0);
   if (spec.inner_size == 0) spec.inner_size = spec.hidden_size;
-  spec.num_steps = fields.get_int("n_predict");
-  if (spec.num_steps > kMaxSpeculativeTokens) {
-    fields.fail("n_predict", str_cat(spec.num_steps, " steps; at most ", kMaxSpeculativeTokens,
+  spec.num_levels = fields.get_int("n_predict");
+  if (spec.num_levels > kMaxSpeculativeTokens) {
+    fields.fail("n_predict", str_cat(spec.num_levels, " steps; at most ", kMaxSpeculativeTokens,
                                      " tokens can be drafted"));
   }
   spec.is_tied = fields.get_bool("tie_weights", false);
@@ -65,32 +65,33 @@ Spec read_spec(const JsonFields& fields, const HeadTarget& target, ModelConfig& 
   return spec;
 }
 
-void check_tensors(const Spec& spec, const HeadTensors& tensors, int vocab_size) {
+void check_tensors(const Spec& spec, const DraftHeadTensors& tensors, int vocab_size) {
   if (tensors.is_random()) return;
   const std::string prefix =
-      tensors.contains(kPrefix + StepNames(spec, 0).projection) ? kPrefix : "";
+      tensors.contains(kPrefix + LevelNames(spec, 0).projection) ? kPrefix : "";
   const auto check_count = [&](const std::string& name, bool is_there) {
     if (tensors.contains(name) == is_there) return;
     throw CheckpointError(tensors.source(), name,
                           str_cat("the checkpoint has ", is_there ? "no such tensor" : "it",
-                                  ", and n_predict of config.json is ", spec.num_steps));
+                                  ", and n_predict of config.json is ", spec.num_levels));
   };
-  for (int step = 0; step < spec.num_steps; ++step) {
-    const StepNames names(spec, step);
+  for (int level = 0; level < spec.num_levels; ++level) {
+    const LevelNames names(spec, level);
     check_count(prefix + names.projection, true);
     tensors.require(prefix + names.embedding, {vocab_size, spec.inner_size});
-    tensors.require(prefix + names.projection, {spec.inner_size, spec.input_size(step)});
+    tensors.require(prefix + names.projection, {spec.inner_size, spec.input_size(level)});
     tensors.require(prefix + names.norm_weight, {spec.inner_size});
     tensors.require(prefix + names.norm_bias, {spec.inner_size});
-    tensors.require(prefix + names.head, {vocab_size, spec.inner_size});
+    tensors.require(prefix + names.lm_head, {vocab_size, spec.inner_size});
   }
   // n_predict also scales the embeddings, so a smaller value does not merely draft less.
-  check_count(str_cat(prefix, "emb.", spec.num_steps, ".weight"), false);
+  check_count(str_cat(prefix, "emb.", spec.num_levels, ".weight"), false);
 }
 
-class MlpSpeculator final : public LayerlessHead {
+class MlpSpeculator final : public LayerlessDraftHead {
  public:
-  MlpSpeculator(const JsonFields& fields, const DraftHeadConfig& config, const HeadLoadArgs& args);
+  MlpSpeculator(const JsonFields& fields, const DraftHeadConfig& config,
+                const DraftHeadLoadArgs& args);
 
   int64_t pass_bytes() const override;
   void forward(const ModelPass& pass) override;
@@ -98,17 +99,17 @@ class MlpSpeculator final : public LayerlessHead {
 
  private:
   // Shared between steps where they are tied.
-  struct Step {
+  struct Level {
     std::shared_ptr<const EmbeddingTable> embedding;  // [vocab, inner]
     std::shared_ptr<const PackedLinear> projection;   // [inner, hidden or inner]
     std::shared_ptr<const Norm> norm;
-    std::shared_ptr<const PackedLinear> head;  // [vocab, inner]
+    std::shared_ptr<const PackedLinear> lm_head;  // [vocab, inner]
   };
-  Step load_step(TensorLoader& loader, int index) const;
-  const Step& step_of(int level) const;
+  Level load_level(TensorLoader& loader, int index) const;
+  const Level& level_of(int level) const;
 
   Spec spec_;
-  std::vector<Step> steps_;
+  std::vector<Level> levels_;
   Norm input_norm_;  // empty where the target's state is not normalised
   float embedding_scale_ = 1.0f;
 
@@ -119,11 +120,11 @@ class MlpSpeculator final : public LayerlessHead {
 };
 
 MlpSpeculator::MlpSpeculator(const JsonFields& fields, const DraftHeadConfig& config,
-                             const HeadLoadArgs& args)
-    : LayerlessHead(config, args), spec_(read_spec(fields, args.target, config_)) {
+                             const DraftHeadLoadArgs& args)
+    : LayerlessDraftHead(config, args), spec_(read_spec(fields, args.target, config_)) {
   TensorLoader loader(config_, config.directory, args.quantization, backend_);
-  for (int index = 0; index < spec_.num_steps; ++index) {
-    steps_.push_back(load_step(loader, index));
+  for (int index = 0; index < spec_.num_levels; ++index) {
+    levels_.push_back(load_level(loader, index));
   }
   loader.finish(loaded_);
   if (spec_.scales_input) {
@@ -132,7 +133,7 @@ MlpSpeculator::MlpSpeculator(const JsonFields& fields, const DraftHeadConfig& co
         .data = weights.data(), .dtype = DType::kF32, .shape = {spec_.hidden_size}};
     input_norm_ = {.eps = kNormEps, .weight = backend_.make_vector({&view, 1}), .bias = {}};
   }
-  const double state_weight = std::pow(0.5, 0.5 / spec_.num_steps);
+  const double state_weight = std::pow(0.5, 0.5 / spec_.num_levels);
   const double embedding_weight =
       std::sqrt((1.0 - state_weight * state_weight) * spec_.inner_size / 2.0);
   embedding_scale_ = static_cast<float>(embedding_weight / state_weight);
@@ -142,38 +143,39 @@ MlpSpeculator::MlpSpeculator(const JsonFields& fields, const DraftHeadConfig& co
   state_ = allocate_rows(spec_.inner_size);
 }
 
-MlpSpeculator::Step MlpSpeculator::load_step(TensorLoader& loader, int index) const {
-  const StepNames names(spec_, index);
+MlpSpeculator::Level MlpSpeculator::load_level(TensorLoader& loader, int index) const {
+  const LevelNames names(spec_, index);
   const bool is_tied = spec_.is_tied && index > 0;
-  Step step;
-  if (is_tied) step = steps_.back();
+  Level level;
+  if (is_tied) level = levels_.back();
   if (!is_tied || index == 1) {
-    step.projection = loader.matrix(MatrixRole::kLayer, {{names.projection, spec_.inner_size}},
-                                    spec_.input_size(index));
+    level.projection = loader.matrix(MatrixRole::kLayer, {{names.projection, spec_.inner_size}},
+                                     spec_.input_size(index));
   }
-  if (is_tied) return step;
+  if (is_tied) return level;
   const int vocab_size = config_.vocab_size;
   const WeightView table = loader.read_matrix(names.embedding, vocab_size, spec_.inner_size);
-  step.embedding = loader.table(loader.format_of(MatrixRole::kVocabulary, {&table, 1}), table);
+  level.embedding = loader.table(loader.format_of(MatrixRole::kVocabulary, {&table, 1}), table);
   loader.release(names.embedding);
   Norm norm = {.eps = kNormEps,
                .weight = loader.vector({{names.norm_weight, spec_.inner_size}}),
                .bias = loader.vector({{names.norm_bias, spec_.inner_size}})};
-  step.norm = std::make_shared<const Norm>(std::move(norm));
-  step.head = loader.matrix(MatrixRole::kVocabulary, {{names.head, vocab_size}}, spec_.inner_size);
-  return step;
+  level.norm = std::make_shared<const Norm>(std::move(norm));
+  level.lm_head =
+      loader.matrix(MatrixRole::kVocabulary, {{names.lm_head, vocab_size}}, spec_.inner_size);
+  return level;
 }
 
-const MlpSpeculator::Step& MlpSpeculator::step_of(int level) const {
-  SPECDEC_CHECK(level >= 0 && level < spec_.num_steps);
-  return steps_[level];
+const MlpSpeculator::Level& MlpSpeculator::level_of(int level) const {
+  SPECDEC_CHECK(level >= 0 && level < spec_.num_levels);
+  return levels_[level];
 }
 
 // The bytes of the largest step; few rows of the embedding are read.
 int64_t MlpSpeculator::pass_bytes() const {
   int64_t most = 0;
-  for (const Step& step : steps_) {
-    most = std::max(most, step.projection->size_bytes() + step.head->size_bytes());
+  for (const Level& level : levels_) {
+    most = std::max(most, level.projection->size_bytes() + level.lm_head->size_bytes());
   }
   return most;
 }
@@ -183,8 +185,8 @@ void MlpSpeculator::forward(const ModelPass& pass) {
   const int rows = batch.num_rows;
   SPECDEC_CHECK_LE(rows, max_rows_);
   if (rows == 0) return;
-  const Step& step = step_of(pass.level);
-  backend_.embed({.table = step.embedding.get(),
+  const Level& level = level_of(pass.level);
+  backend_.embed({.table = level.embedding.get(),
                   .token_ids = batch.token_ids,
                   .out = sum_.as<float>(),
                   .num_rows = rows,
@@ -197,14 +199,14 @@ void MlpSpeculator::forward(const ModelPass& pass) {
                       .num_rows = rows});
   const NormParams input_norm = input_norm_.params();
   const bool is_scaled = pass.level == 0 && spec_.scales_input;
-  backend_.linear({.weight = step.projection.get(),
+  backend_.linear({.weight = level.projection.get(),
                    .in = {.x = input_.data(),
                           .dtype = DType::kF32,
                           .norm = is_scaled ? &input_norm : nullptr,
                           .num_rows = rows},
                    .out = sum_.as<float>(),
                    .accumulate = true});
-  backend_.norm({.norm = step.norm->params(),
+  backend_.norm({.norm = level.norm->params(),
                  .x = sum_.as<float>(),
                  .out = state_.data(),
                  .out_dtype = DType::kF32,
@@ -223,7 +225,7 @@ void MlpSpeculator::compute_logits(const int32_t* row_ids, int num_rows, float* 
   SPECDEC_CHECK_LE(num_rows, max_rows_);
   if (num_rows == 0) return;
   backend_.linear(
-      {.weight = step_of(level).head.get(),
+      {.weight = level_of(level).lm_head.get(),
        .in = {.x = state_.data(), .dtype = DType::kF32, .row_ids = row_ids, .num_rows = num_rows},
        .out = logits});
 }
@@ -231,23 +233,24 @@ void MlpSpeculator::compute_logits(const int32_t* row_ids, int num_rows, float* 
 }  // namespace
 
 DraftHeadConfig parse_mlp_speculator(const JsonFields& fields, const DrafterConfig& drafter,
-                                     const HeadTarget& target) {
+                                     const DraftHeadTarget& target) {
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   config.model = model_without_layers("an MLP speculator", kPrefix, target);
   const Spec spec = read_spec(fields, target, config.model);
   const ModelConfig& of_target = target.config;
-  check_tensors(spec, HeadTensors(drafter.model, of_target.random_weights), of_target.vocab_size);
+  check_tensors(spec, DraftHeadTensors(drafter.model, of_target.random_weights),
+                of_target.vocab_size);
   refuse_token_map(drafter);
   config.taps = {.final_hidden = true, .least_width = spec.inner_size};
   const double inner = spec.inner_size;
   config.block_weights = inner * spec.input_size(0);
   config.output_weights = inner * of_target.vocab_size;
-  config.max_depth = spec.num_steps;
+  config.max_depth = spec.num_levels;
   return config;
 }
 
 std::unique_ptr<Model> load_mlp_speculator(const JsonFields& fields, const DraftHeadConfig& config,
-                                           const HeadLoadArgs& args) {
+                                           const DraftHeadLoadArgs& args) {
   return std::make_unique<MlpSpeculator>(fields, config, args);
 }
 

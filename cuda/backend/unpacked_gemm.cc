@@ -1,4 +1,4 @@
-#include "cuda/backend/plain_product.h"
+#include "cuda/backend/unpacked_gemm.h"
 
 #include <algorithm>
 
@@ -17,10 +17,10 @@ bool is_direct(const FinishParams& finish) {
   return finish.kind == Finish::kStore && !changes_sums(finish);
 }
 
-int bucket_of(const ProductParams& params) { return row_bucket(params.rows.num_rows); }
+int bucket_of(const ProjectionParams& params) { return row_bucket(params.rows.num_rows); }
 
 // The GEMM for the `num_tiles` tiles from `first_tile` on.
-GemmShape shape_of(const ProductParams& params, int first_tile, int num_tiles) {
+GemmShape shape_of(const ProjectionParams& params, int first_tile, int num_tiles) {
   const FinishParams& finish = params.finish;
   const int first_output = first_tile * kTileOutputs;
   const int num_outputs = num_tiles * kTileOutputs;
@@ -35,7 +35,7 @@ GemmShape shape_of(const ProductParams& params, int first_tile, int num_tiles) {
 
 }  // namespace
 
-PlainProduct::PlainProduct(Device& device, Stream& stream, const ProjectionKernels& kernels,
+UnpackedGemm::UnpackedGemm(Device& device, Stream& stream, const ProjectionKernels& kernels,
                            int64_t piece_bytes)
     : stream_(stream),
       kernels_(kernels),
@@ -44,12 +44,12 @@ PlainProduct::PlainProduct(Device& device, Stream& stream, const ProjectionKerne
       sums_(device, stream, "sums of unpacked products"),
       library_(device, stream, "workspace of products") {}
 
-bool PlainProduct::serves(const ProductParams& params) {
+bool UnpackedGemm::serves(const ProjectionParams& params) {
   // Every row of sums must begin at a multiple of 16 bytes.
   return params.format == WeightFormat::kAct && params.finish.out_features % 4 == 0;
 }
 
-int PlainProduct::piece_tiles(const ProductParams& params) const {
+int UnpackedGemm::piece_tiles(const ProjectionParams& params) const {
   const int64_t tile_bytes = int64_t{params.num_k_blocks} * kTileOutputs * kRecordBytes;
   const int64_t sum_bytes = int64_t{bucket_of(params)} * kTileOutputs * 4;
   const int64_t most = std::max(piece_bytes_ / std::max(tile_bytes, sum_bytes), kPieceTiles);
@@ -58,7 +58,7 @@ int PlainProduct::piece_tiles(const ProductParams& params) const {
   return static_cast<int>((tiles + kPieceTiles - 1) / kPieceTiles * kPieceTiles);
 }
 
-int PlainProduct::num_ways(Gemm& gemm, const ProductParams& params) {
+int UnpackedGemm::num_ways(Gemm& gemm, const ProjectionParams& params) {
   const int tiles = std::min(piece_tiles(params), params.num_tiles);
   const int ways = gemm.num_ways(stream_, shape_of(params, 0, tiles));
   const int last_tiles = (params.num_tiles - 1) % tiles + 1;
@@ -66,7 +66,7 @@ int PlainProduct::num_ways(Gemm& gemm, const ProductParams& params) {
   return std::min(ways, gemm.num_ways(stream_, shape_of(params, first_tile, last_tiles)));
 }
 
-PlainProduct::Scratch PlainProduct::scratch_for(Gemm& gemm, const ProductParams& params) {
+UnpackedGemm::Scratch UnpackedGemm::scratch_for(Gemm& gemm, const ProjectionParams& params) {
   const int64_t outputs = int64_t{std::min(piece_tiles(params), params.num_tiles)} * kTileOutputs;
   Scratch scratch = {};
   scratch.weights =
@@ -78,7 +78,7 @@ PlainProduct::Scratch PlainProduct::scratch_for(Gemm& gemm, const ProductParams&
   return scratch;
 }
 
-void PlainProduct::run(Gemm& gemm, int way, const ProductParams& params) {
+void UnpackedGemm::run(Gemm& gemm, int way, const ProjectionParams& params) {
   const FinishParams& finish = params.finish;
   const int64_t tile_bytes = int64_t{params.num_k_blocks} * kTileOutputs * kRecordBytes;
   const int most_tiles = piece_tiles(params);

@@ -11,8 +11,8 @@
 #include "model/config_keys.h"
 #include "model/config_quantization.h"
 #include "model/decoder.h"
+#include "model/draft_heads/draft_head_checks.h"
 #include "model/families/fields.h"
-#include "model/heads/head_checks.h"
 #include "model/json_file.h"
 #include "model/tensor_loader.h"
 #include "specdec/error.h"
@@ -114,7 +114,7 @@ void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
 
 // ---- the checkpoint's tensors
 
-void find_layers(const HeadTensors& tensors, DraftHeadConfig& config) {
+void find_layers(const DraftHeadTensors& tensors, DraftHeadConfig& config) {
   ModelConfig& model = config.model;
   for (int i = 0; i < model.num_layers; ++i) {
     std::string prefix = str_cat("layers.", i, ".");
@@ -131,12 +131,13 @@ void find_layers(const HeadTensors& tensors, DraftHeadConfig& config) {
   if (tensors.contains(attention + "q_norm.weight")) model.qk_norm = QkNorm::kPerHead;
 }
 
-std::string fusion_name(const HeadTensors& tensors) {
+std::string fusion_name(const DraftHeadTensors& tensors) {
   return tensors.contains("fusion_fc.weight") ? "fusion_fc" : "fc";
 }
 
 // Throws CheckpointError if t2d exists and does not mark exactly the tokens that d2t lists.
-void check_marks(HeadTensors& tensors, const HeadTarget& target, std::span<const int32_t> ids) {
+void check_marks(DraftHeadTensors& tensors, const DraftHeadTarget& target,
+                 std::span<const int32_t> ids) {
   if (!tensors.contains("t2d")) return;
   std::vector<int64_t> marks = tensors.integers("t2d", target.config.vocab_size);
   const auto fail = [&](size_t token, const char* in, const char* out) {
@@ -158,8 +159,8 @@ void check_marks(HeadTensors& tensors, const HeadTarget& target, std::span<const
 }
 
 // The tokens that the draft head scores, if not the target's whole vocabulary.
-std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarget& target,
-                                   const JsonFields& root, HeadTensors& tensors,
+std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const DraftHeadTarget& target,
+                                   const JsonFields& root, DraftHeadTensors& tensors,
                                    const EagleConfig& eagle) {
   const int all = target.config.vocab_size;
   const int size = root.get_int("draft_vocab_size", all);
@@ -188,11 +189,11 @@ std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarge
   }
   if (static_cast<int>(ids.size()) == all && std::ranges::is_sorted(ids)) ids.clear();
   if (drafter.token_map.empty()) return ids;
-  if (!ids.empty() || eagle.has_head) refuse_token_map(drafter);
+  if (!ids.empty() || eagle.has_lm_head) refuse_token_map(drafter);
   return checked_token_map(drafter, target);
 }
 
-void check_layers(const HeadTensors& tensors, const DraftHeadConfig& config) {
+void check_layers(const DraftHeadTensors& tensors, const DraftHeadConfig& config) {
   const ModelConfig& model = config.model;
   const int64_t hidden = model.hidden_size;
   const int64_t q_rows = int64_t{model.num_heads} * model.head_dim;
@@ -217,13 +218,13 @@ void check_layers(const HeadTensors& tensors, const DraftHeadConfig& config) {
   }
 }
 
-int64_t num_features(const DraftHeadConfig& config, const HeadTarget& target) {
+int64_t num_features(const DraftHeadConfig& config, const DraftHeadTarget& target) {
   return int64_t{config.taps.num_taps()} * target.config.hidden_size;
 }
 
 // A missing tensor is replaced by the target's embedding or LM head.
-void check_borrowed(const HeadTensors& tensors, const char* name, int64_t hidden,
-                    const HeadTarget& target) {
+void check_borrowed(const DraftHeadTensors& tensors, const char* name, int64_t hidden,
+                    const DraftHeadTarget& target) {
   if (hidden == target.config.hidden_size) return;
   throw CheckpointError(
       tensors.source(), name,
@@ -231,8 +232,8 @@ void check_borrowed(const HeadTensors& tensors, const char* name, int64_t hidden
               target.config.hidden_size, " elements, the head's rows have ", hidden));
 }
 
-void check_ends(const HeadTensors& tensors, const DraftHeadConfig& config,
-                const HeadTarget& target) {
+void check_ends(const DraftHeadTensors& tensors, const DraftHeadConfig& config,
+                const DraftHeadTarget& target) {
   const ModelConfig& model = config.model;
   const EagleConfig& eagle = config.eagle;
   const int64_t hidden = model.hidden_size;
@@ -246,7 +247,7 @@ void check_ends(const HeadTensors& tensors, const DraftHeadConfig& config,
     tensors.require(str_cat("fc_norm.", i, ".weight"), {target.config.hidden_size});
   }
   if (model.final_norm) tensors.require("norm.weight", {hidden});
-  if (eagle.has_head) {
+  if (eagle.has_lm_head) {
     tensors.require("lm_head.weight", {model.vocab_size, hidden});
   } else {
     check_borrowed(tensors, "lm_head.weight", hidden, target);
@@ -258,7 +259,8 @@ void check_ends(const HeadTensors& tensors, const DraftHeadConfig& config,
   }
 }
 
-void check_sizes(const EagleFields& fields, const EagleConfig& eagle, const HeadTarget& target) {
+void check_sizes(const EagleFields& fields, const EagleConfig& eagle,
+                 const DraftHeadTarget& target) {
   if (fields.root.has("target_hidden_size")) {
     check_hidden_size(fields.root, "target_hidden_size", target);
   }
@@ -266,7 +268,8 @@ void check_sizes(const EagleFields& fields, const EagleConfig& eagle, const Head
 }
 
 // P-EAGLE's input at positions whose text is not known: a mask token, and features of its own.
-void find_masks(const HeadTensors& tensors, DraftHeadConfig& config, const HeadTarget& target) {
+void find_masks(const DraftHeadTensors& tensors, DraftHeadConfig& config,
+                const DraftHeadTarget& target) {
   config.is_parallel = true;
   config.eagle.mask_token = load_mask_token(config.directory, target.config.vocab_size);
   if (tensors.is_random()) return;
@@ -281,10 +284,10 @@ void find_masks(const HeadTensors& tensors, DraftHeadConfig& config, const HeadT
 // ---- loading
 
 std::shared_ptr<const Embedding> load_embedding(TensorLoader& loader, const DraftHeadConfig& config,
-                                                const HeadLoadArgs& args) {
+                                                const DraftHeadLoadArgs& args) {
   const Embedding& of_target = *args.target_parts.embedding;
   const auto borrowed = std::make_shared<Embedding>();
-  borrowed->head = of_target.head;
+  borrowed->lm_head = of_target.lm_head;
   borrowed->tokens = of_target.tokens;
   borrowed->project_in = of_target.project_in;
   if (!config.eagle.has_embedding) return borrowed;
@@ -306,21 +309,21 @@ std::shared_ptr<const Embedding> load_embedding(TensorLoader& loader, const Draf
   return own;
 }
 
-std::shared_ptr<const Head> load_output_head(TensorLoader& loader, const DraftHeadConfig& config,
-                                             const HeadLoadArgs& args) {
-  if (!config.eagle.has_head) return borrow_head(args, config.token_ids);
-  auto head = std::make_shared<Head>();
-  head->weight =
+std::shared_ptr<const LmHead> load_lm_head(TensorLoader& loader, const DraftHeadConfig& config,
+                                           const DraftHeadLoadArgs& args) {
+  if (!config.eagle.has_lm_head) return borrow_lm_head(args, config.token_ids);
+  auto lm_head = std::make_shared<LmHead>();
+  lm_head->weight =
       loader.matrix(MatrixRole::kVocabulary, {{"lm_head.weight", config.model.vocab_size}},
                     config.model.hidden_size);
-  head->scale = config.model.logits_scale;
-  set_token_ids(*head, config.token_ids, args);
-  return head;
+  lm_head->scale = config.model.logits_scale;
+  set_token_ids(*lm_head, config.token_ids, args);
+  return lm_head;
 }
 
 std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
                                                  const DraftHeadConfig& config,
-                                                 const HeadTarget& target) {
+                                                 const DraftHeadTarget& target) {
   const EagleConfig& eagle = config.eagle;
   const int64_t hidden = config.model.hidden_size;
   const int64_t features = num_features(config, target);
@@ -360,7 +363,7 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
 }  // namespace
 
 DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter,
-                            const HeadTarget& target) {
+                            const DraftHeadTarget& target) {
   const EagleFields fields = fields_of(root);
   const bool is_eagle3 = drafter.method == DraftMethod::kEagle3;
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
@@ -376,7 +379,7 @@ DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter
   parse_rotary_family(fields.layers, {.max_position_embeddings = 2048, .has_partial_rotary = true},
                       model);
   parse_windows(fields.layers, model);
-  HeadTensors tensors(drafter.model, model.random_weights);
+  DraftHeadTensors tensors(drafter.model, model.random_weights);
   find_layers(tensors, config);
 
   const int hidden = model.hidden_size;
@@ -396,8 +399,8 @@ DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter
   config.taps.least_width = hidden;
   eagle.has_fusion_bias = tensors.contains(fusion_name(tensors) + ".bias");
   eagle.has_embedding = tensors.contains("embed_tokens.weight");
-  eagle.has_head = tensors.contains("lm_head.weight") ||
-                   (tensors.is_random() && fields.root.has("draft_vocab_size"));
+  eagle.has_lm_head = tensors.contains("lm_head.weight") ||
+                      (tensors.is_random() && fields.root.has("draft_vocab_size"));
   check_sizes(fields, eagle, target);
   config.token_ids = scored_tokens(drafter, target, fields.root, tensors, eagle);
   model.vocab_size = config.token_ids.empty() ? target.config.vocab_size
@@ -414,8 +417,9 @@ DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter
   return config;
 }
 
-std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const HeadLoadArgs& args) {
-  TensorLoader loader(config.model, config.directory, args.quantization, args.backend, args.place);
+std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const DraftHeadLoadArgs& args) {
+  TensorLoader loader(config.model, config.directory, args.quantization, args.backend,
+                      args.coordinates);
   LoadedParts loaded;
   ModelParts& parts = loaded.parts;
   parts.fusion = load_fusion(loader, config, args.target);
@@ -424,10 +428,10 @@ std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const HeadLoadA
     parts.layers.push_back(load_layer(loader, config.eagle.layers[i], config.model.layers[i]));
   }
   if (config.model.final_norm) parts.final_norm = std::make_shared<Norm>(loader.norm("norm"));
-  parts.head = load_output_head(loader, config, args);
+  parts.lm_head = load_lm_head(loader, config, args);
   loader.finish(loaded);
   return std::make_unique<Decoder>(config.model, std::move(loaded), args.backend,
-                                   args.max_model_len, args.max_rows, args.place);
+                                   args.max_model_len, args.max_rows, args.coordinates);
 }
 
 }  // namespace specdec

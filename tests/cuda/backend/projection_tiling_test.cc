@@ -4,16 +4,16 @@
 #include <bit>
 #include <vector>
 
-#include "testing/cuda_products.h"
+#include "testing/cuda_projections.h"
 
 namespace specdec::cuda::testing {
 namespace {
 
 using ::testing::ValuesIn;
 
-class ProductPlanTest : public CudaDeviceTest {};
+class ProjectionTilingTest : public CudaDeviceTest {};
 
-TEST_P(ProductPlanTest, PlansGiveTheSameBits) {
+TEST_P(ProjectionTilingTest, TilingsGiveTheSameBits) {
   constexpr int kN = 200, kK = 608, kRows = 16;
   constexpr int kTiles = (kN + 15) / 16, kKBlocks = kK / 32;
   const Buffer source = upload(random_values(kN * kK, 60));
@@ -34,11 +34,11 @@ TEST_P(ProductPlanTest, PlansGiveTheSameBits) {
   Buffer exchanged = allocate<uint16_t>(kRows * kK);
   Buffer exchange_counts = allocate<uint32_t>(2);
   Buffer out = allocate<float>(kRows * kN);
-  SliceParams slices = {.plan = fold_plan(SliceRun{})};
+  SliceParams slices = {.fold_order = fold_order_of(SliceRun{})};
   for (int i = 0; i <= kNumSlices; ++i) slices.bounds[i] = kKBlocks * i / kNumSlices;
   int num_rows = kRows;
-  const auto run = [&](const ProductPlan& plan) {
-    kernels().projection.product(stream(),
+  const auto run = [&](const ProjectionTiling& tiling) {
+    kernels().projection.project(stream(),
                                  {.weights = packed.data(),
                                   .num_tiles = kTiles,
                                   .num_k_blocks = kKBlocks,
@@ -48,7 +48,7 @@ TEST_P(ProductPlanTest, PlansGiveTheSameBits) {
                                   .exchanged = exchanged.data(),
                                   .exchange_counts = exchange_counts.as<uint32_t>(),
                                   .finish = {.out_features = kN, .out = out.data(), .heads = {}},
-                                  .plan = plan,
+                                  .tiling = tiling,
                                   .partials = partials.as<float>(),
                                   .partial_arrivals = arrivals.as<uint32_t>()});
     std::vector<uint32_t> result = download<uint32_t>(out);
@@ -84,13 +84,13 @@ TEST_P(ProductPlanTest, PlansGiveTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, ProductPlanTest, ValuesIn(device_kinds()), test_name);
+INSTANTIATE_TEST_SUITE_P(Devices, ProjectionTilingTest, ValuesIn(device_kinds()), test_name);
 
 class ProjectorTest : public CudaDeviceTest {
  protected:
-  static std::vector<ProductParams> launched;
+  static std::vector<ProjectionParams> launched;
 };
-std::vector<ProductParams> ProjectorTest::launched;
+std::vector<ProjectionParams> ProjectorTest::launched;
 
 TEST_P(ProjectorTest, RowsLieBeyondTheFirstFourGigabytes) {
   // The down projection of a large model over long prompts. Nothing is read; only the addresses are
@@ -98,7 +98,7 @@ TEST_P(ProjectorTest, RowsLieBeyondTheFirstFourGigabytes) {
   constexpr int kIn = 28672, kOut = 16, kRows = 300'000;
   constexpr uint64_t kInputAt = uint64_t{1} << 40, kOutputAt = uint64_t{1} << 44;
   const ProjectionKernels kernels = {
-      .product = [](Stream&, const ProductParams& params) { launched.push_back(params); }};
+      .project = [](Stream&, const ProjectionParams& params) { launched.push_back(params); }};
   const PeerKernels peers;
   RehearsalStream stream(device().make_stream());
   RankExchange rank_exchange(device(), stream, peers);
@@ -111,7 +111,7 @@ TEST_P(ProjectorTest, RowsLieBeyondTheFirstFourGigabytes) {
       {.x = reinterpret_cast<const void*>(kInputAt), .dtype = DType::kBF16, .num_rows = kRows},
       {.out_features = kOut, .out = reinterpret_cast<void*>(kOutputAt), .heads = {}});
   uint64_t row = 0;
-  for (const ProductParams& params : launched) {
+  for (const ProjectionParams& params : launched) {
     EXPECT_EQ(reinterpret_cast<uint64_t>(params.records), kInputAt + row * kIn * 2);
     EXPECT_EQ(reinterpret_cast<uint64_t>(params.finish.out), kOutputAt + row * kOut * 4);
     row += static_cast<uint64_t>(params.rows.num_rows);

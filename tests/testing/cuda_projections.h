@@ -23,8 +23,8 @@ using specdec::testing::rounding_unit;
 using specdec::testing::to_bits;
 
 // Param: the device, and the dtype of activations. The test makes the backend.
-class ProductsTest : public ::testing::TestWithParam<std::tuple<DeviceKind, DType>>,
-                     protected BackendWorld {
+class ProjectionFixture : public ::testing::TestWithParam<std::tuple<DeviceKind, DType>>,
+                          protected BackendWorld {
  protected:
   DeviceKind kind() const { return std::get<0>(GetParam()); }
 
@@ -75,14 +75,14 @@ class ProductsTest : public ::testing::TestWithParam<std::tuple<DeviceKind, DTyp
   const DType act_ = std::get<1>(GetParam());
 };
 
-inline std::string product_test_name(
+inline std::string projection_test_name(
     const ::testing::TestParamInfo<std::tuple<DeviceKind, DType>>& info) {
   return name_of(std::get<0>(info.param)) + "_" +
          std::string(specdec::name_of(std::get<1>(info.param)));
 }
 
-// INSTANTIATE_TEST_SUITE_P(Devices, XTest, all_products(), product_test_name).
-inline auto all_products() {
+// INSTANTIATE_TEST_SUITE_P(Devices, XTest, all_projections(), projection_test_name).
+inline auto all_projections() {
   return ::testing::Combine(::testing::ValuesIn(device_kinds()),
                             ::testing::Values(DType::kBF16, DType::kF16));
 }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/backend/plain_product.h"
+#include "cuda/backend/unpacked_gemm.h"
 #include "cuda/backend/workspace.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/gemm/gemm_tuner.h"
@@ -17,55 +17,56 @@
 namespace specdec::cuda {
 
 // Returns the seconds that `run`, which queues work, takes on the stream; `way` names it.
-using ProductTimer = std::function<double(Device& device, Stream& stream, const std::string& way,
-                                          const std::function<void()>& run)>;
+using ProjectionTimer = std::function<double(Device& device, Stream& stream, const std::string& way,
+                                             const std::function<void()>& run)>;
 // The least time of a few runs, after one to warm up. Waits for the stream.
 double event_seconds(Device& device, Stream& stream, const std::string& way,
                      const std::function<void()>& run);
 
-class ProductChooser {
+class ProjectionChooser {
  public:
   // Runs a projection by our own kernels with the tiling in `params`.
-  using Launch = std::function<void(const ProductParams& params)>;
+  using Launch = std::function<void(const ProjectionParams& params)>;
 
-  ProductChooser(Device& device, Stream& stream, const ProjectionKernels& kernels, GemmList gemms);
+  ProjectionChooser(Device& device, Stream& stream, const ProjectionKernels& kernels,
+                    GemmList gemms);
 
   // Without a timer, and in captures of work that was not timed before, the shape alone decides.
   // Forgets earlier choices.
-  void set_timer(ProductTimer timer);
+  void set_timer(ProjectionTimer timer);
 
   // Whether there is a choice.
-  static bool serves(const ProductParams& params);
+  static bool serves(const ProjectionParams& params);
   // `params` has records, the tiling of many_rows, and the workspaces of heads. Timing leaves
   // inputs as they are, and outputs are as if written once.
-  void run(const ProductParams& params, const Launch& launch);
+  void run(const ProjectionParams& params, const Launch& launch);
 
  private:
   struct Way {
     std::string name;
-    int wide_rows = 0;     // rows per block of wide_product; 0: many_rows
+    int wide_rows = 0;     // rows per block of project_wide; 0: many_rows
     Gemm* gemm = nullptr;  // instead of either
     int gemm_way = 0;
   };
 
   // Our own kernels.
   std::vector<Way> own_ways() const;
-  std::vector<Way> ways_for(const ProductParams& params);
-  bool has_wide_product() const;
+  std::vector<Way> ways_for(const ProjectionParams& params);
+  bool has_wide_projection() const;
   // The one of our own kernels that suits the shape.
-  Way default_way(const ProductParams& params) const;
-  void run_way(const Way& way, const ProductParams& params, const Launch& launch);
+  Way default_way(const ProjectionParams& params) const;
+  void run_way(const Way& way, const ProjectionParams& params, const Launch& launch);
   // Allocates the memory of all ways that may be timed.
-  void rehearse(const ProductParams& params, const Launch& launch);
-  double seconds_of(const Way& way, ProductParams params, const Launch& launch);
-  float* timed_out_for(const ProductParams& params);
+  void rehearse(const ProjectionParams& params, const Launch& launch);
+  double seconds_of(const Way& way, ProjectionParams params, const Launch& launch);
+  float* timed_out_for(const ProjectionParams& params);
 
   Device& device_;
   Stream& stream_;
   const ProjectionKernels& kernels_;
   GemmList gemms_;
-  PlainProduct plain_product_;
-  ProductTimer timer_;
+  UnpackedGemm unpacked_gemm_;
+  ProjectionTimer timer_;
   GemmTuner tuner_;
   std::map<GemmKey, Way> chosen_;
   Workspace timed_out_;

@@ -1,4 +1,4 @@
-// Device memory for attention's work lists (AttentionPlan). Layers of a pass that see the same
+// Device memory for attention's work lists (AttentionWorkList). Layers of a pass that see the same
 // positions share a list; a model has a few such kinds of layers, for example those with a sliding
 // window and those without.
 #pragma once
@@ -13,22 +13,22 @@
 
 namespace specdec::cuda {
 
-class AttentionPlans {
+class AttentionWorkLists {
  public:
-  explicit AttentionPlans(Device& device);
+  explicit AttentionWorkLists(Device& device);
 
   // A new pass begins: its batch may have other rows at the same addresses, so no earlier list is
   // valid. Called when a model looks up its tokens, and when a batch of the host is staged.
   void begin_pass() { num_made_ = 0; }
 
   // The list for a call of attention: written by an earlier call of this pass (is_made), or to be
-  // written by this one. Empty for kinds of layers beyond the first kMostPlans, and without
-  // LaunchSettings::plans.
-  AttentionPlan plan_of(const TreeAttentionArgs& args);
+  // written by this one. Empty for kinds of layers beyond the first kMostLists, and without
+  // LaunchSettings::work_lists.
+  AttentionWorkList list_of(const TreeAttentionArgs& args);
 
  private:
-  static constexpr int kMostPlans = 4;
-  static constexpr size_t kPlanBytes = size_t{1} << 20;
+  static constexpr int kMostLists = 4;
+  static constexpr size_t kListBytes = size_t{1} << 20;
 
   // Everything that the items of a call follow from. Two calls of a pass share a list if these are
   // equal.
@@ -53,9 +53,9 @@ class AttentionPlans {
   };
 
   const Device& device_;
-  std::array<Kind, kMostPlans> made_{};
+  std::array<Kind, kMostLists> made_{};
   int num_made_ = 0;
-  Buffer memory_;  // [kMostPlans] kPlanBytes each
+  Buffer memory_;  // [kMostLists] kListBytes each
 };
 
 }  // namespace specdec::cuda

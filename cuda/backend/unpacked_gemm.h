@@ -10,19 +10,19 @@
 
 namespace specdec::cuda {
 
-class PlainProduct {
+class UnpackedGemm {
  public:
   // A piece has at most piece_bytes of unpacked weights, and of sums.
-  PlainProduct(Device& device, Stream& stream, const ProjectionKernels& kernels,
+  UnpackedGemm(Device& device, Stream& stream, const ProjectionKernels& kernels,
                int64_t piece_bytes = int64_t{64} << 20);
 
-  static bool serves(const ProductParams& params);
+  static bool serves(const ProjectionParams& params);
   // How many ways `gemm` has for this projection.
-  int num_ways(Gemm& gemm, const ProductParams& params);
+  int num_ways(Gemm& gemm, const ProjectionParams& params);
   // `params` has records and the workspaces of its epilogue; its tiling is ignored.
-  void run(Gemm& gemm, int way, const ProductParams& params);
+  void run(Gemm& gemm, int way, const ProjectionParams& params);
   // Allocates the memory that run() needs.
-  void reserve(Gemm& gemm, const ProductParams& params) { scratch_for(gemm, params); }
+  void reserve(Gemm& gemm, const ProjectionParams& params) { scratch_for(gemm, params); }
 
  private:
   struct Scratch {
@@ -31,9 +31,9 @@ class PlainProduct {
     char* library;
   };
 
-  Scratch scratch_for(Gemm& gemm, const ProductParams& params);
+  Scratch scratch_for(Gemm& gemm, const ProjectionParams& params);
   // Tiles per piece: the same for all row counts of a bucket.
-  int piece_tiles(const ProductParams& params) const;
+  int piece_tiles(const ProjectionParams& params) const;
 
   Stream& stream_;
   const ProjectionKernels& kernels_;

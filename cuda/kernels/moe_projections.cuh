@@ -11,36 +11,37 @@ namespace specdec::cuda::SPECDEC_TARGET {
 
 // The projection of one expert for sorted choices [begin, end).
 template <class Format>
-__device__ __forceinline__ ProductParams expert_product(const ExpertProductsParams& params,
-                                                        int expert, int begin, int end) {
-  ProductParams product = params.product;
+__device__ __forceinline__ ProjectionParams expert_projection(const ExpertProjectionsParams& params,
+                                                              int expert, int begin, int end) {
+  ProjectionParams projection = params.projection;
   const unsigned char* weights = static_cast<const unsigned char*>(params.weights[expert]);
-  product.weights = weights;
+  projection.weights = weights;
   if (params.scales_offset != 0) {
-    product.finish.scales = reinterpret_cast<const float*>(weights + params.scales_offset);
+    projection.finish.scales = reinterpret_cast<const float*>(weights + params.scales_offset);
   }
-  product.rows.num_rows = end - begin;
-  if (product.rows.row_ids != nullptr) {
-    product.rows.row_ids += begin;
+  projection.rows.num_rows = end - begin;
+  if (projection.rows.row_ids != nullptr) {
+    projection.rows.row_ids += begin;
   } else {
-    product.records = static_cast<const unsigned char*>(product.records) +
-                      int64_t{begin} * product.num_k_blocks * kRecordBytes;
+    projection.records = static_cast<const unsigned char*>(projection.records) +
+                         int64_t{begin} * projection.num_k_blocks * kRecordBytes;
   }
-  if (product.finish.kind == Finish::kStore) {
-    product.finish.out =
-        static_cast<float*>(product.finish.out) + int64_t{begin} * product.finish.out_features;
+  if (projection.finish.kind == Finish::kStore) {
+    projection.finish.out = static_cast<float*>(projection.finish.out) +
+                            int64_t{begin} * projection.finish.out_features;
   } else {
-    const int dim = product.finish.kind == Finish::kActivateGated ? product.finish.out_features / 2
-                                                                  : product.finish.out_features;
-    product.finish.out =
-        static_cast<typename Format::Element*>(product.finish.out) + int64_t{begin} * dim;
+    const int dim = projection.finish.kind == Finish::kActivateGated
+                        ? projection.finish.out_features / 2
+                        : projection.finish.out_features;
+    projection.finish.out =
+        static_cast<typename Format::Element*>(projection.finish.out) + int64_t{begin} * dim;
   }
-  return product;
+  return projection;
 }
 
 // The `number`-th expert that has rows, from 0; -1 if fewer have rows. Every thread of the block
 // calls it.
-__device__ __forceinline__ int expert_with_rows(const ExpertProductsParams& params, int number) {
+__device__ __forceinline__ int expert_with_rows(const ExpertProjectionsParams& params, int number) {
   static_assert(kRowThreads >= kMaxExperts);
   __shared__ int counts[kRowWarps];
   __shared__ int expert;
@@ -65,7 +66,7 @@ __device__ __forceinline__ int expert_with_rows(const ExpertProductsParams& para
 // Two blocks per SM, as for the other few-rows kernels: one is the next kernel's.
 template <class Format, Finish kFinish, bool kIsPartial>
 __global__ void __launch_bounds__(kRowThreads, 2)
-    few_rows_of_experts_kernel(const ExpertProductsParams params) {
+    few_rows_of_experts_kernel(const ExpertProjectionsParams params) {
   using Kind = FewRowsKind<kFinish, kIsPartial, RowSource::kRecords,
                            kIsPartial ? 1 : Format::kMaxTilesAtOnce, 1, FinishVariant::kPlain>;
   SPECDEC_SHARED_BYTES(shared);
@@ -84,16 +85,17 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     }
     return;
   }
-  const ProductParams product = expert_product<Format>(params, expert, begin, min(end, begin + 8));
-  FewRows<Format, Kind>(product, shared).run();
+  const ProjectionParams projection =
+      expert_projection<Format>(params, expert, begin, min(end, begin + 8));
+  FewRows<Format, Kind>(projection, shared).run();
 }
 
 template <class Format, Finish kFinish, bool kIsPartial = false>
-void launch_few_rows_of_experts(Stream& stream, const ExpertProductsParams& params) {
-  const ProductParams& product = params.product;
+void launch_few_rows_of_experts(Stream& stream, const ExpertProjectionsParams& params) {
+  const ProjectionParams& projection = params.projection;
   launch("moe: few rows", stream, few_rows_of_experts_kernel<Format, kFinish, kIsPartial>,
-         {.grid = {static_cast<unsigned>(product.plan.num_blocks),
-                   static_cast<unsigned>(product.rows.num_rows + 7) / 8,
+         {.grid = {static_cast<unsigned>(projection.tiling.num_blocks),
+                   static_cast<unsigned>(projection.rows.num_rows + 7) / 8,
                    static_cast<unsigned>(params.most_with_rows)},
           .block = {kRowThreads},
           .shared_bytes = static_cast<size_t>(few_rows_exchange_bytes(8, Format::kMaxTilesAtOnce)),
@@ -106,34 +108,34 @@ void launch_few_rows_of_experts(Stream& stream, const ExpertProductsParams& para
 // Grid: [row tiles, blocks of tiles, experts].
 template <class Format, int kColumns>
 __global__ void __launch_bounds__(kRowThreads, Format::kManyRowsBlocksPerSm)
-    many_rows_of_experts_kernel(const ExpertProductsParams params) {
+    many_rows_of_experts_kernel(const ExpertProjectionsParams params) {
   SPECDEC_SHARED_BYTES(shared);
   ptx::wait_for_previous();
   const int begin = params.cu_rows[blockIdx.z];
   const int end = params.cu_rows[blockIdx.z + 1];
   if (static_cast<int>(blockIdx.x) * kColumns * 8 >= end - begin) return;
-  const ProductParams product = expert_product<Format>(params, blockIdx.z, begin, end);
-  ManyRows<Format, kColumns, false>(product, shared).run();
+  const ProjectionParams projection = expert_projection<Format>(params, blockIdx.z, begin, end);
+  ManyRows<Format, kColumns, false>(projection, shared).run();
 }
 
 template <class Format>
-void launch_expert_products(Stream& stream, const ExpertProductsParams& params) {
-  const ProductParams& product = params.product;
+void launch_expert_projections(Stream& stream, const ExpertProjectionsParams& params) {
+  const ProjectionParams& projection = params.projection;
   const unsigned experts = static_cast<unsigned>(params.num_experts);
-  const int num_rows = product.rows.num_rows;
-  if (product.plan.few_rows) {
-    if (product.finish.kind == Finish::kActivateGated) {
+  const int num_rows = projection.rows.num_rows;
+  if (projection.tiling.few_rows) {
+    if (projection.finish.kind == Finish::kActivateGated) {
       return launch_few_rows_of_experts<Format, Finish::kActivateGated>(stream, params);
     }
-    SPECDEC_CHECK(product.finish.kind == Finish::kStore);
-    if (product.slices.plan.is_whole()) {
+    SPECDEC_CHECK(projection.finish.kind == Finish::kStore);
+    if (projection.slices.fold_order.is_whole()) {
       return launch_few_rows_of_experts<Format, Finish::kStore>(stream, params);
     }
     return launch_few_rows_of_experts<Format, Finish::kStore, true>(stream, params);
   }
   constexpr int kColumns = 4;
   const unsigned row_tiles = (num_rows + kColumns * 8 - 1) / (kColumns * 8);
-  const unsigned tile_blocks = (product.num_tiles + kManyRowsTiles - 1) / kManyRowsTiles;
+  const unsigned tile_blocks = (projection.num_tiles + kManyRowsTiles - 1) / kManyRowsTiles;
   launch("moe: many rows", stream, many_rows_of_experts_kernel<Format, kColumns>,
          {.grid = {row_tiles, tile_blocks, experts},
           .block = {kRowThreads},
@@ -143,11 +145,11 @@ void launch_expert_products(Stream& stream, const ExpertProductsParams& params) 
 }
 
 template <template <class> class Format>
-void expert_products_by_dtype(Stream& stream, const ExpertProductsParams& params) {
-  if (params.product.act_dtype == DType::kBF16) {
-    launch_expert_products<Format<Bf16>>(stream, params);
+void expert_projections_by_dtype(Stream& stream, const ExpertProjectionsParams& params) {
+  if (params.projection.act_dtype == DType::kBF16) {
+    launch_expert_projections<Format<Bf16>>(stream, params);
   } else {
-    launch_expert_products<Format<Half>>(stream, params);
+    launch_expert_projections<Format<Half>>(stream, params);
   }
 }
 

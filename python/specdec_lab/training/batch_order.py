@@ -12,7 +12,7 @@ _POOL = 64  # batches whose examples are sorted by length together
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class BatchIndex:
     """A position in a training.
 
     Attributes:
@@ -24,7 +24,7 @@ class Place:
     batch: int
 
 
-class BatchPlan:
+class BatchOrder:
     """The batches of a training, by step.
 
     Examples of similar length share a batch, so that there is little padding.
@@ -57,10 +57,10 @@ class BatchPlan:
         """Steps of the whole training."""
         return self._ends[-1]
 
-    def place(self, step: int) -> Place:
+    def index_of(self, step: int) -> BatchIndex:
         """The epoch and batch of a step."""
         epoch = int(np.searchsorted(self._ends, step, side="right"))
-        return Place(epoch, step - (self._ends[epoch - 1] if epoch else 0))
+        return BatchIndex(epoch, step - (self._ends[epoch - 1] if epoch else 0))
 
     def steps_of_epoch(self, epoch: int) -> int:
         """Steps of an epoch; the last epoch may be cut short."""
@@ -68,10 +68,10 @@ class BatchPlan:
 
     def batch(self, step: int) -> list[int]:
         """The examples of a step."""
-        place = self.place(step)
-        if self._cached[0] != place.epoch:
-            self._cached = (place.epoch, self._batches(place.epoch))
-        return self._cached[1][place.batch]
+        index = self.index_of(step)
+        if self._cached[0] != index.epoch:
+            self._cached = (index.epoch, self._batches(index.epoch))
+        return self._cached[1][index.batch]
 
     def _end_epoch(self, num_batches: int) -> None:
         self._ends.append((self._ends[-1] if self._ends else 0) + num_batches)

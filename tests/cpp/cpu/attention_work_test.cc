@@ -1,4 +1,4 @@
-#include "cpu/attention_plan.h"
+#include "cpu/attention_work.h"
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ int64_t num_positions(const AttentionUnit& unit, int chunk_begin, int chunk_end)
          std::max(unit.first_position, chunk_begin * kAttentionChunk);
 }
 
-TEST(AttentionPlan, EveryRowHeadAndChunkIsComputedOnce) {
+TEST(AttentionWork, EveryRowHeadAndChunkIsComputedOnce) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
     std::vector<std::pair<int, int>> requests;
@@ -47,10 +47,10 @@ TEST(AttentionPlan, EveryRowHeadAndChunkIsComputedOnce) {
     }
     const int window = random() % 2 == 0 ? 0 : 1 + static_cast<int>(random() % 1000);
     const Batch batch(requests, window);
-    const AttentionPlan plan = plan_attention(batch.args, 1 + static_cast<int>(random() % 8));
+    const AttentionWork work = divide_attention(batch.args, 1 + static_cast<int>(random() % 8));
 
     std::set<std::tuple<int, int, int>> rows;  // request, head, row
-    for (const AttentionUnit& unit : plan.units) {
+    for (const AttentionUnit& unit : work.units) {
       for (int row = unit.first_row; row < unit.first_row + unit.num_rows; ++row) {
         EXPECT_TRUE(rows.insert({unit.request, unit.kv_head, row}).second);
         const int end = requests[unit.request].first + row + 1;
@@ -62,33 +62,33 @@ TEST(AttentionPlan, EveryRowHeadAndChunkIsComputedOnce) {
     EXPECT_EQ(rows.size(), static_cast<size_t>(3 * batch.view.num_rows));
 
     // Portions follow each other, within and across units.
-    ASSERT_EQ(plan.slices.front(), 0);
-    ASSERT_EQ(plan.slices.back(), static_cast<int>(plan.portions.size()));
-    EXPECT_TRUE(std::is_sorted(plan.slices.begin(), plan.slices.end()));
+    ASSERT_EQ(work.slices.front(), 0);
+    ASSERT_EQ(work.slices.back(), static_cast<int>(work.portions.size()));
+    EXPECT_TRUE(std::is_sorted(work.slices.begin(), work.slices.end()));
     std::map<int, int> next_chunk, num_portions;
-    for (const AttentionPortion& portion : plan.portions) {
-      const AttentionUnit& unit = plan.units[portion.unit];
-      const auto [place, is_first] = next_chunk.try_emplace(portion.unit, unit.first_chunk());
-      EXPECT_EQ(portion.chunk_begin, place->second);
+    for (const AttentionPortion& portion : work.portions) {
+      const AttentionUnit& unit = work.units[portion.unit];
+      const auto [entry, is_first] = next_chunk.try_emplace(portion.unit, unit.first_chunk());
+      EXPECT_EQ(portion.chunk_begin, entry->second);
       EXPECT_LT(portion.chunk_begin, portion.chunk_end);
-      place->second = portion.chunk_end;
+      entry->second = portion.chunk_end;
       ++num_portions[portion.unit];
     }
     int64_t num_partials = 0;
-    for (size_t i = 0; i < plan.units.size(); ++i) {
-      const AttentionUnit& unit = plan.units[i];
+    for (size_t i = 0; i < work.units.size(); ++i) {
+      const AttentionUnit& unit = work.units[i];
       EXPECT_EQ(next_chunk[static_cast<int>(i)], unit.chunk_limit());
       EXPECT_EQ(num_portions[static_cast<int>(i)], unit.num_portions);
       EXPECT_EQ(unit.partials, unit.num_portions > 1 ? num_partials : -1);
       if (unit.num_portions < 2) continue;
       num_partials += int64_t{unit.chunk_limit() - unit.first_chunk()} * unit.num_rows * 3;
     }
-    EXPECT_EQ(plan.num_partials, num_partials);
+    EXPECT_EQ(work.num_partials, num_partials);
   }
 }
 
 // Three heads are no even number for two threads, and a prompt's later rows see more.
-TEST(AttentionPlan, ThreadsGetEqualShares) {
+TEST(AttentionWork, ThreadsGetEqualShares) {
   for (const auto& requests : {std::vector<std::pair<int, int>>{{4095, 1}},
                                {{8000, 8}},
                                {{0, 512}},
@@ -96,15 +96,15 @@ TEST(AttentionPlan, ThreadsGetEqualShares) {
                                std::vector<std::pair<int, int>>(32, {700, 1})}) {
     const Batch batch(requests);
     for (int num_threads : {2, 3, 4}) {
-      const AttentionPlan plan = plan_attention(batch.args, num_threads);
-      const int per_thread = plan.num_slices() / num_threads;
+      const AttentionWork work = divide_attention(batch.args, num_threads);
+      const int per_thread = work.num_slices() / num_threads;
       std::vector<double> shares;
       for (int thread = 0; thread < num_threads; ++thread) {
         double share = 0.0;
-        for (int i = plan.slices[thread * per_thread]; i < plan.slices[(thread + 1) * per_thread];
+        for (int i = work.slices[thread * per_thread]; i < work.slices[(thread + 1) * per_thread];
              ++i) {
-          const AttentionPortion& portion = plan.portions[i];
-          const AttentionUnit& unit = plan.units[portion.unit];
+          const AttentionPortion& portion = work.portions[i];
+          const AttentionUnit& unit = work.units[portion.unit];
           share += static_cast<double>(num_positions(unit, portion.chunk_begin, portion.chunk_end) *
                                        std::max(16, 3 * unit.num_rows));
         }
@@ -116,11 +116,11 @@ TEST(AttentionPlan, ThreadsGetEqualShares) {
   }
 }
 
-TEST(AttentionPlan, ShortContextsStayWhole) {
+TEST(AttentionWork, ShortContextsStayWhole) {
   const Batch batch(std::vector<std::pair<int, int>>(40, {100, 1}));
-  const AttentionPlan plan = plan_attention(batch.args, 2);
-  EXPECT_EQ(plan.num_partials, 0);
-  EXPECT_EQ(plan.portions.size(), plan.units.size());
+  const AttentionWork work = divide_attention(batch.args, 2);
+  EXPECT_EQ(work.num_partials, 0);
+  EXPECT_EQ(work.portions.size(), work.units.size());
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 #include "testing/checkpoint_files.h"
 #include "testing/tiny_llama.h"
 
-namespace specdec::testing::tiny_heads {
+namespace specdec::testing::tiny_draft_heads {
 
 using tiny_llama::Tensor;
 using tiny_llama::Tensors;
@@ -29,7 +29,7 @@ inline constexpr int kVocab = tiny_llama::kVocab;
 inline constexpr int kMaxDepth = 4;  // of the MLP speculator's drafts
 
 // Element i of the place of a token on the circles.
-inline float place(int token, int i) {
+inline float coordinate(int token, int i) {
   const double angle = 2.0 * std::numbers::pi * (i / 2 + 1) * token / kVocab;
   return static_cast<float>(i % 2 == 0 ? std::cos(angle) : std::sin(angle));
 }
@@ -58,7 +58,7 @@ inline Tensor turned_head(const std::vector<int>& tokens, float sharpness) {
   Tensor head{.shape = {std::ssize(tokens), kHidden}, .values = {}};
   for (const int token : tokens) {
     for (int i = 0; i < kHidden; ++i) {
-      head.values.push_back(sharpness * place(token - kStride + kVocab, i));
+      head.values.push_back(sharpness * coordinate(token - kStride + kVocab, i));
     }
   }
   return head;
@@ -74,7 +74,7 @@ inline Tensors target_tensors() {
   Tensors tensors = tiny_llama::llama_tensors();
   Tensor& embedding = tensors.at("model.embed_tokens.weight");
   for (int token = 0; token < kVocab; ++token) {
-    for (int i = 0; i < kHidden; ++i) embedding.values[token * kHidden + i] = place(token, i);
+    for (int i = 0; i < kHidden; ++i) embedding.values[token * kHidden + i] = coordinate(token, i);
   }
   tensors.at("lm_head.weight") = turned_head(all_tokens(), 0.35f);
   tensors.at("model.norm.weight") = ones(kHidden);
@@ -223,4 +223,4 @@ inline void write_mlp_speculator(const TempDirectory& directory) {
                           R"("tie_weights":false,"scale_input":false})"));
 }
 
-}  // namespace specdec::testing::tiny_heads
+}  // namespace specdec::testing::tiny_draft_heads

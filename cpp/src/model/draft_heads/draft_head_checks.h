@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "model/json_file.h"
 #include "model/tensor_loader.h"
 #include "model/weight_format.h"
@@ -16,10 +16,10 @@ namespace specdec {
 
 // The tensors of a draft head's checkpoint by name. Stored names may lack a leading "model." or
 // have an extra one.
-class HeadTensors {
+class DraftHeadTensors {
  public:
   // With load_format="dummy" there are no files, and every tensor asked for exists.
-  HeadTensors(const std::string& directory, bool is_random);
+  DraftHeadTensors(const std::string& directory, bool is_random);
 
   const std::string& source() const { return store_.source(); }
   bool is_random() const { return is_random_; }
@@ -43,7 +43,7 @@ class HeadTensors {
 };
 
 // A draft head without transformer layers.
-class LayerlessHead : public Model {
+class LayerlessDraftHead : public Model {
  public:
   const ModelConfig& config() const override { return config_; }
   int64_t num_parameters() const override { return loaded_.num_parameters; }
@@ -53,7 +53,7 @@ class LayerlessHead : public Model {
   }
 
  protected:
-  LayerlessHead(const DraftHeadConfig& config, const HeadLoadArgs& args)
+  LayerlessDraftHead(const DraftHeadConfig& config, const DraftHeadLoadArgs& args)
       : config_(config.model), backend_(args.backend), max_rows_(args.max_rows) {}
   // Rows for one pass: [max_rows, width].
   Buffer allocate_rows(int64_t width, DType dtype = DType::kF32) {
@@ -69,30 +69,31 @@ class LayerlessHead : public Model {
 
 // The ModelConfig of a draft head without layers, and so without KV.
 ModelConfig model_without_layers(const std::string& architecture, std::string_view prefix,
-                                 const HeadTarget& target);
+                                 const DraftHeadTarget& target);
 
 // Throws CheckpointError where the draft head's config.json names another target: other sizes or,
 // in speculators' format, a verifier of another architecture.
-void check_target(const JsonFields& fields, const HeadTarget& target);
+void check_target(const JsonFields& fields, const DraftHeadTarget& target);
 // Throws CheckpointError unless `key` equals the size of the target's hidden states.
-void check_hidden_size(const JsonFields& fields, const char* key, const HeadTarget& target);
+void check_hidden_size(const JsonFields& fields, const char* key, const DraftHeadTarget& target);
 
 // The ids that a draft head of `size` outputs scores: `token_ids`, which must be distinct and in
 // the target's vocabulary. Throws CheckpointError naming `source` and `name`.
-void check_token_ids(std::span<const int32_t> token_ids, const HeadTarget& target,
+void check_token_ids(std::span<const int32_t> token_ids, const DraftHeadTarget& target,
                      const std::string& source, const std::string& name);
 
 // DrafterConfig::token_map, checked, for a draft head that scores the target's whole vocabulary.
 // Throws InvalidArgument.
-std::vector<int32_t> checked_token_map(const DrafterConfig& drafter, const HeadTarget& target);
+std::vector<int32_t> checked_token_map(const DrafterConfig& drafter, const DraftHeadTarget& target);
 // For a draft head with its own output weights. Throws InvalidArgument where there is a token map.
 void refuse_token_map(const DrafterConfig& drafter);
 
 // Rows of the target's LM head, packed anew. With `token_ids` empty, all rows: the matrix is
 // shared.
-std::shared_ptr<const Head> borrow_head(const HeadLoadArgs& args,
-                                        const std::vector<int32_t>& token_ids);
+std::shared_ptr<const LmHead> borrow_lm_head(const DraftHeadLoadArgs& args,
+                                             const std::vector<int32_t>& token_ids);
 // Puts the ids of an LM head where operations read them.
-void set_token_ids(Head& head, const std::vector<int32_t>& token_ids, const HeadLoadArgs& args);
+void set_token_ids(LmHead& lm_head, const std::vector<int32_t>& token_ids,
+                   const DraftHeadLoadArgs& args);
 
 }  // namespace specdec

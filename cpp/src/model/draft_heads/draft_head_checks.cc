@@ -1,4 +1,4 @@
-#include "model/heads/head_checks.h"
+#include "model/draft_heads/draft_head_checks.h"
 
 #include <algorithm>
 #include <array>
@@ -23,21 +23,21 @@ std::string text_of(std::span<const int64_t> shape) {
 
 }  // namespace
 
-HeadTensors::HeadTensors(const std::string& directory, bool is_random)
+DraftHeadTensors::DraftHeadTensors(const std::string& directory, bool is_random)
     : store_(is_random ? WeightStore::random({}) : WeightStore(directory)), is_random_(is_random) {}
 
-std::string HeadTensors::resolve(const std::string& name) const {
+std::string DraftHeadTensors::resolve(const std::string& name) const {
   if (store_.contains(name)) return name;
   const std::string other =
       name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : str_cat(kPrefix, name);
   return store_.contains(other) ? other : name;
 }
 
-bool HeadTensors::contains(const std::string& name) const {
+bool DraftHeadTensors::contains(const std::string& name) const {
   return !is_random_ && store_.contains(resolve(name));
 }
 
-void HeadTensors::require(const std::string& name, std::span<const int64_t> shape) const {
+void DraftHeadTensors::require(const std::string& name, std::span<const int64_t> shape) const {
   if (is_random_) return;
   const std::string found = resolve(name);
   const std::vector<int64_t>& stored = store_.shape(found);
@@ -46,12 +46,12 @@ void HeadTensors::require(const std::string& name, std::span<const int64_t> shap
                         str_cat("expected shape ", text_of(shape), ", found ", text_of(stored)));
 }
 
-std::vector<int64_t> HeadTensors::integers(const std::string& name, int64_t size) {
+std::vector<int64_t> DraftHeadTensors::integers(const std::string& name, int64_t size) {
   return store_.integers(resolve(name), size);
 }
 
 ModelConfig model_without_layers(const std::string& architecture, std::string_view prefix,
-                                 const HeadTarget& target) {
+                                 const DraftHeadTarget& target) {
   ModelConfig model;
   model.architecture = architecture;
   model.names.prefix = prefix;
@@ -64,7 +64,7 @@ ModelConfig model_without_layers(const std::string& architecture, std::string_vi
   return model;
 }
 
-void check_target(const JsonFields& fields, const HeadTarget& target) {
+void check_target(const JsonFields& fields, const DraftHeadTarget& target) {
   if (fields.has("vocab_size")) {
     const int vocab_size = fields.get_int("vocab_size");
     if (vocab_size != target.config.vocab_size) {
@@ -88,7 +88,7 @@ void check_target(const JsonFields& fields, const HeadTarget& target) {
                                          ", and the target is a ", target.config.architecture));
 }
 
-void check_hidden_size(const JsonFields& fields, const char* key, const HeadTarget& target) {
+void check_hidden_size(const JsonFields& fields, const char* key, const DraftHeadTarget& target) {
   const int size = fields.get_int(key);
   const int of_target = target.config.hidden_size;
   if (size == of_target) return;
@@ -96,7 +96,7 @@ void check_hidden_size(const JsonFields& fields, const char* key, const HeadTarg
                            " elements: the head was trained for another model"));
 }
 
-void check_token_ids(std::span<const int32_t> token_ids, const HeadTarget& target,
+void check_token_ids(std::span<const int32_t> token_ids, const DraftHeadTarget& target,
                      const std::string& source, const std::string& name) {
   std::vector<bool> seen(static_cast<size_t>(target.config.vocab_size));
   for (size_t i = 0; i < token_ids.size(); ++i) {
@@ -115,7 +115,8 @@ void check_token_ids(std::span<const int32_t> token_ids, const HeadTarget& targe
   }
 }
 
-std::vector<int32_t> checked_token_map(const DrafterConfig& drafter, const HeadTarget& target) {
+std::vector<int32_t> checked_token_map(const DrafterConfig& drafter,
+                                       const DraftHeadTarget& target) {
   std::unordered_set<int32_t> seen;
   for (const int32_t id : drafter.token_map) {
     if (id < 0 || id >= target.config.vocab_size) {
@@ -137,31 +138,33 @@ void refuse_token_map(const DrafterConfig& drafter) {
                                 " has output weights of its own: leave the option out"));
 }
 
-void set_token_ids(Head& head, const std::vector<int32_t>& token_ids, const HeadLoadArgs& args) {
+void set_token_ids(LmHead& lm_head, const std::vector<int32_t>& token_ids,
+                   const DraftHeadLoadArgs& args) {
   if (token_ids.empty()) return;
-  head.token_ids = args.backend.make_ids(token_ids);
-  head.target_vocab_size = args.target.config.vocab_size;
+  lm_head.token_ids = args.backend.make_ids(token_ids);
+  lm_head.target_vocab_size = args.target.config.vocab_size;
 }
 
-std::shared_ptr<const Head> borrow_head(const HeadLoadArgs& args,
-                                        const std::vector<int32_t>& token_ids) {
-  if (token_ids.empty()) return args.target_parts.head;
+std::shared_ptr<const LmHead> borrow_lm_head(const DraftHeadLoadArgs& args,
+                                             const std::vector<int32_t>& token_ids) {
+  if (token_ids.empty()) return args.target_parts.lm_head;
   const ModelConfig& config = args.target.config;
-  TensorLoader loader(config, args.target.directory, args.quantization, args.backend, args.place);
+  TensorLoader loader(config, args.target.directory, args.quantization, args.backend,
+                      args.coordinates);
   const auto weight_of = [](std::string_view name) { return str_cat(name, ".weight"); };
-  std::string name = weight_of(config.names.head);
+  std::string name = weight_of(config.names.lm_head);
   if (!loader.contains(name)) name = weight_of(config.names.embedding);
   TensorPart part{.name = name, .rows = config.vocab_size};
   for (const int32_t id : token_ids) part.order.push_back({.begin = id, .count = 1});
-  const Head& whole = *args.target_parts.head;
-  auto head = std::make_shared<Head>();
-  head->project_out = whole.project_out;
-  head->weight = loader.matrix(MatrixRole::kVocabulary, {part},
-                               config.embed_dim != 0 ? config.embed_dim : config.hidden_size);
-  head->scale = whole.scale;
-  head->soft_cap = whole.soft_cap;
-  set_token_ids(*head, token_ids, args);
-  return head;
+  const LmHead& whole = *args.target_parts.lm_head;
+  auto lm_head = std::make_shared<LmHead>();
+  lm_head->project_out = whole.project_out;
+  lm_head->weight = loader.matrix(MatrixRole::kVocabulary, {part},
+                                  config.embed_dim != 0 ? config.embed_dim : config.hidden_size);
+  lm_head->scale = whole.scale;
+  lm_head->soft_cap = whole.soft_cap;
+  set_token_ids(*lm_head, token_ids, args);
+  return lm_head;
 }
 
 }  // namespace specdec

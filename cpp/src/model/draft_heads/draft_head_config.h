@@ -21,7 +21,7 @@
 namespace specdec {
 
 // The model that a head drafts for.
-struct HeadTarget {
+struct DraftHeadTarget {
   const ModelConfig& config;
   std::string directory;
 };
@@ -37,7 +37,7 @@ struct EagleConfig {
   bool normed_residual = false;     // the first layer adds to the normalised fused features
   bool feeds_back_normed = false;   // a drafted row passes on its state after the final norm
   bool has_embedding = false;       // its own embedding table, else the target's
-  bool has_head = false;            // its own output matrix, else rows of the target's
+  bool has_lm_head = false;         // its own output matrix, else rows of the target's
   std::vector<std::string> layers;  // prefix of each layer's tensors: "midlayer."
   // P-EAGLE: the token and features at positions whose text is not known yet.
   int32_t mask_token = -1;  // -1: the head is not made for that
@@ -67,34 +67,35 @@ int32_t load_mask_token(const std::string& directory, int vocab_size);
 
 // Reads and checks config.json and the names and shapes of the tensors; loads nothing. Throws
 // CheckpointError and InvalidArgument naming the file and the field.
-DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget& target);
+DraftHeadConfig load_draft_head_config(const DrafterConfig& drafter, const DraftHeadTarget& target);
 
 // For a draft head whose config was read. See head_facts().
 std::vector<ModelFacts> facts_of(const DraftHeadConfig& head, const ModelConfig& target,
                                  const FactsFormats& formats);
 
-struct HeadLoadArgs {
-  const HeadTarget& target;
+struct DraftHeadLoadArgs {
+  const DraftHeadTarget& target;
   const ModelParts& target_parts;                   // parts that the draft head may borrow
-  RankPlace place = {};                             // among the ranks that share the draft head
+  RankCoordinates coordinates = {};                 // among the ranks that share the draft head
   Quantization quantization = Quantization::kInt8;  // of the head's own matrices
   Backend& backend;
   int max_model_len = 0;
   int max_rows = 0;  // of a pass
 };
-std::unique_ptr<Model> load_head(const DraftHeadConfig& config, const HeadLoadArgs& args);
+std::unique_ptr<Model> load_draft_head(const DraftHeadConfig& config,
+                                       const DraftHeadLoadArgs& args);
 
-// One per method; load_head_config() and load_head() choose.
+// One per method; load_draft_head_config() and load_draft_head() choose.
 DraftHeadConfig parse_eagle(const JsonFields& fields, const DrafterConfig& drafter,
-                            const HeadTarget& target);
+                            const DraftHeadTarget& target);
 DraftHeadConfig parse_medusa(const JsonFields& fields, const DrafterConfig& drafter,
-                             const HeadTarget& target);
+                             const DraftHeadTarget& target);
 DraftHeadConfig parse_mlp_speculator(const JsonFields& fields, const DrafterConfig& drafter,
-                                     const HeadTarget& target);
-std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const HeadLoadArgs& args);
+                                     const DraftHeadTarget& target);
+std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const DraftHeadLoadArgs& args);
 std::unique_ptr<Model> load_medusa(const JsonFields& fields, const DraftHeadConfig& config,
-                                   const HeadLoadArgs& args);
+                                   const DraftHeadLoadArgs& args);
 std::unique_ptr<Model> load_mlp_speculator(const JsonFields& fields, const DraftHeadConfig& config,
-                                           const HeadLoadArgs& args);
+                                           const DraftHeadLoadArgs& args);
 
 }  // namespace specdec

@@ -1,4 +1,4 @@
-#include "cuda/backend/product_chooser.h"
+#include "cuda/backend/projection_chooser.h"
 
 #include <algorithm>
 #include <limits>
@@ -16,7 +16,7 @@ namespace {
 constexpr int kFewestRows = 65;
 constexpr int kTimedRuns = 3;
 
-GemmKey key_of(const ProductParams& params) {
+GemmKey key_of(const ProjectionParams& params) {
   return {.out_features = params.finish.out_features,
           .num_k_blocks = params.num_k_blocks,
           .finish = params.finish.kind,
@@ -43,26 +43,26 @@ double event_seconds(Device& device, Stream& stream, const std::string&,
   return least;
 }
 
-ProductChooser::ProductChooser(Device& device, Stream& stream, const ProjectionKernels& kernels,
-                               GemmList gemms)
+ProjectionChooser::ProjectionChooser(Device& device, Stream& stream,
+                                     const ProjectionKernels& kernels, GemmList gemms)
     : device_(device),
       stream_(stream),
       kernels_(kernels),
       gemms_(std::move(gemms)),
-      plain_product_(device, stream, kernels),
+      unpacked_gemm_(device, stream, kernels),
       timed_out_(device, stream, "results of timed products") {}
 
-void ProductChooser::set_timer(ProductTimer timer) {
+void ProjectionChooser::set_timer(ProjectionTimer timer) {
   timer_ = std::move(timer);
   tuner_.forget();
   chosen_.clear();
 }
 
-bool ProductChooser::serves(const ProductParams& params) {
+bool ProjectionChooser::serves(const ProjectionParams& params) {
   return params.format == WeightFormat::kAct && params.rows.num_rows >= kFewestRows;
 }
 
-void ProductChooser::run(const ProductParams& params, const Launch& launch) {
+void ProjectionChooser::run(const ProjectionParams& params, const Launch& launch) {
   const GemmKey key = key_of(params);
   if (timer_ == nullptr || (stream_.is_capturing() && !tuner_.find(key))) {
     return run_way(default_way(params), params, launch);
@@ -78,24 +78,24 @@ void ProductChooser::run(const ProductParams& params, const Launch& launch) {
   run_way(chosen_.at(key), params, launch);
 }
 
-bool ProductChooser::has_wide_product() const {
-  return kernels_.wide_product != nullptr && device_.properties().compute_capability == 90;
+bool ProjectionChooser::has_wide_projection() const {
+  return kernels_.project_wide != nullptr && device_.properties().compute_capability == 90;
 }
 
-std::vector<ProductChooser::Way> ProductChooser::own_ways() const {
+std::vector<ProjectionChooser::Way> ProjectionChooser::own_ways() const {
   std::vector<Way> ways = {{.name = "many_rows"}};
   for (const int rows : kWideRows) {
-    if (!has_wide_product()) break;
+    if (!has_wide_projection()) break;
     ways.push_back({.name = str_cat("wide_rows ", rows), .wide_rows = rows});
   }
   return ways;
 }
 
-std::vector<ProductChooser::Way> ProductChooser::ways_for(const ProductParams& params) {
+std::vector<ProjectionChooser::Way> ProjectionChooser::ways_for(const ProjectionParams& params) {
   std::vector<Way> ways = own_ways();
-  if (!PlainProduct::serves(params)) return ways;
+  if (!UnpackedGemm::serves(params)) return ways;
   for (const std::unique_ptr<Gemm>& gemm : gemms_) {
-    const int num_ways = plain_product_.num_ways(*gemm, params);
+    const int num_ways = unpacked_gemm_.num_ways(*gemm, params);
     for (int i = 0; i < num_ways; ++i) {
       ways.push_back({.name = gemm->name_of(i), .gemm = gemm.get(), .gemm_way = i});
     }
@@ -103,9 +103,9 @@ std::vector<ProductChooser::Way> ProductChooser::ways_for(const ProductParams& p
   return ways;
 }
 
-ProductChooser::Way ProductChooser::default_way(const ProductParams& params) const {
+ProjectionChooser::Way ProjectionChooser::default_way(const ProjectionParams& params) const {
   Way way = {.name = "many_rows"};
-  if (!has_wide_product()) return way;
+  if (!has_wide_projection()) return way;
   // The largest blocks that still fill the GPU, since they read least. If none does, many_rows can
   // split k into slices to fill it.
   for (const int rows : {kWideRows[1], kWideRows[0]}) {
@@ -119,26 +119,28 @@ ProductChooser::Way ProductChooser::default_way(const ProductParams& params) con
   return way;
 }
 
-void ProductChooser::run_way(const Way& way, const ProductParams& params, const Launch& launch) {
-  if (way.gemm != nullptr) return plain_product_.run(*way.gemm, way.gemm_way, params);
-  ProductParams planned = params;
-  if (way.wide_rows != 0) planned.plan = {.wide_rows = way.wide_rows};
-  launch(planned);
+void ProjectionChooser::run_way(const Way& way, const ProjectionParams& params,
+                                const Launch& launch) {
+  if (way.gemm != nullptr) return unpacked_gemm_.run(*way.gemm, way.gemm_way, params);
+  ProjectionParams tiled = params;
+  if (way.wide_rows != 0) tiled.tiling = {.wide_rows = way.wide_rows};
+  launch(tiled);
 }
 
-void ProductChooser::rehearse(const ProductParams& params, const Launch& launch) {
+void ProjectionChooser::rehearse(const ProjectionParams& params, const Launch& launch) {
   for (const Way& way : own_ways()) run_way(way, params, launch);
   if (params.finish.accumulate) timed_out_for(params);
-  if (!PlainProduct::serves(params)) return;
-  for (const std::unique_ptr<Gemm>& gemm : gemms_) plain_product_.reserve(*gemm, params);
+  if (!UnpackedGemm::serves(params)) return;
+  for (const std::unique_ptr<Gemm>& gemm : gemms_) unpacked_gemm_.reserve(*gemm, params);
 }
 
-float* ProductChooser::timed_out_for(const ProductParams& params) {
+float* ProjectionChooser::timed_out_for(const ProjectionParams& params) {
   return timed_out_.get<float>(static_cast<size_t>(params.rows.num_rows) *
                                static_cast<size_t>(params.finish.out_features));
 }
 
-double ProductChooser::seconds_of(const Way& way, ProductParams params, const Launch& launch) {
+double ProjectionChooser::seconds_of(const Way& way, ProjectionParams params,
+                                     const Launch& launch) {
   FinishParams& finish = params.finish;
   // Timed runs must not add to the output: each would add again.
   if (finish.accumulate) finish.out = timed_out_for(params);

@@ -3,7 +3,7 @@
 // before still runs. An item is a few (row, head) pairs of a request that share a KV head, and a
 // range of splits. A block's first item is the one with its own index; further items come from a
 // shared counter. What a block works out about an item it also stores for later layers
-// (PlannedItem).
+// (StoredItem).
 //
 // Rows of a tree have their ancestors at scattered slots. Splits wholly below base_len are computed
 // for many rows together, as all splits of a chain are; the others for each tree row by itself.
@@ -65,8 +65,8 @@ struct AttendArgs {
   float score_limit;  // soft cap of scores before they are scaled; 0: none
   // The pass's work list, or null. The kernel that works it out writes it; the other kernel reads
   // it.
-  int* num_planned;     // items
-  void* planned_items;  // [*num_planned] PlannedItem
+  int* num_stored;     // items
+  void* stored_items;  // [*num_stored] StoredItem
 };
 
 // How a request's splits are divided among items.
@@ -76,7 +76,7 @@ enum class Sharing : int {
   kAlone,   // an item is one row, from its first position to its last
 };
 
-struct RequestPlan {
+struct RequestExtent {
   int first_row;
   int num_rows;
   int base_len;
@@ -96,25 +96,25 @@ __device__ __forceinline__ int row_begin(const AttentionParams& params, int limi
   return max(params.first_position, window_begin);
 }
 
-__device__ __forceinline__ RequestPlan plan_request(const AttentionParams& params, int request) {
+__device__ __forceinline__ RequestExtent extent_of(const AttentionParams& params, int request) {
   const BatchView& batch = params.batch;
-  RequestPlan plan;
-  plan.first_row = __ldcg(batch.cu_rows + request);
-  plan.num_rows = __ldcg(batch.cu_rows + request + 1) - plan.first_row;
-  plan.base_len = __ldcg(batch.base_lens + request);
-  plan.is_tree = batch.is_tree != nullptr && __ldcg(batch.is_tree + request) != 0;
-  plan.num_tree_slots =
-      batch.num_tree_slots != nullptr ? __ldcg(batch.num_tree_slots + request) : plan.num_rows;
-  plan.first_split = plan.shared_end = plan.split_end = 0;
-  if (plan.num_rows <= 0) {
-    plan.num_rows = 0;
-    return plan;
+  RequestExtent extent;
+  extent.first_row = __ldcg(batch.cu_rows + request);
+  extent.num_rows = __ldcg(batch.cu_rows + request + 1) - extent.first_row;
+  extent.base_len = __ldcg(batch.base_lens + request);
+  extent.is_tree = batch.is_tree != nullptr && __ldcg(batch.is_tree + request) != 0;
+  extent.num_tree_slots =
+      batch.num_tree_slots != nullptr ? __ldcg(batch.num_tree_slots + request) : extent.num_rows;
+  extent.first_split = extent.shared_end = extent.split_end = 0;
+  if (extent.num_rows <= 0) {
+    extent.num_rows = 0;
+    return extent;
   }
-  plan.first_split = split_of(row_begin(params, plan.base_len + 1));
-  const int num_slots = plan.is_tree ? max(1, plan.num_tree_slots) : plan.num_rows;
-  plan.split_end = split_of(plan.base_len + num_slots - 1) + 1;
-  plan.shared_end = plan.is_tree ? split_of(plan.base_len) : plan.split_end;
-  return plan;
+  extent.first_split = split_of(row_begin(params, extent.base_len + 1));
+  const int num_slots = extent.is_tree ? max(1, extent.num_tree_slots) : extent.num_rows;
+  extent.split_end = split_of(extent.base_len + num_slots - 1) + 1;
+  extent.shared_end = extent.is_tree ? split_of(extent.base_len) : extent.split_end;
+  return extent;
 }
 
 // Loads from L2, for reads before wait_for_previous(): L1 may hold older contents.
@@ -123,19 +123,19 @@ __device__ __forceinline__ uint64_t load_mask(const uint64_t* mask) {
 }
 
 // One past the last position a row sees.
-__device__ __forceinline__ int row_limit(const AttentionParams& params, const RequestPlan& plan,
+__device__ __forceinline__ int row_limit(const AttentionParams& params, const RequestExtent& extent,
                                          int row) {
-  if (!plan.is_tree) return plan.base_len + row + 1;
+  if (!extent.is_tree) return extent.base_len + row + 1;
   const int words = params.batch.mask_words;
   const uint64_t* mask =
-      params.batch.ancestor_mask + static_cast<int64_t>(plan.first_row + row) * words;
+      params.batch.ancestor_mask + static_cast<int64_t>(extent.first_row + row) * words;
   int count = 0;
 #pragma unroll 1
-  for (int first = 0; first < plan.num_tree_slots; first += 64) {
-    const int num_bits = min(64, plan.num_tree_slots - first);
+  for (int first = 0; first < extent.num_tree_slots; first += 64) {
+    const int num_bits = min(64, extent.num_tree_slots - first);
     count += __popcll(load_mask(mask + first / 64) & (~uint64_t{0} >> (64 - num_bits)));
   }
-  return plan.base_len + count;
+  return extent.base_len + count;
 }
 // The quantities that define all items; the same in every block.
 struct WorkShape {
@@ -151,49 +151,50 @@ struct WorkShape {
   __device__ int pair_tiles(int num_pairs) const {
     return (num_pairs + (1 << pair_bits) - 1) >> pair_bits;
   }
-  __device__ int shared_tiles(const RequestPlan& plan) const {
-    return (split_begin(plan.shared_end) - split_begin(plan.first_split)) / kAttentionTile;
+  __device__ int shared_tiles(const RequestExtent& extent) const {
+    return (split_begin(extent.shared_end) - split_begin(extent.first_split)) / kAttentionTile;
   }
-  __device__ int64_t cost(const RequestPlan& plan) const {
+  __device__ int64_t cost(const RequestExtent& extent) const {
     const int tail_tiles =
-        (split_begin(plan.split_end) - split_begin(plan.shared_end)) / kAttentionTile;
+        (split_begin(extent.split_end) - split_begin(extent.shared_end)) / kAttentionTile;
     const int64_t shared =
-        static_cast<int64_t>(pair_tiles(plan.num_rows * group_size)) * shared_tiles(plan);
-    const int64_t tails = static_cast<int64_t>(plan.num_rows) * pair_tiles(group_size) * tail_tiles;
+        static_cast<int64_t>(pair_tiles(extent.num_rows * group_size)) * shared_tiles(extent);
+    const int64_t tails =
+        static_cast<int64_t>(extent.num_rows) * pair_tiles(group_size) * tail_tiles;
     return num_kv_heads * (shared + tails);
   }
   // Shared splits are joined through memory: worth it where one block alone would do more than
   // twice its share of the work.
-  __device__ Sharing sharing(const RequestPlan& plan, int at_level) const {
-    if (at_level == 2) return plan.is_tree ? Sharing::kAlone : Sharing::kPairs;
-    if (at_level == 1 || plan.num_shared() <= 1) return Sharing::kPairs;
-    const int64_t alone = static_cast<int64_t>(shared_tiles(plan)) * num_blocks;
+  __device__ Sharing sharing(const RequestExtent& extent, int at_level) const {
+    if (at_level == 2) return extent.is_tree ? Sharing::kAlone : Sharing::kPairs;
+    if (at_level == 1 || extent.num_shared() <= 1) return Sharing::kPairs;
+    const int64_t alone = static_cast<int64_t>(shared_tiles(extent)) * num_blocks;
     return alone > 2 * num_tiles ? Sharing::kSplits : Sharing::kPairs;
   }
   // Partial results per pair: columns of a table of them.
-  __device__ int num_columns(const RequestPlan& plan, Sharing sharing) const {
-    if (sharing == Sharing::kSplits) return plan.split_end - plan.first_split;
-    if (sharing == Sharing::kAlone || !plan.is_tree) return 0;
-    return min(1, plan.num_shared()) + plan.num_tail();
+  __device__ int num_columns(const RequestExtent& extent, Sharing sharing) const {
+    if (sharing == Sharing::kSplits) return extent.split_end - extent.first_split;
+    if (sharing == Sharing::kAlone || !extent.is_tree) return 0;
+    return min(1, extent.num_shared()) + extent.num_tail();
   }
-  __device__ int column_of(const RequestPlan& plan, Sharing sharing, int split) const {
-    if (sharing == Sharing::kSplits) return split - plan.first_split;
-    return split < plan.shared_end ? 0 : min(1, plan.num_shared()) + split - plan.shared_end;
+  __device__ int column_of(const RequestExtent& extent, Sharing sharing, int split) const {
+    if (sharing == Sharing::kSplits) return split - extent.first_split;
+    return split < extent.shared_end ? 0 : min(1, extent.num_shared()) + split - extent.shared_end;
   }
-  __device__ int64_t num_slots(const RequestPlan& plan, Sharing sharing) const {
-    return static_cast<int64_t>(plan.num_rows) * num_heads * num_columns(plan, sharing);
+  __device__ int64_t num_partials(const RequestExtent& extent, Sharing sharing) const {
+    return static_cast<int64_t>(extent.num_rows) * num_heads * num_columns(extent, sharing);
   }
-  __device__ int num_shared_items(const RequestPlan& plan, Sharing sharing) const {
+  __device__ int num_shared_items(const RequestExtent& extent, Sharing sharing) const {
     if (sharing == Sharing::kAlone) return 0;
     const int ranges = sharing == Sharing::kSplits
-                           ? (shared_tiles(plan) + item_tiles - 1) / item_tiles
-                           : min(1, plan.num_shared());
-    return num_kv_heads * pair_tiles(plan.num_rows * group_size) * ranges;
+                           ? (shared_tiles(extent) + item_tiles - 1) / item_tiles
+                           : min(1, extent.num_shared());
+    return num_kv_heads * pair_tiles(extent.num_rows * group_size) * ranges;
   }
-  __device__ int num_items(const RequestPlan& plan, Sharing sharing) const {
-    const int ranges = sharing == Sharing::kAlone ? 1 : plan.num_tail();
-    const int tails = num_kv_heads * plan.num_rows * pair_tiles(group_size) * ranges;
-    return num_shared_items(plan, sharing) + tails;
+  __device__ int num_items(const RequestExtent& extent, Sharing sharing) const {
+    const int ranges = sharing == Sharing::kAlone ? 1 : extent.num_tail();
+    const int tails = num_kv_heads * extent.num_rows * pair_tiles(group_size) * ranges;
+    return num_shared_items(extent, sharing) + tails;
   }
 };
 
@@ -212,8 +213,8 @@ __device__ __forceinline__ WorkShape work_shape(const AttentionParams& params, i
 // diverged.
 __device__ __forceinline__ int64_t warp_total(int64_t value) {
 #pragma unroll 1
-  for (int step = kWarpSize / 2; step > 0; step /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, step);
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
   }
   return value;
 }
@@ -222,52 +223,52 @@ __device__ __forceinline__ int64_t warp_total(int64_t value) {
 // results begin. It goes through the requests four times: for the tiles, for the partial results at
 // levels 0 and 1, and for the prefix sums. In one loop, because code that runs once per layer
 // should be short.
-__device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& shape, int* item_ends,
-                                          int* slot_begins) {
+__device__ __forceinline__ void list_work(const AttendArgs& args, WorkShape& shape, int* item_ends,
+                                          int* partial_begins) {
   const int lane = threadIdx.x % kWarpSize;
   const int num_requests = args.params.batch.num_requests;
   int64_t tiles = 0;
   shape.level = 2;
-  int items_before = 0, slots_before = 0;
-  RequestPlan plan = {};
+  int items_before = 0, partials_before = 0;
+  RequestExtent extent = {};
 #pragma unroll 1
   for (int look = 0; look < 4; ++look) {
     const int level = look == 3 ? shape.level : look - 1;
-    int64_t slots = 0;
+    int64_t partials = 0;
 #pragma unroll 1
     for (int first = 0; first < num_requests; first += kWarpSize) {
       const int r = first + lane;
       if (look == 0 || num_requests > kWarpSize) {
-        if (r < num_requests) plan = plan_request(args.params, r);
+        if (r < num_requests) extent = extent_of(args.params, r);
       }
       if (look == 0) {
-        if (r < num_requests) tiles += shape.cost(plan);
+        if (r < num_requests) tiles += shape.cost(extent);
         continue;
       }
-      const Sharing sharing = shape.sharing(plan, level);
-      const int64_t own_slots = r < num_requests ? shape.num_slots(plan, sharing) : 0;
+      const Sharing sharing = shape.sharing(extent, level);
+      const int64_t own_partials = r < num_requests ? shape.num_partials(extent, sharing) : 0;
       if (look < 3) {
-        slots += own_slots;
+        partials += own_partials;
         continue;
       }
-      const int num_slots = static_cast<int>(own_slots);
-      int item_end = r < num_requests ? shape.num_items(plan, sharing) : 0;
-      int slot_end = num_slots;
+      const int num_partials = static_cast<int>(own_partials);
+      int item_end = r < num_requests ? shape.num_items(extent, sharing) : 0;
+      int partial_end = num_partials;
 #pragma unroll 1
-      for (int step = 1; step < kWarpSize; step *= 2) {
-        const int items = __shfl_up_sync(kAllLanes, item_end, step);
-        const int below = __shfl_up_sync(kAllLanes, slot_end, step);
-        if (lane >= step) {
+      for (int distance = 1; distance < kWarpSize; distance *= 2) {
+        const int items = __shfl_up_sync(kAllLanes, item_end, distance);
+        const int below = __shfl_up_sync(kAllLanes, partial_end, distance);
+        if (lane >= distance) {
           item_end += items;
-          slot_end += below;
+          partial_end += below;
         }
       }
       if (r < num_requests) {
         item_ends[r] = items_before + item_end;
-        slot_begins[r] = slots_before + slot_end - num_slots;
+        partial_begins[r] = partials_before + partial_end - num_partials;
       }
       items_before += __shfl_sync(kAllLanes, item_end, kWarpSize - 1);
-      slots_before += __shfl_sync(kAllLanes, slot_end, kWarpSize - 1);
+      partials_before += __shfl_sync(kAllLanes, partial_end, kWarpSize - 1);
     }
     if (look == 0) {
       constexpr int kLeast = kShortSplit / kAttentionTile;
@@ -275,7 +276,7 @@ __device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& sha
       const int all = static_cast<int>(min(shape.num_tiles, int64_t{1} << 30));
       const int share = (all + shape.num_blocks - 1) / shape.num_blocks;
       shape.item_tiles = (max(share, 1) + kLeast - 1) / kLeast * kLeast;
-    } else if (look < 3 && warp_total(slots) <= args.workspace.capacity) {
+    } else if (look < 3 && warp_total(partials) <= args.workspace.capacity) {
       shape.level = min(shape.level, level);
     }
   }
@@ -285,14 +286,14 @@ __device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& sha
 // p / group_size and query head kv_head * group_size + p % group_size.
 struct Item {
   int request;
-  RequestPlan plan;
+  RequestExtent extent;
   int kv_head;
   int first_pair;
   int num_pairs;
   bool by_row;  // one tree row, whose slots past base_len are its ancestors'
   int split_first;
   int split_limit;
-  int slot;  // partial result of the request's row 0, head 0; -1: results go to out
+  int partial;  // partial result of the request's row 0, head 0; -1: results go to out
   int num_columns;
   int column;  // of split_first
   Sharing sharing;
@@ -304,7 +305,8 @@ struct Item {
 };
 
 __device__ __forceinline__ Item item_at(const AttentionParams& params, const WorkShape& shape,
-                                        const int* item_ends, const int* slot_begins, int index) {
+                                        const int* item_ends, const int* partial_begins,
+                                        int index) {
   int low = 0, high = params.batch.num_requests - 1;
   while (low < high) {
     const int middle = (low + high) / 2;
@@ -316,34 +318,34 @@ __device__ __forceinline__ Item item_at(const AttentionParams& params, const Wor
   }
   Item item;
   item.request = low;
-  item.plan = plan_request(params, low);
-  const RequestPlan& plan = item.plan;
-  const Sharing sharing = shape.sharing(plan, shape.level);
+  item.extent = extent_of(params, low);
+  const RequestExtent& extent = item.extent;
+  const Sharing sharing = shape.sharing(extent, shape.level);
   int local = index - (low > 0 ? item_ends[low - 1] : 0);
-  const int num_shared_items = shape.num_shared_items(plan, sharing);
+  const int num_shared_items = shape.num_shared_items(extent, sharing);
   item.by_row = local >= num_shared_items;
   if (!item.by_row) {
     // Last pairs first: in a prompt they see the most positions.
-    const int num_pairs = plan.num_rows * shape.group_size;
+    const int num_pairs = extent.num_rows * shape.group_size;
     const int num_tiles = shape.pair_tiles(num_pairs);
     item.first_pair = (num_tiles - 1 - local % num_tiles) << shape.pair_bits;
     item.num_pairs = min(1 << shape.pair_bits, num_pairs - item.first_pair);
     local /= num_tiles;
     item.kv_head = local % shape.num_kv_heads;
     const int range = local / shape.num_kv_heads;
-    item.split_first = plan.first_split;
-    item.split_limit = plan.shared_end;
+    item.split_first = extent.first_split;
+    item.split_limit = extent.shared_end;
     if (sharing == Sharing::kSplits) {
       const int positions = shape.item_tiles * kAttentionTile;
-      const int begin = split_begin(plan.first_split) + range * positions;
+      const int begin = split_begin(extent.first_split) + range * positions;
       item.split_first = split_from(begin);
-      item.split_limit = min(split_from(begin + positions), plan.shared_end);
+      item.split_limit = min(split_from(begin + positions), extent.shared_end);
     }
   } else {
     local -= num_shared_items;
     const int num_tiles = shape.pair_tiles(shape.group_size);
-    const int row = local % plan.num_rows;
-    local /= plan.num_rows;
+    const int row = local % extent.num_rows;
+    local /= extent.num_rows;
     const int first = local % num_tiles << shape.pair_bits;
     local /= num_tiles;
     item.first_pair = row * shape.group_size + first;
@@ -351,13 +353,13 @@ __device__ __forceinline__ Item item_at(const AttentionParams& params, const Wor
     item.kv_head = local % shape.num_kv_heads;
     const int range = local / shape.num_kv_heads;
     const bool alone = sharing == Sharing::kAlone;
-    item.split_first = alone ? plan.first_split : plan.shared_end + range;
-    item.split_limit = alone ? plan.split_end : item.split_first + 1;
+    item.split_first = alone ? extent.first_split : extent.shared_end + range;
+    item.split_limit = alone ? extent.split_end : item.split_first + 1;
   }
   item.sharing = sharing;
-  item.num_columns = shape.num_columns(plan, sharing);
-  item.column = shape.column_of(plan, sharing, item.split_first);
-  item.slot = item.num_columns > 0 ? slot_begins[low] + item.column : -1;
+  item.num_columns = shape.num_columns(extent, sharing);
+  item.column = shape.column_of(extent, sharing, item.split_first);
+  item.partial = item.num_columns > 0 ? partial_begins[low] + item.column : -1;
   return item;
 }
 

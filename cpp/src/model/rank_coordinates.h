@@ -7,7 +7,7 @@ namespace specdec {
 // A rank's position among the ranks of a model. With several stages, the layers are cut into that
 // many consecutive runs: the first stage has the embedding, the last one the final norm and the LM
 // head.
-struct RankPlace {
+struct RankCoordinates {
   Communicator* ranks = nullptr;   // ranks of this stage, which share each layer; null: one rank
   Communicator* stages = nullptr;  // all ranks; null: there is one stage
   int stage = 0;

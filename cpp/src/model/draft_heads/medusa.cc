@@ -10,8 +10,8 @@
 #include "core/str_cat.h"
 #include "model/config_keys.h"
 #include "model/config_quantization.h"
-#include "model/heads/head_checks.h"
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_checks.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -59,10 +59,10 @@ class MedusaTensors {
   std::string found(const std::string& name) const {
     return tensors_.contains(kPrefix + name) ? kPrefix + name : name;
   }
-  HeadTensors& stored() { return tensors_; }
+  DraftHeadTensors& stored() { return tensors_; }
 
  private:
-  HeadTensors tensors_;
+  DraftHeadTensors tensors_;
 };
 
 // Number of tensors name_of(0), name_of(1), ... that exist without a gap.
@@ -105,12 +105,12 @@ void count_heads(const JsonFields& fields, MedusaTensors& tensors, Spec& spec) {
   if (spec.has_vllm_names) spec.num_heads = stated;
 }
 
-int mapped_tokens(const JsonFields& fields, const HeadTarget& target) {
+int mapped_tokens(const JsonFields& fields, const DraftHeadTarget& target) {
   const int all = target.config.vocab_size;
   return std::min(fields.get_int("truncated_vocab_size", all), all);
 }
 
-void find_outputs(const JsonFields& fields, MedusaTensors& tensors, const HeadTarget& target,
+void find_outputs(const JsonFields& fields, MedusaTensors& tensors, const DraftHeadTarget& target,
                   Spec& spec) {
   spec.output_rows = mapped_tokens(fields, target);
   if (fields.get_bool("original_lm_head", false)) spec.output = Output::kShared;
@@ -124,7 +124,7 @@ void find_outputs(const JsonFields& fields, MedusaTensors& tensors, const HeadTa
   if (stored == target.config.vocab_size) spec.output_rows = target.config.vocab_size;
 }
 
-Spec read_spec(const JsonFields& fields, MedusaTensors& tensors, const HeadTarget& target) {
+Spec read_spec(const JsonFields& fields, MedusaTensors& tensors, const DraftHeadTarget& target) {
   check_target(fields, target);
   if (fields.has("hidden_size")) check_hidden_size(fields, "hidden_size", target);
   Spec spec;
@@ -151,7 +151,7 @@ void check_tensors(const Spec& spec, MedusaTensors& tensors, int hidden_size) {
 }
 
 // The tokens that the heads score; empty: the target's whole vocabulary.
-std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarget& target,
+std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const DraftHeadTarget& target,
                                    const JsonFields& fields, const Spec& spec,
                                    MedusaTensors& tensors) {
   const int size = mapped_tokens(fields, target);
@@ -175,9 +175,9 @@ std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarge
   return ids;
 }
 
-class Medusa final : public LayerlessHead {
+class Medusa final : public LayerlessDraftHead {
  public:
-  Medusa(const DraftHeadConfig& config, const Spec& spec, const HeadLoadArgs& args);
+  Medusa(const DraftHeadConfig& config, const Spec& spec, const DraftHeadLoadArgs& args);
 
   int64_t pass_bytes() const override;
   void forward(const ModelPass& pass) override;
@@ -188,10 +188,11 @@ class Medusa final : public LayerlessHead {
  private:
   struct MedusaHead {
     std::vector<Linear> layers;  // [hidden, hidden]
-    std::shared_ptr<const Head> output;
+    std::shared_ptr<const LmHead> output;
   };
-  std::shared_ptr<const Head> load_output(TensorLoader& loader, const DraftHeadConfig& config,
-                                          const Spec& spec, const HeadLoadArgs& args, int head);
+  std::shared_ptr<const LmHead> load_output(TensorLoader& loader, const DraftHeadConfig& config,
+                                            const Spec& spec, const DraftHeadLoadArgs& args,
+                                            int head);
   const MedusaHead& head_of(int level) const;
   void run_layers(const MedusaHead& head, float* hidden, int num_rows);
 
@@ -204,8 +205,8 @@ class Medusa final : public LayerlessHead {
   Buffer projected_;  // [max_rows, in_features of the output] float32, where the target projects
 };
 
-Medusa::Medusa(const DraftHeadConfig& config, const Spec& spec, const HeadLoadArgs& args)
-    : LayerlessHead(config, args), has_own_outputs_(spec.output == Output::kOwn) {
+Medusa::Medusa(const DraftHeadConfig& config, const Spec& spec, const DraftHeadLoadArgs& args)
+    : LayerlessDraftHead(config, args), has_own_outputs_(spec.output == Output::kOwn) {
   const int hidden_size = config_.hidden_size;
   TensorLoader loader(config_, config.directory, args.quantization, backend_);
   for (int head = 0; head < spec.num_heads; ++head) {
@@ -223,19 +224,19 @@ Medusa::Medusa(const DraftHeadConfig& config, const Spec& spec, const HeadLoadAr
 
   hidden_ = allocate_rows(hidden_size);
   block_ = allocate_rows(hidden_size, backend_.act_dtype());
-  const Head& output = *heads_.front().output;
+  const LmHead& output = *heads_.front().output;
   if (output.project_out) projected_ = allocate_rows(output.weight->in_features());
 }
 
-std::shared_ptr<const Head> Medusa::load_output(TensorLoader& loader, const DraftHeadConfig& config,
-                                                const Spec& spec, const HeadLoadArgs& args,
-                                                int head) {
-  if (spec.output == Output::kTargets) return borrow_head(args, config.token_ids);
+std::shared_ptr<const LmHead> Medusa::load_output(TensorLoader& loader,
+                                                  const DraftHeadConfig& config, const Spec& spec,
+                                                  const DraftHeadLoadArgs& args, int head) {
+  if (spec.output == Output::kTargets) return borrow_lm_head(args, config.token_ids);
   TensorPart part{.name = spec.output_of(head), .rows = spec.output_rows};
   if (spec.output_rows != config_.vocab_size) {
     for (const int32_t id : config.token_ids) part.order.push_back({.begin = id, .count = 1});
   }
-  auto output = std::make_shared<Head>();
+  auto output = std::make_shared<LmHead>();
   output->weight = loader.matrix(MatrixRole::kVocabulary, {part}, config_.hidden_size);
   set_token_ids(*output, config.token_ids, args);
   return output;
@@ -258,7 +259,7 @@ int64_t Medusa::pass_bytes() const {
 }
 
 DraftVocabulary Medusa::draft_vocabulary() const {
-  const Head& output = *heads_.front().output;
+  const LmHead& output = *heads_.front().output;
   return {.token_ids = output.token_ids.as<int32_t>(),
           .target_vocab_size = output.target_vocab_size};
 }
@@ -311,7 +312,7 @@ void Medusa::run_layers(const MedusaHead& head, float* hidden, int num_rows) {
 void Medusa::compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level) {
   SPECDEC_CHECK_LE(num_rows, max_rows_);
   if (num_rows == 0) return;
-  const Head& output = *head_of(level).output;
+  const LmHead& output = *head_of(level).output;
   ProjectionInput in = {
       .x = hidden_.data(), .dtype = DType::kF32, .row_ids = row_ids, .num_rows = num_rows};
   if (output.project_out) {
@@ -328,7 +329,7 @@ void Medusa::compute_logits(const int32_t* row_ids, int num_rows, float* logits,
 }  // namespace
 
 DraftHeadConfig parse_medusa(const JsonFields& fields, const DrafterConfig& drafter,
-                             const HeadTarget& target) {
+                             const DraftHeadTarget& target) {
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   config.model = model_without_layers("Medusa heads", kPrefix, target);
   parse_quantization_config(fields, config.model);
@@ -351,7 +352,7 @@ DraftHeadConfig parse_medusa(const JsonFields& fields, const DrafterConfig& draf
 }
 
 std::unique_ptr<Model> load_medusa(const JsonFields& fields, const DraftHeadConfig& config,
-                                   const HeadLoadArgs& args) {
+                                   const DraftHeadLoadArgs& args) {
   MedusaTensors tensors(config.directory, args.target.config.random_weights);
   return std::make_unique<Medusa>(config, read_spec(fields, tensors, args.target), args);
 }

@@ -1,14 +1,15 @@
-#include "cuda/backend/attention_plans.h"
+#include "cuda/backend/attention_work_lists.h"
 
 #include <algorithm>
 
 namespace specdec::cuda {
 
-AttentionPlans::AttentionPlans(Device& device)
-    : device_(device), memory_(device.allocate(kMostPlans * kPlanBytes, "plans of attention")) {}
+AttentionWorkLists::AttentionWorkLists(Device& device)
+    : device_(device),
+      memory_(device.allocate(kMostLists * kListBytes, "work lists of attention")) {}
 
-AttentionPlan AttentionPlans::plan_of(const TreeAttentionArgs& args) {
-  if (!device_.launch_settings().plans) return {};
+AttentionWorkList AttentionWorkLists::list_of(const TreeAttentionArgs& args) {
+  if (!device_.launch_settings().work_lists) return {};
   const BatchView& batch = *args.batch;
   const Kind kind = {.cu_rows = batch.cu_rows,
                      .base_lens = batch.base_lens,
@@ -29,11 +30,11 @@ AttentionPlan AttentionPlans::plan_of(const TreeAttentionArgs& args) {
   const auto found = std::find(made_.begin(), end, kind);
   const bool is_made = found != end;
   if (!is_made) {
-    if (num_made_ == kMostPlans) return {};
+    if (num_made_ == kMostLists) return {};
     made_[num_made_++] = kind;
   }
-  return {.memory = memory_.as<char>() + (found - made_.begin()) * kPlanBytes,
-          .size_bytes = kPlanBytes,
+  return {.memory = memory_.as<char>() + (found - made_.begin()) * kListBytes,
+          .size_bytes = kListBytes,
           .is_made = is_made};
 }
 

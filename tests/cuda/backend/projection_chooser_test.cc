@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/backend/plain_product.h"
+#include "cuda/backend/unpacked_gemm.h"
 #include "cuda/gemm/gemms.h"
-#include "testing/cuda_products.h"
+#include "testing/cuda_projections.h"
 #include "testing/cuda_qkv.h"
 #include "tests/cuda/gemm/plain_gemm_kernels.h"
 
@@ -27,12 +27,12 @@ class BrokenGemm final : public Gemm {
   void run(Stream&, int, const GemmParams&) override { throw DeviceError("it does not work"); }
 };
 
-class ProductChooserTest : public ProductsTest {
+class ProjectionChooserTest : public ProjectionFixture {
  protected:
   static constexpr int kRows = 131;
   static constexpr int kK = 70;
 
-  ProductChooserTest() { backend = make_backend(false); }
+  ProjectionChooserTest() { backend = make_backend(false); }
 
   std::unique_ptr<CudaBackend> make_backend(bool deterministic, bool with_broken = false) const {
     GemmList gemms = libraries();
@@ -66,7 +66,7 @@ class ProductChooserTest : public ProductsTest {
   }
   // When timed, every way runs, and `way` is the fastest.
   void prefer(const std::string& way) {
-    backend->product_chooser().set_timer(
+    backend->projection_chooser().set_timer(
         [this, way](Device&, Stream&, const std::string& name, const std::function<void()>& run) {
           timed_.push_back(name);
           run();
@@ -77,7 +77,7 @@ class ProductChooserTest : public ProductsTest {
   std::vector<std::string> timed_;
 };
 
-TEST_P(ProductChooserTest, LinearAddsOnceWhateverIsTimed) {
+TEST_P(ProjectionChooserTest, LinearAddsOnceWhateverIsTimed) {
   constexpr int kN = 36;
   backend = make_backend(false, true);
   const std::vector<float> matrix = act_values(kN * kK, 1);
@@ -119,7 +119,7 @@ TEST_P(ProductChooserTest, LinearAddsOnceWhateverIsTimed) {
   for (const auto& gemm : libraries()) EXPECT_TRUE(timed.contains(gemm->name_of(0)));
 }
 
-TEST_P(ProductChooserTest, ActivationsAreAppliedToSumsAndGates) {
+TEST_P(ProjectionChooserTest, ActivationsAreAppliedToSumsAndGates) {
   constexpr int kDim = 20;
   const std::vector<float> x = random_values(kRows * kK, 10);
   const std::vector<float> all = act_values(2 * kDim * kK, 11);
@@ -146,7 +146,7 @@ TEST_P(ProductChooserTest, ActivationsAreAppliedToSumsAndGates) {
   }
 }
 
-TEST_P(ProductChooserTest, HeadsAreNormalisedRotatedAndCached) {
+TEST_P(ProjectionChooserTest, HeadsAreNormalisedRotatedAndCached) {
   const QkvShape shape = {.num_heads = 3,
                           .num_kv_heads = 2,
                           .head_dim = 12,
@@ -162,7 +162,7 @@ TEST_P(ProductChooserTest, HeadsAreNormalisedRotatedAndCached) {
   }
 }
 
-TEST_P(ProductChooserTest, CapturedWorkRunsWhatWasChosenBefore) {
+TEST_P(ProjectionChooserTest, CapturedWorkRunsWhatWasChosenBefore) {
   constexpr int kN = 20;
   const std::vector<float> matrix = act_values(kN * kK, 30);
   const std::vector<float> x = act_values(kRows * kK, 31);
@@ -196,7 +196,7 @@ TEST_P(ProductChooserTest, CapturedWorkRunsWhatWasChosenBefore) {
   EXPECT_TRUE(timed_.empty());
 }
 
-TEST_P(ProductChooserTest, NothingIsTimedWhereResultsMayNotDependOnIt) {
+TEST_P(ProjectionChooserTest, NothingIsTimedWhereResultsMayNotDependOnIt) {
   constexpr int kN = 20;
   const std::vector<float> matrix = act_values(kN * kK, 40);
   const std::vector<float> x = act_values(kRows * kK, 41);
@@ -217,7 +217,7 @@ TEST_P(ProductChooserTest, NothingIsTimedWhereResultsMayNotDependOnIt) {
   }
 }
 
-TEST_P(ProductChooserTest, ARehearsalTakesTheMemoryOfAllThatIsTried) {
+TEST_P(ProjectionChooserTest, ARehearsalTakesTheMemoryOfAllThatIsTried) {
   constexpr int kN = 20;
   const auto weight = pack(act_values(kN * kK, 45), kN, kK);
   const Buffer x_act = upload_act(act_values(kRows * kK, 46));
@@ -240,7 +240,7 @@ TEST_P(ProductChooserTest, ARehearsalTakesTheMemoryOfAllThatIsTried) {
   backend->stream().synchronize();
 }
 
-TEST_P(ProductChooserTest, PiecesOfWeightsTogetherAreTheProduct) {
+TEST_P(ProjectionChooserTest, PiecesOfWeightsTogetherAreTheProduct) {
   // 40 tiles: pieces of 16, 16 and 8.
   constexpr int kN = 40 * kTileOutputs - 4, kBlocks = (kK + kBlockInputs - 1) / kBlockInputs;
   const std::vector<float> matrix = act_values(int64_t{kN} * kK, 50);
@@ -254,23 +254,23 @@ TEST_P(ProductChooserTest, PiecesOfWeightsTogetherAreTheProduct) {
   }
   const Buffer records = upload_act(padded), bias_buffer = upload(bias);
   const ProjectionKernels kernels = kernels_for(kind()).projection;
-  PlainProduct product(backend->device(), backend->stream(), kernels, 1);
+  UnpackedGemm unpacked(backend->device(), backend->stream(), kernels, 1);
   PlainGemm gemm(SPECDEC_KERNELS_FOR(kind(), plain_gemm_kernels));
   for (const bool has_bias : {false, true}) {
     Buffer out = upload(std::vector<float>(static_cast<size_t>(kRows) * kN));
     const auto& packed = static_cast<const CudaPackedLinear&>(*weight);
-    product.run(gemm, 0,
-                {.act_dtype = act_,
-                 .weights = packed.data(),
-                 .num_tiles = packed.num_tiles(),
-                 .num_k_blocks = packed.num_k_blocks(),
-                 .rows = {.num_rows = kRows},
-                 .records = records.data(),
-                 .finish = {.bias = has_bias ? bias_buffer.as<float>() : nullptr,
-                            .out_features = kN,
-                            .out = out.data(),
-                            .heads = {}},
-                 .plan = {}});
+    unpacked.run(gemm, 0,
+                 {.act_dtype = act_,
+                  .weights = packed.data(),
+                  .num_tiles = packed.num_tiles(),
+                  .num_k_blocks = packed.num_k_blocks(),
+                  .rows = {.num_rows = kRows},
+                  .records = records.data(),
+                  .finish = {.bias = has_bias ? bias_buffer.as<float>() : nullptr,
+                             .out_features = kN,
+                             .out = out.data(),
+                             .heads = {}},
+                  .tiling = {}});
     const std::vector<float> result = download<float>(out);
     for (size_t i = 0; i < result.size(); ++i) {
       ASSERT_NEAR(result[i], sums[i] + (has_bias ? bias[i % kN] : 0.0f), 2e-4)
@@ -279,7 +279,7 @@ TEST_P(ProductChooserTest, PiecesOfWeightsTogetherAreTheProduct) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, ProductChooserTest, all_products(), product_test_name);
+INSTANTIATE_TEST_SUITE_P(Devices, ProjectionChooserTest, all_projections(), projection_test_name);
 
 }  // namespace
 }  // namespace specdec::cuda::testing

@@ -33,7 +33,7 @@ struct AttentionPortion {
   int chunk_end = 0;
 };
 
-struct AttentionPlan {
+struct AttentionWork {
   std::vector<AttentionUnit> units;
   std::vector<AttentionPortion> portions;
   std::vector<int> slices;   // [num_slices + 1] first portion of each slice
@@ -46,6 +46,6 @@ bool is_tree(const BatchView& batch, int request);
 // Slots past base_len that the request's rows may see.
 int num_tail_slots(const BatchView& batch, int request);
 
-AttentionPlan plan_attention(const TreeAttentionArgs& args, int num_threads);
+AttentionWork divide_attention(const TreeAttentionArgs& args, int num_threads);
 
 }  // namespace specdec::cpu

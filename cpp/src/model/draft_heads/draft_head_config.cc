@@ -1,4 +1,4 @@
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_config.h"
 
 #include "core/check.h"
 #include "core/str_cat.h"
@@ -32,7 +32,8 @@ int32_t load_mask_token(const std::string& directory, int vocab_size) {
                         "model was not trained for parallel_drafting");
 }
 
-DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget& target) {
+DraftHeadConfig load_draft_head_config(const DrafterConfig& drafter,
+                                       const DraftHeadTarget& target) {
   require_directory(drafter.model);
   const ConfigFile file(drafter.model);
   switch (drafter.method) {
@@ -46,11 +47,12 @@ DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget&
     default:
       break;
   }
-  SPECDEC_CHECK(is_head(drafter.method));
+  SPECDEC_CHECK(is_draft_head(drafter.method));
   return {};
 }
 
-std::unique_ptr<Model> load_head(const DraftHeadConfig& config, const HeadLoadArgs& args) {
+std::unique_ptr<Model> load_draft_head(const DraftHeadConfig& config,
+                                       const DraftHeadLoadArgs& args) {
   switch (config.method) {
     case DraftMethod::kMedusa:
       return load_medusa(ConfigFile(config.directory).fields, config, args);

@@ -14,7 +14,7 @@
 
 #include "core/str_cat.h"
 #include "model/decoder.h"
-#include "model/heads/head_config.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "testing/checkpoint_files.h"
 #include "testing/small_heads.h"
 #include "testing/text.h"
@@ -96,7 +96,7 @@ class HeadsTest : public ::testing::Test {
     drafter.method = method;
     drafter.model = files_.path();
     drafter.token_map = std::move(token_map);
-    return load_head_config(drafter, target_);
+    return load_draft_head_config(drafter, target_);
   }
 
   void load(const DraftHeadConfig& config, DType dtype = DType::kF32,
@@ -105,12 +105,12 @@ class HeadsTest : public ::testing::Test {
     decoder_.reset();
     backend_ = make_backend({.num_threads = 2, .act_dtype = dtype});
     decoder_ = std::make_unique<Decoder>(target_config_, target_files_.path(), *backend_, 64, 8);
-    head_ = load_head(config, {.target = target_,
-                               .target_parts = decoder_->parts(),
-                               .quantization = quantization,
-                               .backend = *backend_,
-                               .max_model_len = 64,
-                               .max_rows = 8});
+    head_ = load_draft_head(config, {.target = target_,
+                                     .target_parts = decoder_->parts(),
+                                     .quantization = quantization,
+                                     .backend = *backend_,
+                                     .max_model_len = 64,
+                                     .max_rows = 8});
     EXPECT_TRUE(config.taps.final_hidden);
     width_ = config.taps.width(kHidden);
     features_.assign(static_cast<size_t>(kSlots) * width_ * size_of(dtype), 0);
@@ -204,7 +204,7 @@ class HeadsTest : public ::testing::Test {
   std::vector<uint8_t> features_;
 
   ModelConfig target_config_ = read_target();
-  HeadTarget target_{.config = target_config_, .directory = target_files_.path()};
+  DraftHeadTarget target_{.config = target_config_, .directory = target_files_.path()};
 
  private:
   ModelConfig read_target() {

@@ -1,4 +1,4 @@
-#include "model/head_fusion.h"
+#include "model/draft_head_fusion.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,7 +7,8 @@
 
 namespace specdec {
 
-HeadFusion::HeadFusion(const FeatureFusion& fusion, int hidden_size, Backend& backend, int max_rows)
+DraftHeadFusion::DraftHeadFusion(const FeatureFusion& fusion, int hidden_size, Backend& backend,
+                                 int max_rows)
     : fusion_(fusion), hidden_size_(hidden_size), backend_(backend) {
   const auto rows = [&](int64_t width, DType dtype) {
     const size_t bytes = static_cast<size_t>(max_rows) * static_cast<size_t>(width);
@@ -22,7 +23,7 @@ HeadFusion::HeadFusion(const FeatureFusion& fusion, int hidden_size, Backend& ba
   joined_ = rows(2 * int64_t{hidden_size}, backend.act_dtype());
 }
 
-void HeadFusion::fuse(const ModelPass& pass, float* hidden) {
+void DraftHeadFusion::fuse(const ModelPass& pass, float* hidden) {
   const BatchView& batch = pass.batch;
   const int rows = batch.num_rows;
   if (pass.level > 0 && !fusion_.fuses_states) {
@@ -62,7 +63,7 @@ void HeadFusion::fuse(const ModelPass& pass, float* hidden) {
   }
 }
 
-ProjectionInput HeadFusion::join_embedding(const Layer& layer, float* hidden, int num_rows) {
+ProjectionInput DraftHeadFusion::join_embedding(const Layer& layer, float* hidden, int num_rows) {
   const DType act = backend_.act_dtype();
   const size_t half_bytes = static_cast<size_t>(hidden_size_) * size_of(act);
   const auto put = [&](const Norm& norm, const float* x, void* out, DType dtype, int stride) {
@@ -84,8 +85,8 @@ ProjectionInput HeadFusion::join_embedding(const Layer& layer, float* hidden, in
   return {.x = joined_.data(), .dtype = act, .num_rows = num_rows};
 }
 
-void HeadFusion::store_states(const ModelPass& pass, const float* hidden,
-                              const NormParams* final_norm) {
+void DraftHeadFusion::store_states(const ModelPass& pass, const float* hidden,
+                                   const NormParams* final_norm) {
   SPECDEC_CHECK(!fusion_.feeds_back_normed || final_norm != nullptr);
   backend_.store_rows({.x = hidden,
                        .norm = fusion_.feeds_back_normed ? final_norm : nullptr,

@@ -8,10 +8,10 @@
 
 namespace specdec {
 
-class HeadFusion {
+class DraftHeadFusion {
  public:
   // For passes of up to max_rows rows. `fusion` is borrowed.
-  HeadFusion(const FeatureFusion& fusion, int hidden_size, Backend& backend, int max_rows);
+  DraftHeadFusion(const FeatureFusion& fusion, int hidden_size, Backend& backend, int max_rows);
 
   // [max_rows, hidden_size]: embeddings of a pass's tokens, written before fuse().
   float* token_rows() { return token_rows_.as<float>(); }

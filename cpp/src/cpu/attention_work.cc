@@ -1,4 +1,4 @@
-#include "cpu/attention_plan.h"
+#include "cpu/attention_work.h"
 
 #include <algorithm>
 #include <bit>
@@ -73,19 +73,19 @@ void add_units(const TreeAttentionArgs& args, int request, std::vector<Attention
 // Cuts the units' chunks, one after another, into slices.
 class Slicer {
  public:
-  Slicer(AttentionPlan& plan, int group_size, int num_threads)
-      : plan_(plan), group_size_(group_size) {
-    for (const AttentionUnit& unit : plan.units) {
+  Slicer(AttentionWork& work, int group_size, int num_threads)
+      : work_(work), group_size_(group_size) {
+    for (const AttentionUnit& unit : work.units) {
       total_ += cost(unit, unit.first_position, unit.position_limit);
     }
     const int64_t per_thread =
         std::clamp<int64_t>(total_ / (num_threads * kSliceCost), 1, kSlicesPerThread);
     num_slices_ = per_thread * num_threads;
-    plan_.slices.push_back(0);
+    work_.slices.push_back(0);
   }
 
   void add(int index) {
-    const AttentionUnit& unit = plan_.units[index];
+    const AttentionUnit& unit = work_.units[index];
     const int64_t whole = cost(unit, unit.first_position, unit.position_limit);
     const bool splits = whole * kSplitShare * num_slices_ > total_;
     int begin = unit.first_chunk();
@@ -96,7 +96,7 @@ class Slicer {
         while (is_past_slice(splits ? here : whole)) {
           if (chunk > begin) push(index, begin, chunk);
           begin = chunk;
-          plan_.slices.push_back(static_cast<int>(plan_.portions.size()));
+          work_.slices.push_back(static_cast<int>(work_.portions.size()));
         }
       }
       done_ += here;
@@ -105,11 +105,11 @@ class Slicer {
   }
 
   void finish() {
-    plan_.slices.push_back(static_cast<int>(plan_.portions.size()));
-    for (AttentionUnit& unit : plan_.units) {
+    work_.slices.push_back(static_cast<int>(work_.portions.size()));
+    for (AttentionUnit& unit : work_.units) {
       if (unit.num_portions < 2) continue;
-      unit.partials = plan_.num_partials;
-      plan_.num_partials +=
+      unit.partials = work_.num_partials;
+      work_.num_partials +=
           int64_t{unit.chunk_limit() - unit.first_chunk()} * unit.num_rows * group_size_;
     }
   }
@@ -121,15 +121,15 @@ class Slicer {
   // Whether work of cost `next` belongs to the next slice because most of it lies past this one's
   // end.
   bool is_past_slice(int64_t next) const {
-    const int64_t num_ended = static_cast<int64_t>(plan_.slices.size());
+    const int64_t num_ended = static_cast<int64_t>(work_.slices.size());
     return num_ended < num_slices_ && (done_ + next / 2) * num_slices_ > total_ * num_ended;
   }
   void push(int unit, int begin, int end) {
-    plan_.portions.push_back({unit, begin, end});
-    ++plan_.units[unit].num_portions;
+    work_.portions.push_back({unit, begin, end});
+    ++work_.units[unit].num_portions;
   }
 
-  AttentionPlan& plan_;
+  AttentionWork& work_;
   int group_size_;
   int64_t num_slices_ = 0;
   int64_t total_ = 0;
@@ -154,15 +154,15 @@ int num_tail_slots(const BatchView& batch, int request) {
   return batch.cu_rows[request + 1] - batch.cu_rows[request];
 }
 
-AttentionPlan plan_attention(const TreeAttentionArgs& args, int num_threads) {
-  AttentionPlan plan;
+AttentionWork divide_attention(const TreeAttentionArgs& args, int num_threads) {
+  AttentionWork work;
   for (int request = 0; request < args.batch->num_requests; ++request) {
-    add_units(args, request, plan.units);
+    add_units(args, request, work.units);
   }
-  Slicer slicer(plan, args.num_heads / args.kv.num_kv_heads, num_threads);
-  for (size_t i = 0; i < plan.units.size(); ++i) slicer.add(static_cast<int>(i));
+  Slicer slicer(work, args.num_heads / args.kv.num_kv_heads, num_threads);
+  for (size_t i = 0; i < work.units.size(); ++i) slicer.add(static_cast<int>(i));
   slicer.finish();
-  return plan;
+  return work;
 }
 
 }  // namespace specdec::cpu
