@@ -12,11 +12,11 @@ namespace specdec {
 
 // A layer, or what comes before or after the layers. Weights are elements of matrices.
 struct PartFacts {
-  double weights = 0;          // that every row is multiplied by
+  double weights = 0;          // multiplied by every row
   double expert_weights = 0;   // of each expert
   int sliding_window = 0;      // tokens that a row attends to; 0: all
   int num_exchanges = 0;       // between the ranks that share the part
-  double received_floats = 0;  // of the exchanges, by a rank for each row
+  double received_floats = 0;  // that a rank receives per row in the exchanges
 };
 
 // A model as one of `num_ranks` ranks has it: for each part, the largest share of any rank, since
@@ -29,13 +29,13 @@ struct ModelFacts {
   int head_dim = 0;
   int num_experts = 0;  // of layers with experts
   int num_experts_per_token = 0;
-  PartFacts input = {};  // what leads from embeddings, and from features of a target, to the layers
+  PartFacts input = {};  // projections from embeddings, or from a target's taps, to the layers
   std::vector<PartFacts> layers = {};
-  PartFacts output = {};     // the output head
+  PartFacts output = {};     // the LM head
   double table_weights = 0;  // an embedding stored apart from the LM head
-  double layer_bytes = 0;    // of a weight of input and layers
-  double output_bytes = 0;   // of a weight of the output head and of the embedding
-  double kv_bytes = 0;       // of an element of the KV cache
+  double layer_bytes = 0;    // bytes of a weight of input and layers
+  double output_bytes = 0;   // bytes of a weight of LM head and embedding
+  double kv_bytes = 0;       // bytes of an element of the KV cache
 
   int num_layers() const { return static_cast<int>(layers.size()); }
   // The part of a pipeline stage, as RankCoordinates cuts the layers.

@@ -64,7 +64,7 @@ struct CompletionOutput {
   // record_draft_trees asks for it.
   std::optional<DraftStep> draft_step;
   std::optional<int32_t> stop_token_id;  // the stop token that ended it, if one of stop_token_ids
-  // Of an engine with taps, when this completion has ended by itself; null if it was aborted.
+  // On an engine with taps, once the completion has ended by itself; null if it was aborted.
   std::shared_ptr<const TappedStates> tapped_states;
 };
 

@@ -60,7 +60,7 @@ struct DeviceStepConfig {
   DraftSampling sampling = DraftSampling::kCoupled;  // of the draft model's tokens
   Verification verification = Verification::kExact;
   bool accepts_trees = false;  // made on the host
-  // Of synthetic verification: the i-th draft is accepted with rate i given all before.
+  // Synthetic verification accepts draft i with rate i, given that all before it were accepted.
   std::vector<double> synthetic_rates = {};
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   StepModel* target = nullptr;
@@ -75,7 +75,7 @@ struct DeviceSeat {
   int num_prompt_tokens = 0;
   int max_num_tokens = 0;  // at which it ends
   int num_seen = 0;        // tokens whose KV the draft model has
-  // Of a draft; needs first_unseen() >= num_tokens - kMaxUnseen.
+  // The deepest draft; needs first_unseen() >= num_tokens - kMaxUnseen.
   int max_depth = 0;
   std::span<const int32_t> tokens;      // the last kMaxUnseen committed ones, or all
   std::vector<int32_t> stop_token_ids;  // end the request once min_tokens are there

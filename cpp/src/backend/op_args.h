@@ -37,7 +37,7 @@ struct WeightView {
   const uint16_t* scales = nullptr;  // [rows, in_features / group_size] float16, null: not integers
   const uint16_t* mins = nullptr;    // likewise, or null
   int group_size = 0;                // inputs; 0 for floating point
-  // Of 8-bit floats: [ceil(rows / block_rows), ceil(in_features / block_cols)], finite.
+  // Scales of 8-bit floats: [ceil(rows / block_rows), ceil(in_features / block_cols)], finite.
   const float* block_scales = nullptr;
   int64_t block_rows = 0;
   int64_t block_cols = 0;

@@ -54,7 +54,7 @@ struct KSlices {
     return {bounds, to};
   }
   constexpr int64_t whole_features() const { return bounds[kNumSlices]; }
-  // Of the inputs of the whole matrix: those that the run has.
+  // The run's inputs, as a range of the inputs of the whole matrix.
   constexpr int64_t begin() const { return bounds[run.first]; }
   constexpr int64_t end() const { return bounds[run.end()]; }
   constexpr int64_t in_features() const { return end() - begin(); }

@@ -27,7 +27,7 @@ class ModelShard {
 
   const RankCoordinates& coordinates() const { return coordinates_; }
 
-  // Of each layer.
+  // How each layer is shared.
   bool is_whole() const { return size_ == 1; }
   int size() const { return size_; }
   Communicator* ranks() const { return ranks_; }

@@ -55,8 +55,8 @@ struct ModelDrafterOptions {
   int num_layers = 0;          // whose KV it keeps
   int max_depth = 0;           // of a draft, by the model; 0: any
   bool is_parallel = false;    // one pass drafts all levels, from committed tokens alone
-  // Of a parallel model with a row for each level: the token of the rows after the root's. -1: the
-  // root's row has an output for each level.
+  // Token of the rows after the root's, in a parallel model with a row per level. -1: the root's
+  // row has an output for every level.
   int32_t mask_token = -1;
   StaticTree shape;
 

@@ -138,7 +138,7 @@ class ModelRunner final : public StepModel {
   std::unique_ptr<KvCache> cache_;
   Taps taps_;
   std::unique_ptr<FeatureCache> features_;  // null: nothing is tapped
-  // Of the last forward.
+  // State of the last forward().
   int num_rows_held_ = 0;
   int rows_per_level_ = 0;
   int level_held_ = 0;

@@ -25,8 +25,8 @@ enum PackedFormat : int {
   kNumPackedFormats,
 };
 
-// A piece of k, a slice or all of it, and what becomes of its sum. A stack of partial sums starts
-// empty. After the slice's sum, which starts from zero, is there:
+// A piece of k (a slice, or all of k), and how its sum is folded into the total. A stack of partial
+// sums starts empty. After the slice's sum, which starts from zero, is there:
 //   num_folds times  sum = top of the stack + sum
 // and the sum is pushed, which makes it number `stack_index` of the stack.
 struct SumSlice {
