@@ -175,6 +175,10 @@ void project(Stream& stream, const ExpertProjectionsParams& params) {
       return expert_projections_by_dtype<Int4GroupedFormat>(stream, params);
     case WeightFormat::kInt4GroupedMin:
       return expert_projections_by_dtype<Int4GroupedMinFormat>(stream, params);
+    case WeightFormat::kInt4GroupedZero:
+    case WeightFormat::kInt4Table:
+    case WeightFormat::kInt8Grouped16:
+      break;  // see CudaBackend::supports
     case WeightFormat::kFp8:
       return expert_projections_by_dtype<Fp8Format>(stream, params);
     case WeightFormat::kFp8Grouped:

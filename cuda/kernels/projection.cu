@@ -29,6 +29,10 @@ void run_projection(Stream& stream, const ProjectionParams& params) {
       return project_int4_grouped(stream, params);
     case WeightFormat::kInt4GroupedMin:
       return project_int4_grouped_min(stream, params);
+    case WeightFormat::kInt4GroupedZero:
+    case WeightFormat::kInt4Table:
+    case WeightFormat::kInt8Grouped16:
+      break;  // see CudaBackend::supports
     case WeightFormat::kFp8:
       return project_fp8(stream, params);
     case WeightFormat::kFp8Grouped:

@@ -32,12 +32,17 @@ struct SharedHeads;  // backend/shared_heads.h
 struct WeightView {
   // Floating point [rows, in_features], or codes: int8 or 8-bit floats [rows, in_features], or 4
   // bits in uint8 [rows, in_features / 2], input 2i in the low half of byte i. 4-bit codes mean
-  // scale * (code - 8), or with mins scale * code + min.
+  // scale * (code - 8), with mins scale * code + min, with zeros scale * (code - zero), with a
+  // table scale * table[code]; there is at most one of the three.
   TensorView values;
   const uint16_t* scales = nullptr;  // [rows, in_features / group_size] float16, null: not integers
   const uint16_t* mins = nullptr;    // likewise, or null
-  int group_size = 0;                // inputs; 0 for floating point
-  // Scales of 8-bit floats: [ceil(rows / block_rows), ceil(in_features / block_cols)], finite.
+  const uint8_t* zeros = nullptr;    // [rows, in_features / group_size], 0 to 15, or null
+  const int8_t* table = nullptr;     // [16], or null
+  int group_size = 0;                // inputs, 16 or a multiple of 32; 0 for floating point
+  // Scales of 8-bit floats: [ceil(rows / block_rows), ceil(in_features / block_cols)], finite. Or,
+  // in place of `scales`, of int8 codes: float32 [rows], with block_rows 1 and block_cols
+  // in_features.
   const float* block_scales = nullptr;
   int64_t block_rows = 0;
   int64_t block_cols = 0;
@@ -45,8 +50,9 @@ struct WeightView {
   // backends with makes_random_weights().
   RandomSource random = {};
 
-  bool is_integer() const { return scales != nullptr; }
-  bool is_fp8() const { return block_scales != nullptr; }
+  bool has_row_scales() const { return block_scales != nullptr && values.dtype == DType::kI8; }
+  bool is_integer() const { return scales != nullptr || has_row_scales(); }
+  bool is_fp8() const { return block_scales != nullptr && values.dtype == DType::kF8E4M3; }
   bool is_quantized() const { return is_integer() || is_fp8(); }
   int bits() const {
     return !is_integer() ? 0 : values.dtype == DType::kI8 ? 8 : 4;
@@ -65,8 +71,11 @@ enum class WeightFormat : uint8_t {
   kInt8GroupedMin,  // and a min
   kInt4Grouped,
   kInt4GroupedMin,
-  kFp8,         // 8-bit floats (e4m3), one scale an output
-  kFp8Grouped,  // and a factor of that scale for every kQuantGroup inputs
+  kInt4GroupedZero,  // a scale and a zero of 4 bits for every kQuantGroup inputs of an output
+  kInt4Table,        // a scale, and one table of 16 int8 values for all codes of the matrix
+  kInt8Grouped16,    // a scale for every 16 inputs of an output
+  kFp8,              // 8-bit floats (e4m3), one scale an output
+  kFp8Grouped,       // and a factor of that scale for every kQuantGroup inputs
 };
 template <>
 inline constexpr auto kEnumNames<WeightFormat> =
@@ -76,6 +85,9 @@ inline constexpr auto kEnumNames<WeightFormat> =
                                            {WeightFormat::kInt8GroupedMin, "int8_grouped_min"},
                                            {WeightFormat::kInt4Grouped, "int4_grouped"},
                                            {WeightFormat::kInt4GroupedMin, "int4_grouped_min"},
+                                           {WeightFormat::kInt4GroupedZero, "int4_grouped_zero"},
+                                           {WeightFormat::kInt4Table, "int4_table"},
+                                           {WeightFormat::kInt8Grouped16, "int8_grouped16"},
                                            {WeightFormat::kFp8, "fp8"},
                                            {WeightFormat::kFp8Grouped, "fp8_grouped"}});
 inline constexpr int kQuantGroup = 32;

@@ -31,7 +31,7 @@ class CpuBackend final : public Backend {
   DType act_dtype() const override { return act_dtype_; }
   MemoryInfo memory() const override;
   bool supports(WeightFormat format) const override {
-    return format != WeightFormat::kFp8 && format != WeightFormat::kFp8Grouped;
+    return format < WeightFormat::kInt4GroupedZero;
   }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override;

@@ -29,6 +29,9 @@ PackedFormat packed_format_of(WeightFormat format, DType act_dtype) {
       return kPackedInt4Grouped;
     case WeightFormat::kInt4GroupedMin:
       return kPackedInt4GroupedMin;
+    case WeightFormat::kInt4GroupedZero:
+    case WeightFormat::kInt4Table:
+    case WeightFormat::kInt8Grouped16:
     case WeightFormat::kFp8:
     case WeightFormat::kFp8Grouped:
       break;  // see CpuBackend::supports
