@@ -91,6 +91,8 @@ inline constexpr auto kEnumNames<WeightFormat> =
                                            {WeightFormat::kFp8, "fp8"},
                                            {WeightFormat::kFp8Grouped, "fp8_grouped"}});
 inline constexpr int kQuantGroup = 32;
+inline constexpr int kShortGroup = 16;  // of WeightFormat::kInt8Grouped16
+inline constexpr int kTableSize = 16;   // of WeightView::table
 
 // Whether 8-bit floats `part` can be held as they are in `format`.
 bool keeps_fp8(WeightFormat format, const WeightView& part);

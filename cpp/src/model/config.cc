@@ -7,6 +7,7 @@
 #include "core/str_cat.h"
 #include "model/config_keys.h"
 #include "model/config_quantization.h"
+#include "model/config_wrapper.h"
 #include "model/families/family.h"
 #include "model/json_file.h"
 #include "specdec/error.h"
@@ -115,6 +116,7 @@ ModelConfig load_model_config(const std::string& directory, const std::string& o
   const std::string path = (fs::path(directory) / "config.json").string();
   nlohmann::json json = read_json_object(path);
   if (!overrides.empty()) json.merge_patch(parse_overrides(overrides));
+  json = text_part_of(path, std::move(json));
   const JsonFields fields(path, json);
   const Family& family = find_family(fields);
   ModelConfig config;
@@ -122,7 +124,7 @@ ModelConfig load_model_config(const std::string& directory, const std::string& o
   config.model_type = family.model_type;
   config.names = family.names;
   config.checkpoint_dtype = parse_dtype(fields);
-  parse_quantization_config(fields, config);
+  parse_quantization_config(fields, directory, config);
   config.vocab_size = fields.get_int("vocab_size");
   family.parse(fields, config);
   config.unknown_keys = check_unread(fields, config.architecture);

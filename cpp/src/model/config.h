@@ -42,6 +42,14 @@ struct ScaleBlock {
   int cols = 0;
 };
 
+// What config.json says of codes that their tensors do not show.
+struct StoredScheme {
+  ScaleBlock block;         // of 8-bit floats with block scales
+  bool is_awq = false;      // packed words hold neighbouring outputs, else neighbouring inputs
+  int zero_offset = 1;      // GPTQ: what to add to a stored zero
+  bool keeps_codes = true;  // false: matrices of several tensors are read as float32
+};
+
 // Where a block, attention or MLP, has its norms.
 enum class NormPlacement : uint8_t {
   kInput,           // on the rows that the block reads
@@ -94,7 +102,7 @@ struct ModelConfig {
   DType checkpoint_dtype = DType::kF32;  // dtype / torch_dtype of config.json
   std::string stored_format;             // of matrices held in fewer bits: "gguf q4_k"; empty: none
   bool random_weights = false;           // generated, not read from the checkpoint
-  ScaleBlock scale_block;                // for 8-bit floats with block scales
+  StoredScheme scheme;
   int num_layers = 0;
   int hidden_size = 0;
   int num_heads = 0;

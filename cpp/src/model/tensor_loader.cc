@@ -43,12 +43,13 @@ WeightView rows_of(const WeightView& held, int64_t first, RowRange rows,
   WeightView view = held;
   view.values = slice(held.values, {begin, rows.count});
   if (held.random.is_set()) view.random.first += begin * held.in_features();
-  if (held.is_integer()) {
+  if (held.scales != nullptr) {
     const int64_t num_groups = held.in_features() / held.group_size;
     view.scales += begin * num_groups;
     if (view.mins != nullptr) view.mins += begin * num_groups;
+    if (view.zeros != nullptr) view.zeros += begin * num_groups;
   }
-  if (held.is_fp8()) {
+  if (held.block_scales != nullptr) {
     const int64_t block = rows.begin / held.block_rows;
     if (block != (rows.end() - 1) / held.block_rows && rows.begin % held.block_rows != 0) {
       throw CheckpointError(tensor.source, tensor.name,
@@ -111,8 +112,46 @@ std::vector<TensorPart> rows_between(std::span<const TensorPart> parts, int64_t 
   return cut;
 }
 
+// Whether both are null, or both have the same bytes.
 bool same(const void* a, const void* b, int64_t num_bytes) {
+  if (a == nullptr || b == nullptr) return a == b;
   return std::memcmp(a, b, static_cast<size_t>(num_bytes)) == 0;
+}
+
+// Whether two matrices of one shape have equal bytes.
+bool same_bytes(const WeightView& a, const WeightView& b) {
+  if (a.values.dtype != b.values.dtype || a.group_size != b.group_size ||
+      a.block_rows != b.block_rows || a.block_cols != b.block_cols) {
+    return false;
+  }
+  const int64_t num_groups = a.group_size > 0 ? a.rows() * (a.in_features() / a.group_size) : 0;
+  const auto blocks = [](int64_t extent, int64_t size) {
+    return size > 0 ? (extent + size - 1) / size : 0;
+  };
+  const int64_t num_blocks = blocks(a.rows(), a.block_rows) * blocks(a.in_features(), a.block_cols);
+  return same(a.values.data, b.values.data, a.values.size_bytes()) &&
+         same(a.scales, b.scales, num_groups * 2) && same(a.mins, b.mins, num_groups * 2) &&
+         same(a.zeros, b.zeros, num_groups) && same(a.table, b.table, 16) &&
+         same(a.block_scales, b.block_scales, num_blocks * 4);
+}
+
+// Of checkpoints whose network is the text part of another. The others are of its other parts.
+constexpr auto kTextPrefixes =
+    std::to_array<std::string_view>({"language_model.", "model.language_model."});
+constexpr auto kOtherParts = std::to_array<std::string_view>(
+    {"vision_tower.", "vision_model.", "multi_modal_projector.", "visual.", "audio_tower.",
+     "embed_vision.", "embed_audio.", "image_newline"});
+
+bool is_of_another_part(std::string_view name) {
+  if (name.starts_with("model.")) name.remove_prefix(6);
+  return std::ranges::any_of(kOtherParts,
+                             [&](std::string_view part) { return name.starts_with(part); });
+}
+
+StoredScheme scheme_of(const ModelConfig& config, Quantization quantization) {
+  StoredScheme scheme = config.scheme;
+  scheme.keeps_codes = quantization != Quantization::kNone;
+  return scheme;
 }
 
 }  // namespace
@@ -123,18 +162,25 @@ TensorLoader::TensorLoader(const ModelConfig& config, const std::string& directo
     : config_(config),
       quantization_(quantization),
       store_(config.random_weights ? WeightStore::random(config, !backend.makes_random_weights())
-                                   : WeightStore(directory, config.scale_block)),
+                                   : WeightStore(directory, scheme_of(config, quantization))),
       backend_(backend),
       shard_(config, coordinates) {}
 
 // Checkpoints of a network without its LM head may lack the leading "model.", and those of draft
-// heads may have one more.
+// heads may have one more. A text part has a prefix of its own, with or without "model.".
 std::string TensorLoader::resolve(const std::string& name) const {
   const std::string_view prefix = config_.names.prefix;
   if (store_.contains(name)) return name;
-  const std::string other =
-      name.starts_with(prefix) ? name.substr(prefix.size()) : str_cat(prefix, name);
-  return store_.contains(other) ? other : name;
+  const bool has_prefix = name.starts_with(prefix);
+  const std::string bare = has_prefix ? name.substr(prefix.size()) : name;
+  const std::string other = has_prefix ? bare : str_cat(prefix, name);
+  if (store_.contains(other)) return other;
+  for (const std::string_view text : kTextPrefixes) {
+    for (const std::string& candidate : {str_cat(text, name), str_cat(text, bare)}) {
+      if (store_.contains(candidate)) return candidate;
+    }
+  }
+  return name;
 }
 
 void TensorLoader::count(const std::string& name, int64_t num_parameters) {
@@ -159,23 +205,7 @@ WeightView TensorLoader::read_matrix(const std::string& name, int64_t rows, int6
 bool TensorLoader::is_equal(const std::string& name, const WeightView& other) {
   const WeightView view = store_.matrix(resolve(name), other.rows(), other.in_features());
   if (view.random.is_set() || other.random.is_set()) return view.random == other.random;
-  bool equal = view.values.dtype == other.values.dtype &&
-               (view.mins == nullptr) == (other.mins == nullptr) &&
-               same(view.values.data, other.values.data, other.values.size_bytes());
-  if (equal && view.is_fp8()) {
-    const auto num_scales = [](const WeightView& matrix) {
-      return ((matrix.rows() + matrix.block_rows - 1) / matrix.block_rows) *
-             ((matrix.in_features() + matrix.block_cols - 1) / matrix.block_cols);
-    };
-    equal = other.is_fp8() && view.block_rows == other.block_rows &&
-            view.block_cols == other.block_cols &&
-            same(view.block_scales, other.block_scales, num_scales(view) * 4);
-  }
-  if (equal && view.is_integer()) {
-    const int64_t num_bytes = view.rows() * (view.in_features() / view.group_size) * 2;
-    equal = same(view.scales, other.scales, num_bytes) &&
-            (view.mins == nullptr || same(view.mins, other.mins, num_bytes));
-  }
+  const bool equal = same_bytes(view, other);
   release(name);
   return equal;
 }
@@ -201,8 +231,9 @@ std::vector<WeightView> TensorLoader::read_stack(const std::string& name,
 }
 
 WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView> parts) {
-  const bool has_fp8 = backend_.supports(WeightFormat::kFp8);
-  const WeightFormat format = choose_format(quantization_, role, parts, has_fp8);
+  const WeightFormat format =
+      choose_format(quantization_, role, parts,
+                    [&](WeightFormat candidate) { return backend_.supports(candidate); });
   if (format == WeightFormat::kAct && quantization_ == Quantization::kAuto) {
     widens_fp8_ |= std::ranges::any_of(parts, &WeightView::is_fp8);
   }
@@ -371,22 +402,35 @@ Norm TensorLoader::norm(const std::string& name, int64_t size) {
   return norm;
 }
 
-void TensorLoader::warn_about_unused() const {
-  // Expected extra tensors: scales of activations and of the cache, which are not rounded to 8-bit
-  // floats here, and the draft vocabulary of a draft head, which was read before its matrices.
+// Some tools write zeros beside codes for a bias that the network lacks. Throws CheckpointError for
+// other values.
+bool TensorLoader::is_empty_bias(const std::string& name) {
+  constexpr std::string_view kBias = ".bias";
+  if (!name.ends_with(kBias)) return false;
+  const std::string matrix = str_cat(name.substr(0, name.size() - kBias.size()), ".weight");
+  if (find_layout(store_, matrix, config_.scheme) == StoredLayout::kPlain) return false;
+  const TensorView bias = store_.tensor(name, store_.shape(name));
+  std::vector<float> values(static_cast<size_t>(bias.num_elements()));
+  to_floats(bias.data, bias.dtype, values.size(), values.data());
+  if (std::ranges::any_of(values, [](float value) { return value != 0.0f; })) {
+    store_.fail(name, str_cat("is not zero, and ", config_.architecture, " has no such bias"));
+  }
+  return true;
+}
+
+void TensorLoader::warn_about_unused() {
+  // Expected extra tensors: scales of activations and of the cache, which are not rounded here,
+  // what tools note beside codes, and the draft vocabulary of a draft head, which was read before
+  // its matrices.
   const std::string lm_head = str_cat(config_.names.lm_head, ".weight");
-  const std::array<std::string_view, 9> harmless = {"rotary_emb.inv_freq",
-                                                    "masked_bias",
-                                                    lm_head,
-                                                    ".input_scale",
-                                                    ".k_scale",
-                                                    ".v_scale",
-                                                    "d2t",
-                                                    "t2d",
-                                                    "token_map"};
+  const auto harmless = std::to_array<std::string_view>(
+      {"rotary_emb.inv_freq", "masked_bias", lm_head, ".input_scale", ".activation_scale",
+       ".input_global_scale", ".q_scale", ".k_scale", ".v_scale", ".weight_shape", ".quant_state",
+       ".bitsandbytes__nf4", ".bitsandbytes__fp4", ".weight_format", "d2t", "t2d", "token_map"});
   constexpr size_t kMaxNames = 5;
   std::vector<std::string> names = store_.unused();
   std::erase_if(names, [&](const std::string& name) {
+    if (is_of_another_part(name) || is_empty_bias(name)) return true;
     return std::any_of(harmless.begin(), harmless.end(),
                        [&](std::string_view suffix) { return name.ends_with(suffix); });
   });
@@ -399,11 +443,16 @@ void TensorLoader::warn_about_unused() const {
               list, names.size() > kMaxNames ? ", ..." : "");
 }
 
-void TensorLoader::finish(LoadedParts& loaded) const {
+void TensorLoader::finish(LoadedParts& loaded) {
   if (widens_fp8_) {
     log_info(source(), ": some 8-bit floats are held as ", name_of(backend_.act_dtype()), ": ",
              backend_.device_info().name,
              " has no products with them, or they are fused with weights of another kind");
+  }
+  for (const auto& [reason, names] : store_.widened()) {
+    log_info(source(), ": ", names.size(), " matrices (", names.front(),
+             names.size() > 1 ? ", ..." : "", ") are held as ", name_of(backend_.act_dtype()), ": ",
+             reason);
   }
   if (!config_.unknown_keys.empty()) {
     log_warning(config_.unknown_keys,

@@ -99,12 +99,13 @@ class TensorLoader {
   Norm norm(const std::string& name) { return norm(name, config_.hidden_size); }
   Norm norm(const std::string& name, int64_t size);
 
-  void warn_about_unused() const;
-  // Stores the counts in `loaded`.
-  void finish(LoadedParts& loaded) const;
+  // Stores the counts in `loaded`, and warns of tensors that nothing read.
+  void finish(LoadedParts& loaded);
 
  private:
   std::string resolve(const std::string& name) const;
+  bool is_empty_bias(const std::string& name);
+  void warn_about_unused();
   void count(const std::string& name, int64_t num_parameters);
   std::unique_ptr<const PackedLinear> pack(PackArgs args);
 

@@ -1,6 +1,7 @@
 // Which format a weight matrix is packed in.
 #pragma once
 
+#include <functional>
 #include <set>
 #include <span>
 #include <string>
@@ -16,12 +17,14 @@ enum class MatrixRole : uint8_t {
   kFloat,       // stays floating point whatever quantisation is asked for
 };
 
-// The format for a matrix of `parts`. Stored integers get the narrowest format that holds them
-// exactly, unless `quantization` asks for fewer bits. Stored 8-bit floats keep their format where
-// the backend has it (`has_fp8`) and no integers are asked for. Everything else gets the format
-// asked for.
+using SupportsFormat = std::function<bool(WeightFormat)>;
+
+// The format for a matrix of `parts`, among those that the backend `supports`. Stored integers get
+// the narrowest format that holds them exactly, unless `quantization` asks for fewer bits. Stored
+// 8-bit floats keep their format where the backend has it and no integers are asked for. Everything
+// else gets the format asked for.
 WeightFormat choose_format(Quantization quantization, MatrixRole role,
-                           std::span<const WeightView> parts, bool has_fp8);
+                           std::span<const WeightView> parts, const SupportsFormat& supports);
 
 // "bfloat16", "int8", "int4+int8", "fp8": the kinds of numbers among `formats`, with kAct given as
 // `act`.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <filesystem>
 
 #include "core/log.h"
@@ -19,8 +20,10 @@ constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr const char* kScales = ".scales";  // beside a matrix of integers
 constexpr const char* kMins = ".mins";
+constexpr const char* kTable = ".table";
 constexpr const char* kScaleInverse = "_scale_inv";  // beside a matrix of 8-bit floats: what its
 constexpr const char* kScale = "_scale";             // values are multiplied with, both
+constexpr ScaleBlock kMxBlock = {.rows = 1, .cols = 32};  // of scales that are exponents
 
 // The single file *.safetensors of the directory; empty if there are none or several.
 std::string only_safetensors(const fs::path& directory) {
@@ -121,8 +124,8 @@ WeightStore WeightStore::random(const ModelConfig& config, bool fills_matrices) 
   return store;
 }
 
-WeightStore::WeightStore(const std::string& directory, ScaleBlock scale_block)
-    : scale_block_(scale_block) {
+WeightStore::WeightStore(const std::string& directory, const StoredScheme& scheme)
+    : scheme_(scheme) {
   require_directory(directory);
   const fs::path root(directory);
   const std::string index = (root / kIndexName).string();
@@ -172,6 +175,26 @@ void WeightStore::open_index(const std::string& directory) {
     }
     shard_of_.emplace(name, shard);
   }
+}
+
+bool WeightStore::contains(const std::string& name) const {
+  if (is_random_) return name == random_lm_head_;
+  return shard_of_.contains(name) || find_layout(*this, name, scheme_) != StoredLayout::kPlain;
+}
+
+const SafetensorsEntry* WeightStore::find(const std::string& name) const {
+  const auto found = shard_of_.find(name);
+  return found == shard_of_.end() ? nullptr : &found->second->entries().at(name);
+}
+
+Buffer WeightStore::read_raw(const std::string& name, RowRange rows) {
+  used_.insert(name);
+  return shard(name).read(name, rows);
+}
+
+void WeightStore::fail(const std::string& name, const std::string& message) const {
+  const auto found = shard_of_.find(name);
+  throw CheckpointError(found == shard_of_.end() ? source_ : found->second->path(), name, message);
 }
 
 const SafetensorsFile& WeightStore::shard(const std::string& name) const {
@@ -301,6 +324,10 @@ WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in
             .random = source};
   }
   if (!is_random_) {
+    const StoredLayout layout = find_layout(*this, name, scheme_);
+    if (layout != StoredLayout::kPlain) {
+      return stored_matrix(layout, {name, rows, in_features, own});
+    }
     const std::optional<DType> dtype = shard(name).entries().at(name).dtype;
     if (dtype == DType::kI8 || dtype == DType::kU8) return int_matrix(name, rows, in_features, own);
     if (dtype == DType::kF8E4M3) return fp8_matrix(name, rows, in_features, own);
@@ -323,14 +350,30 @@ WeightView WeightStore::int_matrix(const std::string& name, int64_t rows, int64_
     throw CheckpointError(file.path(), name,
                           str_cat("integers without scales: there is no tensor ", name, kScales));
   }
-  const int64_t num_groups = in_features / kQuantGroup;
+  // Only 8-bit codes may have the short groups.
+  const bool is_short = !is_int4 && shape(name + kScales).back() == in_features / kShortGroup;
+  const int group_size = is_short ? kShortGroup : kQuantGroup;
+  const int64_t num_groups = in_features / group_size;
   const auto beside = [&](const char* suffix) {
     return group_values(name + suffix, rows, num_groups, own);
   };
   return {.values = read(name, own),
           .scales = beside(kScales),
           .mins = contains(name + kMins) ? beside(kMins) : nullptr,
-          .group_size = kQuantGroup};
+          .table = is_int4 && contains(name + kTable) ? table(name + kTable) : nullptr,
+          .group_size = group_size};
+}
+
+WeightView WeightStore::stored_matrix(StoredLayout layout, const MatrixShape& shape) {
+  std::list<KeptMatrix>& kept = kept_[shape.name];
+  auto found = std::ranges::find_if(kept, [&](const KeptMatrix& matrix) {
+    return matrix.rows().begin <= shape.own.begin && shape.own.end() <= matrix.rows().end();
+  });
+  if (found == kept.end()) {
+    found = kept.insert(found, read_stored_matrix(*this, scheme_, layout, shape));
+    if (!found->why_float().empty()) widened_[found->why_float()].push_back(shape.name);
+  }
+  return found->view(shape.own);
 }
 
 WeightView WeightStore::fp8_matrix(const std::string& name, int64_t rows, int64_t in_features,
@@ -343,23 +386,43 @@ WeightView WeightStore::fp8_matrix(const std::string& name, int64_t rows, int64_
                           str_cat("8-bit floats without a scale: there is no tensor ", name, kScale,
                                   " or ", name, kScaleInverse));
   }
-  const ScaleBlock block = scale_block_of(shape(scale_name), rows, in_features, scale_block_);
+  const bool is_exponent = find(scale_name)->dtype == DType::kU8;
+  const ScaleBlock block =
+      scale_block_of(shape(scale_name), rows, in_features, is_exponent ? kMxBlock : scheme_.block);
   if (block.rows == 0) {
     throw CheckpointError(shard(scale_name).path(), scale_name,
                           str_cat("the scale of a matrix ", shape_text(shape(name)), " has shape ",
                                   shape_text(shape(scale_name)), ", expected [1], [", rows, ", 1]",
-                                  expected_blocks(rows, in_features, scale_block_)));
+                                  expected_blocks(rows, in_features, scheme_.block)));
   }
-  const TensorView scale = tensor(scale_name, shape(scale_name));
-  std::vector<float>& scales = fp8_scales_[name];  // all: they are few
-  scales.resize(static_cast<size_t>(scale.num_elements()));
-  to_floats(scale.data, scale.dtype, scales.size(), scales.data());
+  std::vector<float>& scales = fp8_scales_[name];
+  scales = fp8_scales(scale_name);  // all: they are few
   const TensorView values = read(name, own);
   return {
       .values = values,
       .block_scales = scales.data() + own.begin / block.rows * blocks_of(in_features, block.cols),
       .block_rows = block.rows,
       .block_cols = block.cols};
+}
+
+const int8_t* WeightStore::table(const std::string& name) {
+  const SafetensorsEntry& entry = checked_entry(name, std::array<int64_t, 1>{kTableSize});
+  if (entry.dtype != DType::kI8) fail(name, str_cat("dtype ", entry.dtype_name, ", expected I8"));
+  return static_cast<const int8_t*>(read(name).data);
+}
+
+std::vector<float> WeightStore::fp8_scales(const std::string& name) {
+  std::vector<float> scales;
+  if (find(name)->dtype == DType::kU8) {  // exponents
+    const TensorView exponents = read(name);
+    const std::span bytes(static_cast<const uint8_t*>(exponents.data), exponents.size_bytes());
+    for (const uint8_t exponent : bytes) scales.push_back(std::ldexp(1.0f, exponent - 127));
+    return scales;
+  }
+  const TensorView scale = tensor(name, shape(name));
+  scales.resize(static_cast<size_t>(scale.num_elements()));
+  to_floats(scale.data, scale.dtype, scales.size(), scales.data());
+  return scales;
 }
 
 const uint16_t* WeightStore::group_values(const std::string& name, int64_t rows, int64_t num_groups,
@@ -374,8 +437,9 @@ const uint16_t* WeightStore::group_values(const std::string& name, int64_t rows,
 
 void WeightStore::release(const std::string& name) {
   fp8_scales_.erase(name);
+  kept_.erase(name);
   for (const std::string& part :
-       {name, name + kScales, name + kMins, name + kScaleInverse, name + kScale}) {
+       {name, name + kScales, name + kMins, name + kTable, name + kScaleInverse, name + kScale}) {
     held_.erase(part);
   }
 }

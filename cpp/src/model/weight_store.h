@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <set>
@@ -15,15 +16,15 @@
 #include "core/tensor_view.h"
 #include "model/config.h"
 #include "model/safetensors.h"
+#include "model/stored_matrix.h"
 
 namespace specdec {
 
-class WeightStore {
+class WeightStore final : public StoredTensors {
  public:
   // Opens and checks model.safetensors, or the shards that model.safetensors.index.json names, or
-  // the only file *.safetensors (files of draft heads have any name). `scale_block`: for matrices
-  // of 8-bit floats with block scales. Throws CheckpointError.
-  explicit WeightStore(const std::string& directory, ScaleBlock scale_block = {});
+  // the only file *.safetensors (files of draft heads have any name). Throws CheckpointError.
+  explicit WeightStore(const std::string& directory, const StoredScheme& scheme = {});
 
   // A store without files: every tensor asked for exists, in the config's dtype, with random values
   // that depend on its name and shape. There is a separate LM head unless the embeddings are tied.
@@ -33,9 +34,8 @@ class WeightStore {
   // The file that lists the tensors: model.safetensors or the index.
   const std::string& source() const { return source_; }
 
-  bool contains(const std::string& name) const {
-    return is_random_ ? name == random_lm_head_ : shard_of_.contains(name);
-  }
+  // Also true of a matrix that is stored under other names ("X.qweight").
+  bool contains(const std::string& name) const;
   // Throws CheckpointError when there is no such tensor.
   const std::vector<int64_t>& shape(const std::string& name) const;
 
@@ -47,9 +47,10 @@ class WeightStore {
   std::vector<int64_t> integers(const std::string& name, int64_t size);
   // A matrix [rows, in_features] of floating point, or of integers: I8 [rows, in_features] or U8
   // [rows, in_features / 2], with "<name>.scales" and perhaps "<name>.mins", F16
-  // [rows, in_features / kQuantGroup]. Or of 8-bit floats: F8_E4M3 [rows, in_features], with
-  // "<name>_scale_inv" or "<name>_scale", one for the matrix, for every row or for every block.
-  // Otherwise like tensor().
+  // [rows, in_features / kQuantGroup], of I8 also [rows, in_features / kShortGroup], and U8 perhaps
+  // with "<name>.table", I8 [16]. Or of 8-bit floats: F8_E4M3 [rows, in_features], with
+  // "<name>_scale_inv" or "<name>_scale", one for the matrix, for every row or for every block. Or
+  // in a layout of stored_matrix.h. Otherwise like tensor().
   WeightView matrix(const std::string& name, int64_t rows, int64_t in_features) {
     return matrix(name, rows, in_features, {0, rows});
   }
@@ -66,6 +67,12 @@ class WeightStore {
 
   // Names that were never asked for, in order.
   std::vector<std::string> unused() const;
+  // Matrices whose codes became float32, by the reason.
+  const std::map<std::string, std::vector<std::string>>& widened() const { return widened_; }
+
+  const SafetensorsEntry* find(const std::string& name) const override;
+  Buffer read_raw(const std::string& name, RowRange rows) override;
+  [[noreturn]] void fail(const std::string& name, const std::string& message) const override;
 
  private:
   WeightStore() = default;
@@ -82,6 +89,9 @@ class WeightStore {
   TensorView random_rows(const std::string& name, int64_t in_features, RowRange own);
   WeightView int_matrix(const std::string& name, int64_t rows, int64_t in_features, RowRange own);
   WeightView fp8_matrix(const std::string& name, int64_t rows, int64_t in_features, RowRange own);
+  std::vector<float> fp8_scales(const std::string& name);
+  WeightView stored_matrix(StoredLayout layout, const MatrixShape& shape);
+  const int8_t* table(const std::string& name);
   // "<name>.scales" or "<name>.mins" of a matrix of integers.
   const uint16_t* group_values(const std::string& name, int64_t rows, int64_t num_groups,
                                RowRange own);
@@ -96,11 +106,13 @@ class WeightStore {
   bool fills_random_matrices_ = true;
   std::string random_lm_head_;  // empty: none
   DType random_dtype_ = DType::kF32;
-  ScaleBlock scale_block_;
+  StoredScheme scheme_;
   std::vector<std::unique_ptr<SafetensorsFile>> shards_;
   std::map<std::string, const SafetensorsFile*> shard_of_;  // by tensor
   std::map<std::string, std::vector<HeldRows>> held_;       // by tensor, until it is released
   std::map<std::string, std::vector<float>> fp8_scales_;    // by matrix
+  std::map<std::string, std::list<KeptMatrix>> kept_;       // by matrix, until it is released
+  std::map<std::string, std::vector<std::string>> widened_;
   std::set<std::string> used_;
 };
 

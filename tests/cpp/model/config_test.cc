@@ -282,10 +282,10 @@ TEST(ModelConfig, ReadsHowEightBitFloatsAreStored) {
       R"({"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic",
           "weight_block_size":[128,64]})");
   EXPECT_EQ(config.stored_format, "fp8");
-  EXPECT_EQ(config.scale_block.rows, 128);
-  EXPECT_EQ(config.scale_block.cols, 64);
+  EXPECT_EQ(config.scheme.block.rows, 128);
+  EXPECT_EQ(config.scheme.block.cols, 64);
   config = config_of(R"({"quant_method":"fp8","activation_scheme":"static"})");
-  EXPECT_EQ(config.scale_block.rows, 0);
+  EXPECT_EQ(config.scheme.block.rows, 0);
   config = config_of(R"({"quant_method":"fbgemm_fp8","activation_scale_ub":1200.0})");
   EXPECT_EQ(config.stored_format, "fbgemm_fp8");
   config = config_of(R"({"quant_method":"compressed-tensors","format":"float-quantized",
@@ -296,8 +296,8 @@ TEST(ModelConfig, ReadsHowEightBitFloatsAreStored) {
       "zp_dtype":null,"scale_dtype":"torch.bfloat16"},"input_activations":{"dynamic":true,
       "num_bits":8},"output_activations":null,"format":"float-quantized"}},"version":"0.12",
       "quantization_status":"compressed","global_compression_ratio":1.5,"transform_config":{}})");
-  EXPECT_EQ(config.stored_format, "compressed-tensors");
-  EXPECT_EQ(config.scale_block.cols, 128);
+  EXPECT_EQ(config.stored_format, "compressed-tensors float-quantized");
+  EXPECT_EQ(config.scheme.block.cols, 128);
 }
 
 TEST(ModelConfig, WrongTypesAndMissingKeysAreNamed) {

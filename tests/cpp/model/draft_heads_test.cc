@@ -248,10 +248,10 @@ TEST_F(HeadsTest, KeysThatAreNotKnownAreRefusedOrNamed) {
     EXPECT_TRUE(says(checkpoint_error_of([&] { read(R"("residual_scale":0.5)"); }),
                      "residual_scale: is 0.5"));
     EXPECT_TRUE(
-        says(checkpoint_error_of([&] { read(R"("quantization_config":{"quant_method":"gptq"})"); }),
-             "quantization_config.quant_method: weights quantised by 'gptq' are not read"));
+        says(checkpoint_error_of([&] { read(R"("quantization_config":{"quant_method":"hqq"})"); }),
+             "quantization_config.quant_method: weights of 'hqq' are not read"));
     EXPECT_EQ(read(R"("quantization_config":{"quant_method":"fp8","weight_block_size":[8,16]})")
-                  .scale_block.cols,
+                  .scheme.block.cols,
               16);
   }
 }

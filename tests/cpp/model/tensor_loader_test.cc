@@ -121,7 +121,7 @@ TEST(TensorLoader, ARankReadsItsRowsOfWhatIsCutByOutputs) {
       const TempDirectory directory;
       const StoredLlama model(directory, dtype, has_lm_head);
       ModelConfig config = StoredLlama::config(has_lm_head);
-      if (dtype == "F8_E4M3") config.scale_block = {.rows = 32, .cols = 32};
+      if (dtype == "F8_E4M3") config.scheme.block = {.rows = 32, .cols = 32};
       int64_t whole_parameters = 0;
       for (const int size : {1, 2, 4}) {
         const auto ranks = make_thread_communicators(size, std::chrono::seconds(1));
@@ -164,7 +164,7 @@ class TensorLoaderTest : public ::testing::Test {
   TempDirectory directory_;
   ModelConfig config_ = [] {
     ModelConfig config = StoredLlama::config(true);
-    config.scale_block = {.rows = 4, .cols = 4};
+    config.scheme.block = {.rows = 4, .cols = 4};
     return config;
   }();
   std::unique_ptr<Backend> backend_ =

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <vector>
 
 #include "specdec/error.h"
@@ -39,9 +40,46 @@ WeightView fp8(int64_t block_cols = 256) {
           .block_cols = block_cols};
 }
 
+constexpr uint8_t kZero = 8;
+constexpr std::array<int8_t, kTableSize> kTable = {-8, -7, 1};
+constexpr std::array<int8_t, kTableSize> kOtherTable = {-8, -7, 2};
+
+WeightView with_zeros() {
+  WeightView view = integers(4, false);
+  view.zeros = &kZero;
+  return view;
+}
+WeightView with_table(const std::array<int8_t, kTableSize>& table = kTable) {
+  WeightView view = integers(4, false);
+  view.table = table.data();
+  return view;
+}
+WeightView short_groups() {
+  WeightView view = integers(8, false);
+  view.group_size = kShortGroup;
+  return view;
+}
+WeightView row_scales() {
+  return {.values = {.data = nullptr, .dtype = DType::kI8, .shape = {2, 32}},
+          .block_scales = &kOne,
+          .block_rows = 1,
+          .block_cols = 32};
+}
+
+bool is_fp8(WeightFormat format) {
+  return format == WeightFormat::kFp8 || format == WeightFormat::kFp8Grouped;
+}
+
+// Of a backend with all formats of integers.
 WeightFormat choose(Quantization quantization, const std::vector<WeightView>& parts,
                     MatrixRole role = MatrixRole::kLayer, bool has_fp8 = false) {
-  return choose_format(quantization, role, parts, has_fp8);
+  return choose_format(quantization, role, parts,
+                       [&](WeightFormat format) { return has_fp8 || !is_fp8(format); });
+}
+// Of one that has only groups of 32 with a scale and perhaps a min.
+WeightFormat choose_among_few(const std::vector<WeightView>& parts) {
+  return choose_format(Quantization::kAuto, MatrixRole::kLayer, parts,
+                       [](WeightFormat format) { return format < WeightFormat::kInt4GroupedZero; });
 }
 WeightFormat choose_with_fp8(Quantization quantization, const std::vector<WeightView>& parts,
                              MatrixRole role = MatrixRole::kLayer) {
@@ -147,6 +185,37 @@ TEST(DescribeFormats, NamesTheKindsOfNumbersNarrowestFirst) {
   EXPECT_EQ(describe_formats({WeightFormat::kAct, WeightFormat::kFp8Grouped, WeightFormat::kInt8},
                              DType::kBF16),
             "int8+fp8+bfloat16");
+}
+
+TEST(ChooseFormat, KeepsZerosTablesShortGroupsAndRowScales) {
+  EXPECT_EQ(choose(Quantization::kAuto, {with_zeros(), with_zeros()}),
+            WeightFormat::kInt4GroupedZero);
+  EXPECT_EQ(choose(Quantization::kInt4, {with_zeros()}), WeightFormat::kInt4GroupedZero);
+  EXPECT_EQ(choose(Quantization::kAuto, {with_table(), with_table()}), WeightFormat::kInt4Table);
+  EXPECT_EQ(choose(Quantization::kAuto, {short_groups()}), WeightFormat::kInt8Grouped16);
+  EXPECT_EQ(choose(Quantization::kAuto, {row_scales(), row_scales()}), WeightFormat::kInt8);
+  EXPECT_EQ(choose(Quantization::kNone, {row_scales()}), WeightFormat::kAct);
+}
+
+TEST(ChooseFormat, PartsOfDifferentKindsGetAFormatThatHoldsAll) {
+  const WeightView plain = integers(4, false);
+  EXPECT_EQ(choose(Quantization::kAuto, {plain, with_zeros()}), WeightFormat::kInt4GroupedZero);
+  EXPECT_EQ(choose(Quantization::kAuto, {with_table(), with_table(kOtherTable)}),
+            WeightFormat::kInt8Grouped);
+  EXPECT_EQ(choose(Quantization::kAuto, {with_table(), plain}), WeightFormat::kInt8Grouped);
+  EXPECT_EQ(choose(Quantization::kAuto, {with_zeros(), integers(4, true)}),
+            WeightFormat::kInt8GroupedMin);
+  EXPECT_EQ(choose(Quantization::kAuto, {short_groups(), plain}), WeightFormat::kInt8Grouped16);
+  // No group has room for a float32 scale.
+  EXPECT_EQ(choose(Quantization::kAuto, {row_scales(), plain}), WeightFormat::kAct);
+  EXPECT_EQ(choose(Quantization::kInt8, {row_scales(), plain}), WeightFormat::kInt8);
+}
+
+TEST(ChooseFormat, ABackendWithoutAFormatGetsAWiderOne) {
+  EXPECT_EQ(choose_among_few({with_zeros()}), WeightFormat::kInt8Grouped);
+  EXPECT_EQ(choose_among_few({with_table()}), WeightFormat::kInt8Grouped);
+  EXPECT_EQ(choose_among_few({short_groups()}), WeightFormat::kInt8Grouped);
+  EXPECT_EQ(choose_among_few({integers(4, false), with_zeros()}), WeightFormat::kInt8Grouped);
 }
 
 TEST(ParseQuantization, KnowsItsNamesAndSaysWhatToWriteForOthers) {

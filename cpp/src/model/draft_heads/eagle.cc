@@ -375,7 +375,7 @@ DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter
   model.checkpoint_dtype = target.config.checkpoint_dtype;
   model.first_position = 1;
   check_target(fields.root, target);
-  parse_quantization_config(fields.root, model);
+  parse_quantization_config(fields.root, drafter.model, model);
   parse_rotary_family(fields.layers, {.max_position_embeddings = 2048, .has_partial_rotary = true},
                       model);
   parse_windows(fields.layers, model);

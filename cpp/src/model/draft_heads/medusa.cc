@@ -332,7 +332,7 @@ DraftHeadConfig parse_medusa(const JsonFields& fields, const DrafterConfig& draf
                              const DraftHeadTarget& target) {
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   config.model = model_without_layers("Medusa heads", kPrefix, target);
-  parse_quantization_config(fields, config.model);
+  parse_quantization_config(fields, drafter.model, config.model);
   MedusaTensors tensors(drafter.model, target.config.random_weights);
   const Spec spec = read_spec(fields, tensors, target);
   check_tensors(spec, tensors, target.config.hidden_size);

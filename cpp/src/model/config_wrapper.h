@@ -1,0 +1,13 @@
+// Checkpoints of networks with images or sound whose text part is a network of a known family.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace specdec {
+
+// config.json as the text part alone would have it: its keys, and those that only the whole has.
+// Returns `whole` unchanged where it is not of a known wrapper. `path`: for errors.
+nlohmann::json text_part_of(const std::string& path, nlohmann::json whole);
+
+}  // namespace specdec
