@@ -6,6 +6,7 @@
 
 #include "cpu/cpu_backend.h"
 #include "cpu/isa.h"
+#include "testing/quantized_matrix.h"
 
 int main(int argc, char** argv) {
   using namespace specdec;
@@ -17,12 +18,16 @@ int main(int argc, char** argv) {
   cpu::CpuBackend backend(cpu::parse_isa(argv[1]), 1, dtype);
   WeightFormat stored = WeightFormat::kAct;
   for (const auto one :
-       {WeightFormat::kInt8, WeightFormat::kInt8Grouped, WeightFormat::kInt4Grouped}) {
+       {WeightFormat::kInt8, WeightFormat::kInt8Grouped, WeightFormat::kInt8Grouped16,
+        WeightFormat::kInt4Grouped, WeightFormat::kInt4GroupedZero, WeightFormat::kInt4Table}) {
     if (name_of(one) == format) stored = one;
   }
   const std::vector<float> x(rows * k, 0.5f), weight(n * k, 0.25f);
   std::vector<float> out(rows * n);
-  const WeightView view = {.values = {weight.data(), DType::kF32, {n, k}}};
+  WeightView view = {.values = {weight.data(), DType::kF32, {n, k}}};
+  testing::QuantizedMatrix codes(n, k, 4, false, 1);  // for formats that take no floats
+  if (stored == WeightFormat::kInt4GroupedZero) view = codes.add_zeros(2).view();
+  if (stored == WeightFormat::kInt4Table) view = codes.add_table(2).view();
   const auto packed = backend.pack_linear({.parts = {&view, 1}, .format = stored});
   backend.linear(
       {.weight = packed.get(), .in = {.x = x.data(), .num_rows = rows}, .out = out.data()});

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -28,6 +29,7 @@
 #include "core/k_slices.h"
 #include "core/thread_pool.h"
 #include "cpu/isa.h"
+#include "testing/quantized_matrix.h"
 
 namespace specdec::bench {
 namespace {
@@ -59,6 +61,12 @@ class Step {
     const int64_t qkv_width = q_width + 2LL * model.num_kv_heads * model.head_dim;
     source_ = Buffer::host(size_of(options.dtype) * model.vocab_size * model.hidden, "a bench");
     PagedRequest::fill(source_, options.dtype);
+    // Codes of a checkpoint, for formats that take no floats.
+    const bool has_zeros = options.format == WeightFormat::kInt4GroupedZero;
+    if (has_zeros || options.format == WeightFormat::kInt4Table) {
+      codes_.emplace(model.vocab_size, model.hidden, 4, false, 1);
+      has_zeros ? codes_->add_zeros(2) : codes_->add_table(2);
+    }
     for (int i = 0; i < model.num_layers; ++i) {
       layers_.push_back({.qkv = pack(qkv_width, model.hidden, options),
                          .out = pack_sliced(model.hidden, q_width, model.head_dim, options),
@@ -144,9 +152,18 @@ class Step {
     std::unique_ptr<PackedLinear> qkv, out, out_plain, gate_up, down, down_plain;
   };
 
+  WeightView source(int64_t out_features, int64_t in_features, const Options& options) const {
+    WeightView view{.values = {source_.data(), options.dtype, {out_features, in_features}}};
+    if (codes_.has_value()) {
+      view = codes_->view();
+      view.values.shape = {out_features, in_features / 2};
+    }
+    return view;
+  }
+
   std::unique_ptr<PackedLinear> pack(int64_t out_features, int64_t in_features,
                                      const Options& options, bool gated = false) {
-    const WeightView view{.values = {source_.data(), options.dtype, {out_features, in_features}}};
+    const WeightView view = source(out_features, in_features, options);
     const std::vector<WeightView> parts(gated ? 2 : 1, view);
     return backend_->pack_linear({.parts = parts, .format = options.format, .gated = gated});
   }
@@ -154,7 +171,7 @@ class Step {
   // As in decoders whose k is cut in units of `unit` inputs.
   std::unique_ptr<PackedLinear> pack_sliced(int64_t out_features, int64_t in_features, int unit,
                                             const Options& options) {
-    const WeightView view{.values = {source_.data(), options.dtype, {out_features, in_features}}};
+    const WeightView view = source(out_features, in_features, options);
     const KSlices slices = KSlices::whole(in_features, std::lcm(unit, 64));
     return backend_->pack_linear(
         {.parts = {&view, 1}, .format = options.format, .k_slices = &slices});
@@ -217,6 +234,7 @@ class Step {
   std::unique_ptr<Backend> backend_;
   PagedRequest request_;
   Buffer source_;
+  std::optional<testing::QuantizedMatrix> codes_;
   std::vector<Layer> layers_;
   std::unique_ptr<PackedLinear> head_;
   std::unique_ptr<EmbeddingTable> embedding_;
@@ -233,6 +251,7 @@ const char* operands_of(const Options& options) {
   switch (options.format) {
     case WeightFormat::kInt4Grouped:
     case WeightFormat::kInt4GroupedMin:
+    case WeightFormat::kInt4GroupedZero:
       return "int4";
     case WeightFormat::kAct:
       return options.dtype == DType::kBF16 ? "bfloat16" : "float32";

@@ -30,9 +30,7 @@ class CpuBackend final : public Backend {
   ThreadPool& thread_pool() override { return pool_; }
   DType act_dtype() const override { return act_dtype_; }
   MemoryInfo memory() const override;
-  bool supports(WeightFormat format) const override {
-    return format < WeightFormat::kInt4GroupedZero;
-  }
+  bool supports(WeightFormat format) const override { return format < WeightFormat::kFp8; }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override;
   std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override;

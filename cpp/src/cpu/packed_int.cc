@@ -11,7 +11,6 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int64_t kLanes = 16;
-constexpr int64_t kGroupsOfRecord = kIntRecordDepth / kIntGroup;
 constexpr int64_t kWordsOfRecord = kIntRecordDepth / 4;  // quads
 static_assert(kIntGroup == kQuantGroup);
 
@@ -37,32 +36,55 @@ void store_at(uint8_t* p, T value) {
 class SourceRow {
  public:
   SourceRow(const WeightView& part, int64_t row)
-      : group_size_(part.group_size), is_int4_(part.bits() == 4) {
+      : group_size_(part.has_row_scales() ? part.in_features() : part.group_size),
+        is_int4_(part.bits() == 4),
+        table_(part.table) {
     SPECDEC_CHECK(part.values.dtype == (is_int4_ ? DType::kU8 : DType::kI8));
     SPECDEC_CHECK_GT(group_size_, 0);
     SPECDEC_CHECK_EQ(part.in_features() % group_size_, 0);
+    SPECDEC_CHECK((part.mins != nullptr) + (part.zeros != nullptr) + (table_ != nullptr) <= 1);
+    SPECDEC_CHECK(is_int4_ || (part.zeros == nullptr && table_ == nullptr));
     const int64_t num_groups = part.in_features() / group_size_;
     codes_ = static_cast<const uint8_t*>(part.values.data) + row * part.values.shape[1];
-    scales_ = part.scales + row * num_groups;
-    mins_ = part.mins != nullptr ? part.mins + row * num_groups : nullptr;
+    if (part.has_row_scales()) {
+      SPECDEC_CHECK(part.block_rows == 1 && part.block_cols == part.in_features());
+      row_scale_ = part.block_scales + row;
+    } else {
+      scales_ = part.scales + row * num_groups;
+    }
+    if (part.mins != nullptr) mins_ = part.mins + row * num_groups;
+    if (part.zeros != nullptr) zeros_ = part.zeros + row * num_groups;
   }
   bool is_int4() const { return is_int4_; }
   bool has_mins() const { return mins_ != nullptr; }
-  // The stored code; the weight is scale * code + min.
-  int code(int64_t k) const {
-    if (!is_int4_) return static_cast<int8_t>(codes_[k]);
-    const int code = k % 2 == 0 ? codes_[k / 2] & 0x0f : codes_[k / 2] >> 4;
-    return has_mins() ? code : code - kInt4Offset;
+  // As stored, 4-bit codes in the low bits.
+  uint8_t code(int64_t k) const {
+    if (!is_int4_) return codes_[k];
+    return k % 2 == 0 ? codes_[k / 2] & 0x0f : codes_[k / 2] >> 4;
   }
+  // What the code stands for: the weight is scale * level + min.
+  int level(int64_t k) const {
+    if (!is_int4_) return static_cast<int8_t>(codes_[k]);
+    if (table_ != nullptr) return table_[code(k)];
+    return has_mins() ? code(k) : code(k) - zero(k);
+  }
+  int zero(int64_t k) const { return zeros_ != nullptr ? zeros_[k / group_size_] : kInt4Offset; }
   uint16_t scale(int64_t k) const { return scales_[k / group_size_]; }
   uint16_t min(int64_t k) const { return has_mins() ? mins_[k / group_size_] : uint16_t{0}; }
+  int64_t group_size() const { return group_size_; }
+  float float_scale(int64_t k) const {
+    return row_scale_ != nullptr ? *row_scale_ : half_to_float(scale(k));
+  }
 
  private:
   int64_t group_size_;
   bool is_int4_;
+  const int8_t* table_;
   const uint8_t* codes_;
-  const uint16_t* scales_;
-  const uint16_t* mins_;
+  const float* row_scale_ = nullptr;
+  const uint16_t* scales_ = nullptr;
+  const uint16_t* mins_ = nullptr;
+  const uint8_t* zeros_ = nullptr;
 };
 
 WeightElement element_of(DType dtype) {
@@ -88,28 +110,39 @@ uint16_t minus_eight_times(uint16_t half) {
 
 int code_offset(PackedFormat format) {
   if (format == kPackedInt4Grouped) return kInt4Offset;
-  return format == kPackedInt4GroupedMin ? 0 : kInt8Offset;
+  if (format == kPackedInt4GroupedMin || format == kPackedInt4GroupedZero) return 0;
+  return kInt8Offset;
 }
 
-IntLayout::IntLayout(PackedFormat format, bool signed_int8, int64_t in_features)
+int group_size(PackedFormat format) {
+  return format == kPackedInt8Grouped16 ? kSmallIntGroup : kIntGroup;
+}
+
+IntLayout::IntLayout(PackedFormat format, bool signed_int8, int64_t in_features,
+                     const int8_t* table)
     : format_(format),
       signed_int8_(signed_int8),
-      is_int4_(format == kPackedInt4Grouped || format == kPackedInt4GroupedMin),
+      is_int4_(format >= kPackedInt4Grouped && format <= kPackedInt4Table),
       has_mins_(format == kPackedInt8GroupedMin || format == kPackedInt4GroupedMin),
       is_grouped_(format != kPackedInt8),
+      table_(table),
       in_features_(in_features),
       num_records_((in_features + kIntRecordDepth - 1) / kIntRecordDepth) {
   SPECDEC_CHECK(format >= kPackedInt8 && format < kNumPackedFormats);
   record_bytes_ = is_int4_ ? kInt4CodesBytes : kInt8CodesBytes;
-  if (is_grouped_) record_bytes_ += (has_mins_ ? 2 : 1) * kIntHeaderBytes;
+  if (is_grouped_) {
+    record_bytes_ +=
+        (has_mins_ || has_zeros() ? 2 : 1) * kIntHeaderBytes * kIntGroup / group_size();
+  }
   first_record_ = is_grouped_ ? 0 : kIntHeaderBytes;
 }
 
 int64_t IntLayout::padded_k() const { return num_records_ * kIntRecordDepth; }
-int64_t IntLayout::num_groups() const { return num_records_ * kGroupsOfRecord; }
+int64_t IntLayout::num_groups() const { return padded_k() / group_size(); }
 
 int64_t IntLayout::scale_at(int64_t group, int64_t lane) const {
-  return group / kGroupsOfRecord * record_bytes_ + (group % kGroupsOfRecord * kLanes + lane) * 2;
+  const int64_t groups_of_record = kIntRecordDepth / group_size();
+  return group / groups_of_record * record_bytes_ + (group % groups_of_record * kLanes + lane) * 2;
 }
 int64_t IntLayout::min_at(int64_t group, int64_t lane) const {
   return scale_at(group, lane) + kIntHeaderBytes;
@@ -122,17 +155,26 @@ int64_t IntLayout::codes_at(int64_t record) const {
 
 IntRow::IntRow(const IntLayout& layout) : layout_(layout), codes_(layout.padded_k()) {
   if (layout.is_grouped()) scales_.resize(layout.num_groups());
-  if (layout.has_mins()) mins_.resize(layout.num_groups());
+  if (layout.has_mins() || layout.has_zeros()) mins_.resize(layout.num_groups());
 }
 
 // Whether the layout can hold the row's codes and scales unchanged.
 bool IntRow::can_keep(const WeightView& part, int64_t row) const {
-  if (!part.is_integer() || !layout_.is_grouped()) return false;
+  if (!part.is_integer()) return false;
+  if (part.has_row_scales() || !layout_.is_grouped()) {
+    return part.has_row_scales() && !layout_.is_grouped();
+  }
   const SourceRow source(part, row);
-  if (part.group_size % kIntGroup != 0) return false;
+  if (part.group_size % layout_.group_size() != 0) return false;
   if (source.has_mins() && !layout_.has_mins()) return false;
   if (!layout_.is_int4()) return true;
   if (!source.is_int4()) return false;
+  if (part.table != nullptr || layout_.table() != nullptr) {
+    return part.table != nullptr && layout_.table() != nullptr &&
+           std::equal(part.table, part.table + 16, layout_.table());
+  }
+  if (layout_.has_zeros()) return true;
+  if (part.zeros != nullptr) return false;
   if (source.has_mins() == layout_.has_mins()) return true;
   // The layout computes scale * (code - 8), so min must be -8 scale, and -8 scale a float16.
   for (int64_t k = 0; k < layout_.in_features(); k += part.group_size) {
@@ -144,15 +186,21 @@ bool IntRow::can_keep(const WeightView& part, int64_t row) const {
 
 void IntRow::keep(const WeightView& part, int64_t row) {
   const SourceRow source(part, row);
-  const bool eights_in_mins = layout_.is_int4() && layout_.has_mins() && !source.has_mins();
-  const int offset = eights_in_mins ? kInt4Offset : layout_.offset();
   for (int64_t k = 0; k < layout_.in_features(); ++k) {
-    codes_[k] = static_cast<uint8_t>(source.code(k) + offset);
+    codes_[k] =
+        layout_.is_int4() ? source.code(k) : static_cast<uint8_t>(source.level(k) + kInt8Offset);
   }
-  for (int64_t k = 0; k < layout_.in_features(); k += kIntGroup) {
-    scales_[k / kIntGroup] = source.scale(k);
+  if (!layout_.is_grouped()) {
+    output_scale_ = source.float_scale(0);
+    return;
+  }
+  const bool eights_in_mins = layout_.is_int4() && layout_.has_mins() && !source.has_mins();
+  for (int64_t k = 0; k < layout_.in_features(); k += layout_.group_size()) {
+    const int64_t group = k / layout_.group_size();
+    scales_[group] = source.scale(k);
+    if (layout_.has_zeros()) mins_[group] = float_to_half(static_cast<float>(source.zero(k)));
     if (!layout_.has_mins()) continue;
-    mins_[k / kIntGroup] = eights_in_mins ? minus_eight_times(source.scale(k)) : source.min(k);
+    mins_[group] = eights_in_mins ? minus_eight_times(source.scale(k)) : source.min(k);
   }
 }
 
@@ -174,12 +222,13 @@ void IntRow::read(const WeightView& part, int64_t row, const QuantizeKernels& ke
     task.x = static_cast<const char*>(part.values.data) +
              row * layout_.in_features() * static_cast<int64_t>(size_of(part.values.dtype));
   }
+  SPECDEC_CHECK(kernels.row[layout_.format()] != nullptr);
   kernels.row[layout_.format()](task);
 }
 
 void IntRow::put(int64_t first, const IntLayout& layout, int64_t lane, uint8_t* block) const {
   SPECDEC_CHECK_EQ(first % kIntRecordDepth, 0);
-  const int64_t first_group = first / kIntGroup;
+  const int64_t first_group = first / layout.group_size();
   const auto put_halves = [&](const std::vector<uint16_t>& from, auto&& offset_of) {
     const int64_t left = static_cast<int64_t>(from.size()) - first_group;
     for (int64_t group = 0; group < std::min(layout.num_groups(), left); ++group) {
@@ -232,14 +281,17 @@ void IntRow::get(int64_t lane, const uint8_t* block) {
 }
 
 void IntRow::to_float(float* out) const {
-  const int offset = layout_.offset();
-  for (int64_t begin = 0; begin < layout_.in_features(); begin += kIntGroup) {
-    const int64_t group = begin / kIntGroup;
-    const int64_t end = std::min<int64_t>(begin + kIntGroup, layout_.in_features());
+  const int8_t* table = layout_.table();
+  for (int64_t begin = 0; begin < layout_.in_features(); begin += layout_.group_size()) {
+    const int64_t group = begin / layout_.group_size();
+    const int64_t end = std::min<int64_t>(begin + layout_.group_size(), layout_.in_features());
     const float scale = layout_.is_grouped() ? half_to_float(scales_[group]) : output_scale_;
     const float min = layout_.has_mins() ? half_to_float(mins_[group]) : 0.0f;
+    const int offset = layout_.has_zeros() ? static_cast<int>(half_to_float(mins_[group]))
+                                           : code_offset(layout_.format());
     for (int64_t k = begin; k < end; ++k) {
-      out[k] = scale * static_cast<float>(codes_[k] - offset) + min;
+      const int level = table != nullptr ? table[codes_[k]] : codes_[k] - offset;
+      out[k] = scale * static_cast<float>(level) + min;
     }
   }
 }
@@ -247,11 +299,11 @@ void IntRow::to_float(float* out) const {
 void dequantize_row(const WeightView& part, int64_t row, float* out) {
   if (part.is_fp8()) return dequantize_fp8_row(part, row, out);
   const SourceRow source(part, row);
-  for (int64_t begin = 0; begin < part.in_features(); begin += part.group_size) {
-    const float scale = half_to_float(source.scale(begin));
+  for (int64_t begin = 0; begin < part.in_features(); begin += source.group_size()) {
+    const float scale = source.float_scale(begin);
     const float min = half_to_float(source.min(begin));
-    for (int64_t k = begin; k < begin + part.group_size; ++k) {
-      out[k] = scale * static_cast<float>(source.code(k)) + min;
+    for (int64_t k = begin; k < begin + source.group_size(); ++k) {
+      out[k] = scale * static_cast<float>(source.level(k)) + min;
     }
   }
 }

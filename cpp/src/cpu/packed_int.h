@@ -11,19 +11,25 @@
 
 namespace specdec::cpu {
 
-int code_offset(PackedFormat format);  // subtracted from a stored code to get the level
+// Subtracted from a stored code, or from the value of a table plus 128, to get the level that the
+// scale multiplies.
+int code_offset(PackedFormat format);
+int group_size(PackedFormat format);  // k that share a scale
 
 // Sizes and offsets within a block of 16 outputs.
 class IntLayout {
  public:
-  // `signed_int8`: see LinearKernels.
-  IntLayout(PackedFormat format, bool signed_int8, int64_t in_features);
+  // `signed_int8`: see LinearKernels. `table`: [16], of kPackedInt4Table.
+  IntLayout(PackedFormat format, bool signed_int8, int64_t in_features,
+            const int8_t* table = nullptr);
 
   PackedFormat format() const { return format_; }
   bool is_int4() const { return is_int4_; }
   bool has_mins() const { return has_mins_; }
+  bool has_zeros() const { return format_ == kPackedInt4GroupedZero; }
+  const int8_t* table() const { return table_; }
   bool is_grouped() const { return is_grouped_; }
-  int offset() const { return code_offset(format_); }
+  int group_size() const { return cpu::group_size(format_); }
   int64_t in_features() const { return in_features_; }
   int64_t num_records() const { return num_records_; }
   int64_t padded_k() const;
@@ -32,7 +38,7 @@ class IntLayout {
 
   // Offsets in a block.
   int64_t scale_at(int64_t group, int64_t lane) const;  // float16
-  int64_t min_at(int64_t group, int64_t lane) const;    // float16
+  int64_t min_at(int64_t group, int64_t lane) const;    // float16, or a zero
   int64_t output_scale_at(int64_t lane) const;          // float32, of kInt8
   int64_t codes_at(int64_t record) const;
   // XOR mask that turns four stored 8-bit codes into unsigned ones.
@@ -44,6 +50,7 @@ class IntLayout {
   bool is_int4_;
   bool has_mins_;
   bool is_grouped_;
+  const int8_t* table_;
   int64_t in_features_;
   int64_t num_records_;
   int64_t record_bytes_;
@@ -56,7 +63,7 @@ class IntRow {
   explicit IntRow(const IntLayout& layout);
 
   // Reads row `row` of `part`. Keeps its codes and scales where the layout can hold them, else
-  // quantises the row.
+  // quantises the row, which is impossible for formats with zeros or a table.
   void read(const WeightView& part, int64_t row, const QuantizeKernels& kernels);
 
   // Writes the row's inputs from `first` on, a whole number of records, to a block of `layout`,
@@ -72,7 +79,7 @@ class IntRow {
   const IntLayout& layout_;
   std::vector<uint8_t> codes_;    // [padded_k]
   std::vector<uint16_t> scales_;  // [num_groups] float16
-  std::vector<uint16_t> mins_;    // [num_groups] float16
+  std::vector<uint16_t> mins_;    // [num_groups] float16: mins, or zeros
   float output_scale_ = 0.0f;
   std::vector<float> values_;  // [in_features], of rows that are converted
 };

@@ -5,7 +5,6 @@
 
 #include "comm/communicator.h"
 #include "core/check.h"
-#include "cpu/packed_int.h"
 
 namespace specdec::cpu {
 namespace {
@@ -30,8 +29,11 @@ PackedFormat packed_format_of(WeightFormat format, DType act_dtype) {
     case WeightFormat::kInt4GroupedMin:
       return kPackedInt4GroupedMin;
     case WeightFormat::kInt4GroupedZero:
+      return kPackedInt4GroupedZero;
     case WeightFormat::kInt4Table:
+      return kPackedInt4Table;
     case WeightFormat::kInt8Grouped16:
+      return kPackedInt8Grouped16;
     case WeightFormat::kFp8:
     case WeightFormat::kFp8Grouped:
       break;  // see CpuBackend::supports
@@ -209,6 +211,11 @@ void CpuPackedLinear::set_steps(const PackArgs& args) {
   }
 }
 
+IntLayout CpuPackedLinear::layout_of(int64_t in_features) const {
+  const bool has_table = packed_format_ == kPackedInt4Table;
+  return IntLayout(packed_format_, signed_int8_, in_features, has_table ? table_.data() : nullptr);
+}
+
 const float* CpuPackedLinear::output_scales(int64_t block) const {
   return packed_format_ == kPackedInt8 ? static_cast<const float*>(this->block(block)) : nullptr;
 }
@@ -236,8 +243,12 @@ void CpuPackedLinear::pack_floats(const PackArgs& args, HostArena& arena, Thread
 
 void CpuPackedLinear::pack_integers(const PackArgs& args, const QuantizeKernels& kernels,
                                     HostArena& arena, ThreadPool& pool) {
-  const IntLayout layout(packed_format_, signed_int8_, std::max<int64_t>(in_features_, 1));
-  const IntLayout whole(packed_format_, signed_int8_, args.parts[0].in_features());
+  if (packed_format_ == kPackedInt4Table) {
+    SPECDEC_CHECK(args.parts[0].table != nullptr);
+    std::copy_n(args.parts[0].table, table_.size(), table_.begin());
+  }
+  const IntLayout layout = layout_of(std::max<int64_t>(in_features_, 1));
+  const IntLayout whole = layout_of(args.parts[0].in_features());
   padded_k_ = layout.padded_k();
   block_bytes_ = layout.block_bytes();
   data_ = arena.allocate(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
@@ -260,7 +271,7 @@ void CpuPackedLinear::unpack_row(int64_t output, float* out) const {
   SPECDEC_CHECK(!is_gated_ && !share_.by_inputs());
   const void* from = block(output / kLanes);
   if (is_integer()) {
-    const IntLayout layout(packed_format_, signed_int8_, in_features_);
+    const IntLayout layout = layout_of(in_features_);
     IntRow row(layout);
     row.get(output % kLanes, static_cast<const uint8_t*>(from));
     row.to_float(out);

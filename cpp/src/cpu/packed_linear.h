@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -14,6 +15,7 @@
 #include "core/host_arena.h"
 #include "core/thread_pool.h"
 #include "cpu/kernel_table.h"
+#include "cpu/packed_int.h"
 
 namespace specdec::cpu {
 
@@ -42,6 +44,8 @@ class CpuPackedLinear final : public PackedLinear {
   const void* block(int64_t index) const { return data_.as<char>() + index * block_bytes_; }
   int64_t num_outputs() const { return num_outputs_; }  // packed on this rank
   int64_t padded_outputs() const { return num_blocks_ * kBlockOutputs; }
+  // What the codes of kPackedInt4Table stand for: [16].
+  const int8_t* table() const { return table_.data(); }
 
   // The slices of its sums, and the number of sums that they leave per output.
   std::span<const SumSlice> sum_slices() const { return sum_slices_; }
@@ -58,6 +62,7 @@ class CpuPackedLinear final : public PackedLinear {
  private:
   void check(const PackArgs& args) const;
   void set_steps(const PackArgs& args);
+  IntLayout layout_of(int64_t in_features) const;
   void pack_floats(const PackArgs& args, HostArena& arena, ThreadPool& pool);
   void pack_integers(const PackArgs& args, const QuantizeKernels& kernels, HostArena& arena,
                      ThreadPool& pool);
@@ -75,6 +80,7 @@ class CpuPackedLinear final : public PackedLinear {
   int64_t block_bytes_ = 0;
   std::vector<SumSlice> sum_slices_;
   int num_planes_ = 1;
+  std::array<int8_t, 16> table_ = {};
   Buffer data_;
 };
 

@@ -30,6 +30,13 @@ constexpr int64_t kAlignment = 64;
 constexpr int64_t kAliasBytes = 2 << 10;
 constexpr int64_t kFewRows = 8;  // this few rows do not evict each other even when they alias
 
+// Bytes of a row's group of codes.
+template <class Code>
+int64_t bytes_of_group(int group) {
+  return group == kIntGroup ? sizeof(IntRowGroup<Code, kIntGroup>)
+                            : sizeof(IntRowGroup<Code, kSmallIntGroup>);
+}
+
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
 DType dtype_of_rows(PackedFormat format, const LinearKernels& kernels) {
@@ -41,6 +48,8 @@ DType dtype_of_rows(PackedFormat format, const LinearKernels& kernels) {
     case kPackedInt8:
     case kPackedInt8Grouped:
     case kPackedInt8GroupedMin:
+    case kPackedInt8Grouped16:
+    case kPackedInt4Table:
       return kernels.widens_int8 ? DType::kI16 : DType::kI8;
     default:
       return DType::kI8;
@@ -69,9 +78,10 @@ Projector::RowsLayout Projector::rows_layout() const {
   layout.stride = weight.padded_k();
   int64_t padding = kAlignment / layout.element_bytes;
   if (weight.is_integer()) {
+    const int group = group_size(weight.packed_format());
     layout.element_bytes =
-        layout.dtype == DType::kI8 ? sizeof(IntRowGroup<int8_t>) : sizeof(IntRowGroup<int16_t>);
-    layout.stride /= kIntGroup;
+        layout.dtype == DType::kI8 ? bytes_of_group<int8_t>(group) : bytes_of_group<int16_t>(group);
+    layout.stride /= group;
     padding = 1;
   }
   const bool is_crowded =
@@ -145,20 +155,21 @@ void Projector::begin(const CpuPackedLinear& weight, const ProjectionInput& in) 
 
 void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const {
   const RowsLayout layout = rows_layout();
-  const RowsTask task = {
-      .x = in_.x,
-      .x_bf16 = in_.dtype == DType::kBF16,
-      .row_ids = in_.row_ids,
-      .dim = weight_->in_features(),
-      .norm = kind_of(in_.norm),
-      .weight = in_.norm != nullptr ? in_.norm->weight : nullptr,
-      .bias = in_.norm != nullptr ? in_.norm->bias : nullptr,
-      .eps = in_.norm != nullptr ? in_.norm->eps : 0.0f,
-      .row_begin = row_begin,
-      .row_end = row_end,
-      .out = storage,
-      .out_stride = layout.stride,
-      .code_offset = weight_->is_integer() ? code_offset(weight_->packed_format()) : 0};
+  const RowsTask task = {.x = in_.x,
+                         .x_bf16 = in_.dtype == DType::kBF16,
+                         .row_ids = in_.row_ids,
+                         .dim = weight_->in_features(),
+                         .norm = kind_of(in_.norm),
+                         .weight = in_.norm != nullptr ? in_.norm->weight : nullptr,
+                         .bias = in_.norm != nullptr ? in_.norm->bias : nullptr,
+                         .eps = in_.norm != nullptr ? in_.norm->eps : 0.0f,
+                         .row_begin = row_begin,
+                         .row_end = row_end,
+                         .out = storage,
+                         .out_stride = layout.stride,
+                         .group_size = group_size(weight_->packed_format()),
+                         .code_offset = code_offset(weight_->packed_format()),
+                         .has_zeros = weight_->packed_format() == kPackedInt4GroupedZero};
   const RowsKernels& to = kernels_.rows;
   const bool is_bf16 = weight_->packed_format() == kPackedBf16;
   switch (layout.dtype) {
@@ -210,7 +221,8 @@ PlanesCell Projector::compute(const CpuPackedLinear& weight, const ProjectionTil
        .sums_stride = stride,
        .plane_stride = plane_stride,
        .partials = partials_.as<float>() + thread * kPartialFloats,
-       .scales_outputs = !weight.share().by_inputs()});
+       .scales_outputs = !weight.share().by_inputs(),
+       .table = weight.table()});
   return {.cell = {.sums = sums,
                    .stride = stride,
                    .row_begin = row_begin,

@@ -23,13 +23,18 @@ using specdec::testing::random_values;
 using specdec::testing::supported_isas;
 using specdec::testing::view_of;
 
-class CpuIntLinearTest : public IntFormatTest {};
-
-void expect_products(const std::vector<float>& out, const std::vector<float>& x,
-                     const std::vector<float>& weights, int64_t num_k) {
-  const std::vector<double> rows = reference::quantized_rows(x, num_k);
-  specdec::testing::expect_products(out, rows, weights, num_k, 8.0);
-}
+class CpuIntLinearTest : public IntFormatTest {
+ protected:
+  static std::vector<double> rows_of(const std::vector<float>& x, int64_t num_k) {
+    return reference::quantized_rows(x, num_k, group_of(format()));
+  }
+  static void expect_products(const std::vector<float>& out, const std::vector<float>& x,
+                              const std::vector<float>& weights, int64_t num_k) {
+    // Beside the sums of groups of kQuantGroup.
+    const int64_t more_sums = num_k / group_of(format()) - num_k / kQuantGroup;
+    specdec::testing::expect_products(out, rows_of(x, num_k), weights, num_k, 8.0 + more_sums);
+  }
+};
 
 struct Shape {
   int64_t n, k;
@@ -39,9 +44,9 @@ constexpr Shape kShapes[] = {{1, 1},   {16, 2},  {17, 31},  {33, 32},   {64, 33}
 
 TEST_P(CpuIntLinearTest, ProductsMatchDoubleLoops) {
   CpuBackend backend = make_backend(2);
-  for (const auto& [n, k] : kShapes) {
-    const std::vector<float> weight = random_values(n * k, 1);
-    const auto packed = pack(backend, view_of(weight, n));
+  for (const auto& [n, num_k] : kShapes) {
+    const int64_t k = inputs(num_k);
+    const auto packed = pack(backend, n, k);
     EXPECT_EQ(packed->format(), format());
     EXPECT_EQ(packed->out_features(), n);
     EXPECT_EQ(packed->in_features(), k);
@@ -60,9 +65,8 @@ TEST_P(CpuIntLinearTest, GroupsOfTheLargestCodesDoNotOverflow) {
   constexpr int64_t kN = 17;
   constexpr int64_t kK = 96;
   CpuBackend backend = make_backend(1);
-  const int bits = is_int4(format()) ? 4 : 8;
-  for (const int code : bits == 4 ? std::vector{0x00, 0xff} : std::vector{0x80, 0x7f}) {
-    QuantizedMatrix weight(kN, kK, bits, has_mins(format()), 1);
+  for (const int code : is_int4(format()) ? std::vector{0x00, 0xff} : std::vector{0x80, 0x7f}) {
+    QuantizedMatrix weight = codes_for(format(), kN, kK, 1);
     std::ranges::fill(weight.codes, static_cast<uint8_t>(code));
     const auto packed = pack(backend, weight.view());
     const std::vector<float> stored = unpacked(*packed);
@@ -81,10 +85,19 @@ TEST_P(CpuIntLinearTest, PartsOfAnyKindLieInOneMatrix) {
   const QuantizedMatrix small(21, k, 4, false, 1);
   const QuantizedMatrix large(9, k, 8, false, 2);
   const QuantizedMatrix shifted(18, k, 4, true, 3);
+  const QuantizedMatrix fine(3, k, 8, false, 6, 16);
+  const QuantizedMatrix with_zeros = QuantizedMatrix(5, k, 4, false, 7, 160).add_zeros(8);
+  const QuantizedMatrix with_table = QuantizedMatrix(11, k, 4, false, 9).add_table(10);
+  const QuantizedMatrix of_rows = QuantizedMatrix(2, k, 8, false, 11).use_row_scales(12);
   const std::vector<float> floats = random_values(14 * k, 4);
-  const WeightView views[] = {small.view(), large.view(), shifted.view(), view_of(floats, 14)};
+  std::vector<WeightView> views = {small.view(),   large.view(),       shifted.view(),
+                                   fine.view(),    with_zeros.view(),  with_table.view(),
+                                   of_rows.view(), view_of(floats, 14)};
+  if (format() == WeightFormat::kInt4GroupedZero) views = {small.view(), with_zeros.view()};
+  QuantizedMatrix same_table(20, k, 4, false, 13, 160);
+  same_table.table = with_table.table;
+  if (format() == WeightFormat::kInt4Table) views = {with_table.view(), same_table.view()};
   const auto packed = backend.pack_linear({.parts = views, .format = format()});
-  ASSERT_EQ(packed->out_features(), 62);
   const std::vector<float> stored = unpacked(*packed);
   // Each part is stored as it would be alone.
   int64_t row = 0;
@@ -93,6 +106,7 @@ TEST_P(CpuIntLinearTest, PartsOfAnyKindLieInOneMatrix) {
     ASSERT_EQ(0, std::memcmp(alone.data(), stored.data() + row * k, alone.size() * sizeof(float)));
     row += view.rows();
   }
+  ASSERT_EQ(packed->out_features(), row);
   const std::vector<float> x = random_values(5 * k, 5);
   expect_products(run(backend, *packed, x.data(), 5), x, stored, k);
 }
@@ -100,12 +114,11 @@ TEST_P(CpuIntLinearTest, PartsOfAnyKindLieInOneMatrix) {
 // A row alone, and the same row anywhere in batches of every size and on any number of threads.
 TEST_P(CpuIntLinearTest, RowsAreBitEqualWhateverTheBatch) {
   const int64_t n = 70;
-  const int64_t k = 1703;
+  const int64_t k = inputs(1703);
   constexpr int kRows = 70;
-  const std::vector<float> weight = random_values(n * k, 1);
   const std::vector<float> x = random_values(kRows * k, 2);
   CpuBackend single = make_backend(1);
-  const auto single_weight = pack(single, view_of(weight, n));
+  const auto single_weight = pack(single, n, k);
   std::vector<float> alone;
   for (int row = 0; row < kRows; ++row) {
     const auto out = run(single, *single_weight, x.data() + row * k, 1);
@@ -114,7 +127,7 @@ TEST_P(CpuIntLinearTest, RowsAreBitEqualWhateverTheBatch) {
   for (int num_threads : {1, 2, 5}) {
     if (specdec::testing::few_shapes() && num_threads != 2) continue;
     CpuBackend backend = make_backend(num_threads);
-    const auto packed = pack(backend, view_of(weight, n));
+    const auto packed = pack(backend, n, k);
     for (int rows = 1; rows <= kRows; ++rows) {
       if ((num_threads != 2 || specdec::testing::few_shapes()) && rows > 18 && rows % 7 != 0) {
         continue;
@@ -131,10 +144,9 @@ TEST_P(CpuIntLinearTest, LongBatchesAreBitEqualToSingleRows) {
   const int64_t n = 40;
   const int64_t k = 96;
   constexpr int kRows = 1100;
-  const std::vector<float> weight = random_values(n * k, 1);
   const std::vector<float> x = random_values(kRows * k, 2);
   CpuBackend backend = make_backend(3);
-  const auto packed = pack(backend, view_of(weight, n));
+  const auto packed = pack(backend, n, k);
   const auto all = run(backend, *packed, x.data(), kRows);
   for (int row : {0, 1, 127, 128, 511, 512, 700, 1099}) {
     const auto out = run(backend, *packed, x.data() + row * k, 1);
@@ -146,16 +158,20 @@ TEST_P(CpuIntLinearTest, LongBatchesAreBitEqualToSingleRows) {
 TEST_P(CpuIntLinearTest, NormsGathersAndBfloat16RowsEqualPreparedRows) {
   CpuBackend backend = make_backend(2);
   const int64_t n = 33;
-  const int64_t k = 90;
+  const int64_t k = inputs(90);
   const int rows = 5;
-  const auto packed = pack(backend, view_of(random_values(n * k, 1), n));
+  const auto packed = pack(backend, n, k);
   const std::vector<float> x = random_values(rows * k, 2);
   const std::vector<float> gain = random_values(k, 3);
   const std::vector<float> shift = random_values(k, 4);
   for (NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
     const NormParams norm{.kind = kind, .weight = gain.data(), .bias = shift.data()};
     std::vector<float> normal(rows * k);
-    backend.norm({.norm = norm, .x = x.data(), .out = normal.data(), .num_rows = rows, .dim = k});
+    backend.norm({.norm = norm,
+                  .x = x.data(),
+                  .out = normal.data(),
+                  .num_rows = rows,
+                  .dim = static_cast<int>(k)});
     std::vector<float> fused(rows * n);
     backend.linear({.weight = packed.get(),
                     .in = {.x = x.data(), .norm = &norm, .num_rows = rows},
@@ -191,7 +207,7 @@ TEST_P(CpuIntLinearTest, UnusualGroupsAreQuantisedSafely) {
   CpuBackend backend = make_backend(1);
   const int64_t n = 20;
   const int64_t k = 4 * kQuantGroup;
-  const auto packed = pack(backend, view_of(random_values(n * k, 1), n));
+  const auto packed = pack(backend, n, k);
   const std::vector<float> stored = unpacked(*packed);
   const auto scaled = [&](std::vector<float> scales) {  // one for each group
     std::vector<float> x = random_values(k, 2);
@@ -224,9 +240,8 @@ TEST_P(CpuIntLinearTest, GatedProductsMatchDoubleLoops) {
   const int64_t inner = 53;
   const int64_t k = 192;
   const int rows = 11;
-  const bool with_mins = has_mins(format());
-  const QuantizedMatrix gate(inner, k, is_int4(format()) ? 4 : 8, with_mins, 1);
-  const QuantizedMatrix up(inner, k, is_int4(format()) ? 4 : 8, with_mins, 2);
+  const QuantizedMatrix gate = codes_for(format(), inner, k, 1);
+  const QuantizedMatrix up = codes_for(format(), inner, k, 2);
   const WeightView views[] = {gate.view(), up.view()};
   const auto packed = backend.pack_linear({.parts = views, .format = format(), .gated = true});
   const auto gate_alone = pack(backend, views[0]);
@@ -238,7 +253,7 @@ TEST_P(CpuIntLinearTest, GatedProductsMatchDoubleLoops) {
                             .activation = Activation::kSilu,
                             .gated = true,
                             .out = out.data()});
-  const std::vector<double> codes = reference::quantized_rows(x, k);
+  const std::vector<double> codes = rows_of(x, k);
   const std::vector<double> gates = reference::linear(codes, unpacked(*gate_alone), k);
   const std::vector<double> ups = reference::linear(codes, unpacked(*up_alone), k);
   for (size_t i = 0; i < out.size(); ++i) {
@@ -251,8 +266,8 @@ TEST_P(CpuIntLinearTest, HeadsAreTheProductsOfTheWholeMatrix) {
   CpuBackend backend = make_backend(2);
   constexpr int kHeads = 3, kKvHeads = 1, kDim = 24, kRows = 9;
   const int64_t n = (kHeads + 2 * kKvHeads) * kDim;
-  const int64_t k = 100;
-  const auto packed = pack(backend, view_of(random_values(n * k, 1), n));
+  const int64_t k = inputs(100);
+  const auto packed = pack(backend, n, k);
   const std::vector<float> x = random_values(kRows * k, 2);
   std::vector<int32_t> positions;
   std::vector<int64_t> slots;
@@ -292,7 +307,7 @@ INSTANTIATE_TEST_SUITE_P(KernelSets, CpuIntLinearTest, all_int_formats(), int_fo
 // Packed weights and products have the same bits on every kernel set.
 TEST(CpuIntLinear, AllKernelSetsGiveTheSameBits) {
   const int64_t n = 61;
-  const int64_t k = 845;
+  constexpr int64_t k = 845;
   const int rows = 11;
   std::vector<float> weight = random_values(n * k, 1);
   for (int64_t i = 0; i < n * k; i += 97) weight[i] *= 1e-5f;
@@ -301,9 +316,13 @@ TEST(CpuIntLinear, AllKernelSetsGiveTheSameBits) {
   for (int64_t i = 0; i < n * k; ++i) {
     halves.push_back(static_cast<uint16_t>((i * 2654435761u >> 7) & 0xbbff));
   }
-  const WeightView views[] = {view_of(weight, n), {.values = {halves.data(), DType::kF16, {n, k}}}};
-  const std::vector<float> x = random_values(rows * k, 2);
   for (WeightFormat format : kIntFormats) {
+    const QuantizedMatrix codes = codes_for(format, n, 864, 1);
+    std::vector<WeightView> views = {codes.view()};
+    if (!takes_codes_alone(format)) {
+      views = {view_of(weight, n), {.values = {halves.data(), DType::kF16, {n, k}}}};
+    }
+    const std::vector<float> x = random_values(rows * views[0].in_features(), 2);
     std::vector<float> weights, products;
     for (Isa isa : supported_isas()) {
       SCOPED_TRACE(::testing::Message() << name_of(format) << " on " << name_of(isa));

@@ -22,6 +22,7 @@ using specdec::testing::view_of;
 class CpuIntPackingTest : public IntFormatTest {};
 
 TEST_P(CpuIntPackingTest, StoredWeightsAreNearTheOriginal) {
+  if (takes_codes_alone(format())) GTEST_SKIP() << "takes no floats";
   CpuBackend backend = make_backend(2);
   const int64_t n = 37;
   const int64_t k = 500;
@@ -32,8 +33,8 @@ TEST_P(CpuIntPackingTest, StoredWeightsAreNearTheOriginal) {
   double plain_squares = 0;  // of the textbook placement of 16 levels
   for (int64_t row = 0; row < n; ++row) {
     const auto row_begin = weight.begin() + row * k;
-    for (int64_t begin = 0; begin < k; begin += kQuantGroup) {
-      const int64_t end = std::min(k, begin + kQuantGroup);
+    for (int64_t begin = 0; begin < k; begin += group_of(format())) {
+      const int64_t end = std::min(k, begin + group_of(format()));
       auto first = row_begin + begin;
       auto last = row_begin + end;
       if (format() == WeightFormat::kInt8) first = row_begin, last = row_begin + k;
@@ -60,22 +61,49 @@ TEST_P(CpuIntPackingTest, StoredWeightsAreNearTheOriginal) {
   EXPECT_LE(squares, plain_squares * (is_int4(format()) ? 0.95 : 1.03));
 }
 
+// The ways in which checkpoints store integers.
+enum class Kind { kPlain, kMins, kZeros, kTable, kRowScales };
+struct Stored {
+  int bits;
+  Kind kind;
+};
+constexpr Stored kStored[] = {{4, Kind::kPlain},    {4, Kind::kMins},  {4, Kind::kZeros},
+                              {4, Kind::kTable},    {8, Kind::kPlain}, {8, Kind::kMins},
+                              {8, Kind::kRowScales}};
+
+QuantizedMatrix stored_matrix(const Stored& stored, int64_t n, int64_t k, int group_size) {
+  QuantizedMatrix matrix(n, k, stored.bits, stored.kind == Kind::kMins, 1, group_size);
+  if (stored.kind == Kind::kZeros) matrix.add_zeros(2);
+  if (stored.kind == Kind::kTable) matrix.add_table(3);
+  if (stored.kind == Kind::kRowScales) matrix.use_row_scales(4);
+  return matrix;
+}
+
+// Whether a format holds these codes, scales, mins and zeros, or numbers that are equal to them.
+bool keeps(WeightFormat format, const Stored& stored, int group_size) {
+  if (stored.kind == Kind::kRowScales) return format == WeightFormat::kInt8;
+  if (format == WeightFormat::kInt8 || group_size % group_of(format) != 0) return false;
+  if (stored.kind == Kind::kMins && !has_mins(format)) return false;
+  if (!is_int4(format)) return true;
+  if (stored.bits == 8) return false;
+  if (stored.kind == Kind::kTable) return format == WeightFormat::kInt4Table;
+  if (stored.kind == Kind::kZeros) return format == WeightFormat::kInt4GroupedZero;
+  return format != WeightFormat::kInt4Table;
+}
+
 TEST_P(CpuIntPackingTest, CodesOfACheckpointAreKept) {
   CpuBackend backend = make_backend(2);
-  for (int bits : {4, 8}) {
-    for (bool with_mins : {false, true}) {
-      for (int group_size : {kQuantGroup, 2 * kQuantGroup}) {
-        const bool fits = format() != WeightFormat::kInt8 && (!with_mins || has_mins(format())) &&
-                          (bits == 4 || !is_int4(format()));
-        if (!fits) continue;
-        SCOPED_TRACE(::testing::Message()
-                     << bits << " bits, mins " << with_mins << ", groups of " << group_size);
-        const QuantizedMatrix matrix(35, 192, bits, with_mins, 1, group_size);
-        const std::vector<double> expected = reference::values_of(matrix.view());
-        const std::vector<float> stored = unpacked(*pack(backend, matrix.view()));
-        for (size_t i = 0; i < stored.size(); ++i) {
-          ASSERT_EQ(stored[i], static_cast<float>(expected[i])) << "at " << i;
-        }
+  for (const Stored& stored : kStored) {
+    for (int group_size : {16, kQuantGroup, 2 * kQuantGroup}) {
+      if (!keeps(format(), stored, group_size)) continue;
+      SCOPED_TRACE(::testing::Message()
+                   << stored.bits << " bits, kind " << static_cast<int>(stored.kind)
+                   << ", groups of " << group_size);
+      const QuantizedMatrix matrix = stored_matrix(stored, 35, 192, group_size);
+      const std::vector<double> expected = reference::values_of(matrix.view());
+      const std::vector<float> values = unpacked(*pack(backend, matrix.view()));
+      for (size_t i = 0; i < values.size(); ++i) {
+        ASSERT_EQ(values[i], static_cast<float>(expected[i])) << "at " << i;
       }
     }
   }
@@ -83,25 +111,48 @@ TEST_P(CpuIntPackingTest, CodesOfACheckpointAreKept) {
 
 TEST_P(CpuIntPackingTest, CodesThatDoNotFitAreConverted) {
   CpuBackend backend = make_backend(1);
-  for (int bits : {4, 8}) {
-    for (bool with_mins : {false, true}) {
-      const QuantizedMatrix matrix(19, 96, bits, with_mins, 1);
-      const std::vector<double> values = reference::values_of(matrix.view());
-      const std::vector<float> as_floats(values.begin(), values.end());
-      const std::vector<float> stored = unpacked(*pack(backend, matrix.view()));
+  for (const Stored& stored : kStored) {
+    for (int group_size : {16, kQuantGroup}) {
+      SCOPED_TRACE(::testing::Message()
+                   << stored.bits << " bits, kind " << static_cast<int>(stored.kind)
+                   << ", groups of " << group_size);
+      const QuantizedMatrix matrix = stored_matrix(stored, 19, 96, group_size);
+      if (takes_codes_alone(format()) && !keeps(format(), stored, group_size)) {
+        EXPECT_THROW(pack(backend, matrix.view()), InternalError);
+        continue;
+      }
+      const std::vector<double> expected = reference::values_of(matrix.view());
+      const std::vector<float> values = unpacked(*pack(backend, matrix.view()));
       double error = 0;
       double scale = 0;
-      for (size_t i = 0; i < stored.size(); ++i) {
-        error += (stored[i] - values[i]) * (stored[i] - values[i]);
-        scale += values[i] * values[i];
+      for (size_t i = 0; i < values.size(); ++i) {
+        error += (values[i] - expected[i]) * (values[i] - expected[i]);
+        scale += expected[i] * expected[i];
       }
-      EXPECT_LE(std::sqrt(error / scale), is_int4(format()) ? 0.11 : 0.02)
-          << bits << " bits, mins " << with_mins;
+      EXPECT_LE(std::sqrt(error / scale), is_int4(format()) ? 0.11 : 0.02);
     }
   }
 }
 
+TEST_P(CpuIntPackingTest, FormatsOfCodesRefuseFloatsAndOtherTables) {
+  if (!takes_codes_alone(format())) GTEST_SKIP() << "takes floats";
+  CpuBackend backend = make_backend(2);
+  const std::vector<float> floats = random_values(3 * kQuantGroup, 1);
+  EXPECT_THROW(pack(backend, view_of(floats, 3)), InternalError);
+  QuantizedMatrix first = codes_for(format(), 3, kQuantGroup, 1);
+  QuantizedMatrix second = codes_for(format(), 3, kQuantGroup, 2);
+  const auto pack_both = [&] {
+    const WeightView views[] = {first.view(), second.view()};
+    return backend.pack_linear({.parts = views, .format = format()});
+  };
+  EXPECT_EQ(pack_both()->out_features(), 6);
+  if (second.table.empty()) return;
+  ++second.table[5];
+  EXPECT_THROW(pack_both(), InternalError);
+}
+
 TEST_P(CpuIntPackingTest, UnusualWeightsAreStoredSafely) {
+  if (takes_codes_alone(format())) GTEST_SKIP() << "takes no floats";
   CpuBackend backend = make_backend(1);
   const int64_t k = 2 * kQuantGroup;
   std::vector<float> weight = random_values(8 * k, 1);
@@ -122,21 +173,22 @@ TEST_P(CpuIntPackingTest, UnusualWeightsAreStoredSafely) {
 
 TEST_P(CpuIntPackingTest, EmbeddingRowsEqualTheTable) {
   CpuBackend backend = make_backend(2);
-  const std::vector<float> weight = random_values(51 * 70, 1);
-  const WeightView view = view_of(weight, 51);
+  const int64_t dim = inputs(70);
+  const Source weight(format(), 51, dim, 1);
+  const WeightView view = weight.view();
   const auto packed = pack(backend, view);
   const std::vector<float> stored = unpacked(*packed);
   const auto tied = backend.embedding_from(*packed);
   const auto own = backend.make_embedding(view, format());
   const std::vector<int32_t> ids = {50, 0, 17, 15, 16, 50, 1};
   for (const EmbeddingTable* table : {tied.get(), own.get()}) {
-    std::vector<float> out(ids.size() * 70, NAN);
+    std::vector<float> out(ids.size() * dim, NAN);
     backend.embed({.table = table,
                    .token_ids = ids.data(),
                    .out = out.data(),
                    .num_rows = static_cast<int>(ids.size())});
     for (size_t i = 0; i < out.size(); ++i) {
-      ASSERT_EQ(out[i], stored[ids[i / 70] * 70 + i % 70]) << i;
+      ASSERT_EQ(out[i], stored[ids[i / dim] * dim + i % dim]) << i;
     }
   }
 }
@@ -165,15 +217,13 @@ TEST(CpuIntPacking, ScalesOfAnySizeKeepTheirCodes) {
 // At the act dtype a checkpoint's codes become the floats they stand for.
 TEST(CpuIntPacking, QuantisedCheckpointsUnpackToFloats) {
   CpuBackend backend(Isa::kGeneric, 1, DType::kF32);
-  for (int bits : {4, 8}) {
-    for (bool with_mins : {false, true}) {
-      const QuantizedMatrix matrix(18, 64, bits, with_mins, 1);
-      const WeightView view = matrix.view();
-      const std::vector<double> expected = reference::values_of(view);
-      const std::vector<float> stored = unpacked(*backend.pack_linear({.parts = {&view, 1}}));
-      for (size_t i = 0; i < stored.size(); ++i) {
-        ASSERT_EQ(stored[i], static_cast<float>(expected[i])) << i;
-      }
+  for (const Stored& stored : kStored) {
+    const QuantizedMatrix matrix = stored_matrix(stored, 18, 64, 16);
+    const WeightView view = matrix.view();
+    const std::vector<double> expected = reference::values_of(view);
+    const std::vector<float> values = unpacked(*backend.pack_linear({.parts = {&view, 1}}));
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(values[i], static_cast<float>(expected[i])) << i;
     }
   }
 }

@@ -6,6 +6,7 @@
 #include "cpu/cpu_backend.h"
 #include "testing/cpu_isas.h"
 #include "testing/oracle/operations.h"
+#include "testing/quantized_matrix.h"
 #include "testing/values.h"
 
 namespace specdec {
@@ -126,6 +127,46 @@ TEST_P(CpuMoe, RowsDoNotSeeTheirBatchMates) {
     backend_.moe(args);
     EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + row * kHidden)) << row;
   }
+}
+
+// Experts whose codes stand for different values: each uses its own table.
+TEST_P(CpuMoe, ExpertsHaveTablesOfTheirOwn) {
+  constexpr int kExperts = 3;
+  constexpr int kDim = 64;
+  for (int expert = 0; expert < kExperts; ++expert) {
+    for (const bool is_gated : {true, false}) {
+      const uint32_t seed = 2 * expert + is_gated;
+      const auto codes = testing::QuantizedMatrix(kDim, kDim, 4, false, 9).add_table(seed);
+      const WeightView parts[] = {codes.view(), codes.view()};
+      owned_.push_back(backend_.pack_linear({.parts = {parts, is_gated ? 2u : 1u},
+                                             .format = WeightFormat::kInt4Table,
+                                             .gated = is_gated}));
+      (is_gated ? gate_up_ : down_).push_back(owned_.back().get());
+    }
+  }
+  std::mt19937_64 random(9);
+  const std::vector<uint8_t> x = as_act(act_values(random, kDim, 0.01f));
+  std::vector<std::vector<float>> results;
+  for (int expert = 0; expert < kExperts; ++expert) {
+    std::vector<float> logits(kExperts, 0.0f);
+    logits[expert] = 1.0f;
+    std::vector<float>& out = results.emplace_back(kDim, 0.0f);
+    MoeArgs args = make_args(logits, x, 1, true, 1);
+    args.out = out.data();
+    backend_.moe(args);
+
+    std::vector<float> act(kDim), expected(kDim);
+    backend_.activated_linear({.weight = gate_up_[expert],
+                               .in = {.x = x.data(), .dtype = dtype(), .num_rows = 1},
+                               .activation = args.activation,
+                               .out = act.data()});
+    backend_.linear({.weight = down_[expert],
+                     .in = {.x = act.data(), .dtype = dtype(), .num_rows = 1},
+                     .out = expected.data()});
+    EXPECT_EQ(out, expected) << expert;
+  }
+  EXPECT_NE(results[0], results[1]);
+  EXPECT_NE(results[1], results[2]);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, CpuMoe, testing::all_isas_and_dtypes(),

@@ -36,16 +36,19 @@ TEST(CpuPrefetch, SetsOfZen4HaveKernelsForBothCaches) {
 }
 
 TEST(CpuPrefetch, ProductsHaveTheSameBits) {
-  constexpr int64_t kOutputs = 61, kInputs = 845;
+  constexpr int64_t kOutputs = 61;
   constexpr int kMostRows = 37;
-  const std::vector<float> values = random_values(kOutputs * kInputs, 1);
-  const std::vector<float> x = random_values(kMostRows * kInputs, 2);
-  const WeightView view = specdec::testing::view_of(values, kOutputs);
   for (const Isa isa : supported_isas()) {
     for (const DType act : {DType::kF32, DType::kBF16}) {
       CpuBackend into_l1(isa, 2, act, PrefetchInto::kL1), into_l2(isa, 2, act, PrefetchInto::kL2);
-      for (const WeightFormat format : {WeightFormat::kAct, WeightFormat::kInt8,
-                                        WeightFormat::kInt8Grouped, WeightFormat::kInt4Grouped}) {
+      for (const WeightFormat format :
+           {WeightFormat::kAct, WeightFormat::kInt8, WeightFormat::kInt8Grouped,
+            WeightFormat::kInt4Grouped, WeightFormat::kInt4GroupedZero, WeightFormat::kInt4Table,
+            WeightFormat::kInt8Grouped16}) {
+        const int64_t num_k = inputs_for(format, 845);
+        const Source source(format, kOutputs, num_k, 1);
+        const WeightView view = source.view();
+        const std::vector<float> x = random_values(kMostRows * num_k, 2);
         const PackArgs args = {.parts = {&view, 1}, .format = format};
         const auto first = into_l1.pack_linear(args), second = into_l2.pack_linear(args);
         for (const int rows : {1, 2, 4, 7, 8, 9, 16, 17, kMostRows}) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <random>
 #include <span>
 #include <thread>
@@ -25,6 +26,7 @@ namespace {
 
 using specdec::testing::on_ranks;
 using specdec::testing::random_values;
+using specdec::testing::rows_of;
 using specdec::testing::runs_of;
 using specdec::testing::sum_of_slices;
 using specdec::testing::supported_isas;
@@ -42,7 +44,28 @@ constexpr Format kFormats[] = {{DType::kF32, WeightFormat::kAct},
                                {DType::kF32, WeightFormat::kInt8Grouped},
                                {DType::kF32, WeightFormat::kInt8GroupedMin},
                                {DType::kF32, WeightFormat::kInt4Grouped},
-                               {DType::kF32, WeightFormat::kInt4GroupedMin}};
+                               {DType::kF32, WeightFormat::kInt4GroupedMin},
+                               {DType::kF32, WeightFormat::kInt4GroupedZero},
+                               {DType::kF32, WeightFormat::kInt4Table},
+                               {DType::kF32, WeightFormat::kInt8Grouped16}};
+
+// A random matrix that can be stored in a format: floats of the act dtype, or codes.
+class Weight {
+ public:
+  Weight(const Format& format, int64_t n, int64_t k, uint32_t seed) {
+    if (takes_codes_alone(format.weight)) {
+      codes_.emplace(codes_for(format.weight, n, k, seed));
+    } else {
+      floats_.emplace(n, k, format.act, seed);
+    }
+  }
+  WeightView view() const { return codes_.has_value() ? codes_->view() : floats_->view(); }
+  const Matrix& floats() const { return *floats_; }
+
+ private:
+  std::optional<Matrix> floats_;
+  std::optional<specdec::testing::QuantizedMatrix> codes_;
+};
 
 struct Params {
   Isa isa;
@@ -76,6 +99,10 @@ class CpuSlices : public ::testing::TestWithParam<Params> {
   WeightFormat format() const { return GetParam().format.weight; }
   bool is_integer() const { return format() != WeightFormat::kAct; }
   DType act() const { return GetParam().format.act; }
+  int64_t inputs(int64_t k) const { return inputs_for(format(), k); }
+  Weight make_weight(int64_t n, int64_t k, uint32_t seed) const {
+    return Weight(GetParam().format, n, k, seed);
+  }
 
   std::unique_ptr<PackedLinear> pack(CpuBackend& backend, const WeightView& view,
                                      const KSlices& slices) const {
@@ -149,10 +176,11 @@ class CpuSlices : public ::testing::TestWithParam<Params> {
 // A slice alone is a plain product of its inputs, so what slices add is the tree.
 TEST_P(CpuSlices, TotalIsTheTreeOverPlainProductsOfTheSlices) {
   CpuBackend backend = make_backend(2);
-  for (const auto& [n, k, unit] : kShapes) {
+  for (const auto& [n, num_k, unit] : kShapes) {
+    const int64_t k = inputs(num_k);
     if (specdec::testing::is_left_out(1, k)) continue;
     const KSlices slices = KSlices::whole(k, unit);
-    const Matrix weight(n, k, act(), 1);
+    const Weight weight = make_weight(n, k, 1);
     // Codes of a whole row, so that a slice taken alone has the same.
     const WeightView view = weight.view();
     const auto packed = pack(backend, view, slices);
@@ -184,16 +212,17 @@ TEST_P(CpuSlices, TotalIsTheTreeOverPlainProductsOfTheSlices) {
 TEST_P(CpuSlices, Float32ProductsAreTheDefinition) {
   if (is_integer() || act() != DType::kF32) GTEST_SKIP() << "of float32";
   CpuBackend backend = make_backend(1);
-  for (const auto& [n, k, unit] : kShapes) {
+  for (const auto& [n, num_k, unit] : kShapes) {
+    const int64_t k = inputs(num_k);
     if (specdec::testing::is_left_out(1, k)) continue;
     const KSlices slices = KSlices::whole(k, unit);
-    const Matrix weight(n, k, act(), 1);
+    const Weight weight = make_weight(n, k, 1);
     const Matrix x(3, k, act(), 2);
     const std::vector<float> out = product(backend, *pack(backend, weight.view(), slices), x, 3);
     for (int64_t i = 0; i < 3 * n; ++i) {
       float s[kNumSlices];
       for (int slice = 0; slice < kNumSlices; ++slice) {
-        s[slice] = slice_of_floats(&x.values[i / n * k], &weight.values[i % n * k],
+        s[slice] = slice_of_floats(&x.values[i / n * k], &weight.floats().values[i % n * k],
                                    slices.bounds[slice], slices.bounds[slice + 1]);
       }
       ASSERT_EQ(out[i], sum_of_slices(s)) << "n " << n << " k " << k << " at " << i;
@@ -202,10 +231,11 @@ TEST_P(CpuSlices, Float32ProductsAreTheDefinition) {
 }
 
 TEST_P(CpuSlices, BitsDependOnNeitherRowsNorThreads) {
-  for (const auto& [n, k, unit] : kShapes) {
+  for (const auto& [n, num_k, unit] : kShapes) {
+    const int64_t k = inputs(num_k);
     if (specdec::testing::is_left_out(1, k)) continue;
     const KSlices slices = KSlices::whole(k, unit);
-    const Matrix weight(n, k, act(), 1);
+    const Weight weight = make_weight(n, k, 1);
     const Matrix x(70, k, act(), 2);
     CpuBackend single = make_backend(1);
     const std::vector<float> all = product(single, *pack(single, weight.view(), slices), x, 70);
@@ -222,10 +252,11 @@ TEST_P(CpuSlices, BitsDependOnNeitherRowsNorThreads) {
 }
 
 TEST_P(CpuSlices, BitsDoNotDependOnTheNumberOfRanks) {
-  for (const auto& [n, k, unit] : kShapes) {
+  for (const auto& [n, num_k, unit] : kShapes) {
+    const int64_t k = inputs(num_k);
     if (specdec::testing::is_left_out(1, k)) continue;
     const KSlices whole = KSlices::whole(k, unit);
-    const Matrix weight(n, k, act(), 1);
+    const Weight weight = make_weight(n, k, 1);
     const WeightView view = weight.view();
     const std::vector<float> bias = random_values(n, 3);
     std::vector<Matrix> inputs;
@@ -261,14 +292,15 @@ TEST_P(CpuSlices, BitsDoNotDependOnTheNumberOfRanks) {
 // Whoever comes first: products of few and of many rows by turns, as every rank is held up at
 // random.
 TEST_P(CpuSlices, RanksThatAreLateChangeNothing) {
-  constexpr int64_t kOutputs = 20, kInputs = 1100;
+  constexpr int64_t kOutputs = 20;
+  const int64_t num_k = inputs(1100);
   constexpr int kRounds = 12;
-  const KSlices whole = KSlices::whole(kInputs, 64);
-  const Matrix weight(kOutputs, kInputs, act(), 1);
+  const KSlices whole = KSlices::whole(num_k, 64);
+  const Weight weight = make_weight(kOutputs, num_k, 1);
   const WeightView view = weight.view();
   CpuBackend single = make_backend(1);
   const int most_rows = *std::ranges::max_element(kRowCounts);
-  const Matrix x(most_rows, kInputs, act(), 2);
+  const Matrix x(most_rows, num_k, act(), 2);
   const auto sums = sums_of_slices(single, view, whole, x, most_rows);
   for (const int size : {2, 3, 8}) {
     const std::vector<SliceRun> runs = runs_of(size);
@@ -276,7 +308,7 @@ TEST_P(CpuSlices, RanksThatAreLateChangeNothing) {
       const KSlices own = whole.cut(runs[ranks.rank()]);
       CpuBackend backend = make_backend(1);
       const auto share = share_of(backend, view, own, &ranks, runs);
-      const Matrix mine = own_inputs(x, most_rows, kInputs, own);
+      const Matrix mine = own_inputs(x, most_rows, num_k, own);
       std::mt19937 random(ranks.rank());
       for (int round = 0; round < kRounds; ++round) {
         const int rows = kRowCounts[round % std::size(kRowCounts)];
@@ -286,7 +318,7 @@ TEST_P(CpuSlices, RanksThatAreLateChangeNothing) {
           float s[kNumSlices];
           for (int slice = 0; slice < kNumSlices; ++slice) s[slice] = sums[slice][i];
           // A scale of all of an output is applied to the total, and here to every slice.
-          const float close = format() == WeightFormat::kInt8 ? 1e-4f * std::sqrt(kInputs) : 0.0f;
+          const float close = format() == WeightFormat::kInt8 ? 1e-4f * std::sqrt(1100.0f) : 0.0f;
           ASSERT_NEAR(out[i], sum_of_slices(s), close) << size << " ranks, round " << round;
         }
       }
@@ -296,8 +328,8 @@ TEST_P(CpuSlices, RanksThatAreLateChangeNothing) {
 
 TEST_P(CpuSlices, OutputsThatRanksShareAreGathered) {
   const int64_t n = 101;
-  const int64_t k = 130;
-  const Matrix weight(n, k, act(), 1);
+  const int64_t k = inputs(130);
+  const Weight weight = make_weight(n, k, 1);
   const WeightView view = weight.view();
   const std::vector<float> bias = random_values(n, 3);
   const Matrix x(17, k, act(), 2);
@@ -324,9 +356,7 @@ TEST_P(CpuSlices, OutputsThatRanksShareAreGathered) {
     for (int rank = 0; rank <= size; ++rank) outputs.push_back(n * rank / size);
     on_ranks(size, [&](Communicator& ranks) {
       const int64_t first = outputs[ranks.rank()];
-      WeightView own = view;
-      own.values.data = weight.bytes.data() + first * k * static_cast<int64_t>(size_of(act()));
-      own.values.shape = {outputs[ranks.rank() + 1] - first, k};
+      const WeightView own = rows_of(view, first, outputs[ranks.rank() + 1] - first);
       CpuBackend backend = make_backend(2);
       const auto share = backend.pack_linear(
           {.parts = {&own, 1}, .format = format(), .ranks = &ranks, .rank_outputs = outputs});
@@ -343,18 +373,18 @@ TEST_P(CpuSlices, OutputsThatRanksShareAreGathered) {
 TEST_P(CpuSlices, ExpertsThatRanksShareGiveTheBitsOfWholeOnes) {
   constexpr int kExperts = 5;
   constexpr int kTopK = 2;
-  constexpr int64_t kHidden = 40;
-  constexpr int64_t kInner = 1000;
+  const int64_t hidden = inputs(40);
+  const int64_t inner = inputs(1000);
   const int rows = 13;
-  const KSlices whole = KSlices::whole(kInner, 64);
-  std::vector<Matrix> gate_up, down;
+  const KSlices whole = KSlices::whole(inner, 64);
+  std::vector<Weight> gate_up, down;
   for (int expert = 0; expert < kExperts; ++expert) {
-    gate_up.emplace_back(2 * kInner, kHidden, act(), 10 + expert);
-    down.emplace_back(kHidden, kInner, act(), 20 + expert);
+    gate_up.push_back(make_weight(2 * inner, hidden, 10 + expert));
+    down.push_back(make_weight(hidden, inner, 20 + expert));
   }
-  const Matrix x(rows, kHidden, act(), 1);
+  const Matrix x(rows, hidden, act(), 1);
   const std::vector<float> logits = random_values(rows * kExperts, 2);
-  const std::vector<float> residual = random_values(rows * kHidden, 3);
+  const std::vector<float> residual = random_values(rows * hidden, 3);
   // Null ranks: all of it.
   const auto run = [&](Communicator* ranks, std::span<const SliceRun> runs) {
     const KSlices own = ranks != nullptr ? whole.cut(runs[ranks->rank()]) : whole;
@@ -362,14 +392,9 @@ TEST_P(CpuSlices, ExpertsThatRanksShareGiveTheBitsOfWholeOnes) {
     std::vector<std::unique_ptr<PackedLinear>> owned;
     std::vector<const PackedLinear*> firsts, seconds;
     for (int expert = 0; expert < kExperts; ++expert) {
-      const int64_t row_bytes = kHidden * static_cast<int64_t>(size_of(act()));
-      const auto rows_of = [&](int64_t first) {
-        WeightView part = gate_up[expert].view();
-        part.values.data = gate_up[expert].bytes.data() + first * row_bytes;
-        part.values.shape = {own.in_features(), kHidden};
-        return part;
-      };
-      const WeightView parts[] = {rows_of(own.begin()), rows_of(kInner + own.begin())};
+      const WeightView both = gate_up[expert].view();
+      const WeightView parts[] = {rows_of(both, own.begin(), own.in_features()),
+                                  rows_of(both, inner + own.begin(), own.in_features())};
       owned.push_back(backend.pack_linear({.parts = parts, .format = format(), .gated = true}));
       firsts.push_back(owned.back().get());
       const WeightView view = down[expert].view();

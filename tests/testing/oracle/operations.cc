@@ -134,11 +134,11 @@ std::vector<double> linear(std::span<const double> x, std::span<const float> wei
   return out;
 }
 
-std::vector<double> quantized_rows(std::span<const float> x, int64_t dim) {
+std::vector<double> quantized_rows(std::span<const float> x, int64_t dim, int group_size) {
   std::vector<double> out;
   for (int64_t row = 0; row < static_cast<int64_t>(x.size()); row += dim) {
-    for (int64_t begin = 0; begin < dim; begin += kQuantGroup) {
-      const auto group = x.subspan(row + begin, std::min<int64_t>(kQuantGroup, dim - begin));
+    for (int64_t begin = 0; begin < dim; begin += group_size) {
+      const auto group = x.subspan(row + begin, std::min<int64_t>(group_size, dim - begin));
       float largest = 0.0f;
       for (float value : group) largest = std::max(largest, std::abs(value));
       const bool is_zero = largest < 0x1p-100f;
@@ -166,13 +166,21 @@ std::vector<double> values_of(const WeightView& weight) {
       out[i] = double{e4m3_to_float(bytes[i])} * weight.block_scales[block];
       continue;
     }
+    if (weight.has_row_scales()) {
+      out[i] = double{weight.block_scales[i / num_k]} * static_cast<int8_t>(bytes[i]);
+      continue;
+    }
     const int64_t group = i / num_k * (num_k / weight.group_size) + i % num_k / weight.group_size;
     int code = 0;
     if (weight.bits() == 8) {
       code = static_cast<int8_t>(bytes[i]);
     } else {
       code = (i % 2 == 0 ? bytes[i / 2] : bytes[i / 2] >> 4) & 15;
-      if (weight.mins == nullptr) code -= 8;
+      if (weight.table != nullptr) {
+        code = weight.table[code];
+      } else if (weight.mins == nullptr) {
+        code -= weight.zeros != nullptr ? weight.zeros[group] : 8;
+      }
     }
     out[i] = double{half_to_float(weight.scales[group])} * code;
     if (weight.mins != nullptr) out[i] += half_to_float(weight.mins[group]);

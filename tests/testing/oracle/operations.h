@@ -32,8 +32,9 @@ std::vector<double> linear(std::span<const double> x, std::span<const float> wei
                            int64_t in_features);
 
 // The rows [*, dim] that products with integer weights compute with: int8 codes times the scale of
-// their group of kQuantGroup.
-std::vector<double> quantized_rows(std::span<const float> x, int64_t dim);
+// their group.
+std::vector<double> quantized_rows(std::span<const float> x, int64_t dim,
+                                   int group_size = kQuantGroup);
 
 // The values [rows, in_features] that a matrix of a checkpoint stands for.
 std::vector<double> values_of(const WeightView& weight);

@@ -32,26 +32,32 @@ constexpr int kMaxBlocks = 1;
 constexpr int kMaxRows = 4;
 constexpr int kMaxBlocks = 1;
 #endif
-constexpr int kGroupsOfRecord = kIntRecordDepth / kIntGroup;
-constexpr int kGroupScaleBytes = kIntHeaderBytes / kGroupsOfRecord;
+constexpr int kGroupScaleBytes = kLanes * 2;
 constexpr int64_t kWeightsL1Bytes = 24 << 10;  // of one group of blocks, between passes of rows
 
 // kInto: the cache into which a pass over the weights prefetches later lines.
 template <PackedFormat kFormat, PrefetchInto kInto>
 struct IntFormat {
   static constexpr PrefetchInto kPrefetchInto = kInto;
-  static constexpr bool kIsInt4 = kFormat == kPackedInt4Grouped || kFormat == kPackedInt4GroupedMin;
   static constexpr bool kHasMins =
       kFormat == kPackedInt8GroupedMin || kFormat == kPackedInt4GroupedMin;
+  static constexpr bool kHasZeros = kFormat == kPackedInt4GroupedZero;
+  static constexpr bool kHasTable = kFormat == kPackedInt4Table;
+  static constexpr bool kIsInt4 =
+      kFormat == kPackedInt4Grouped || kFormat == kPackedInt4GroupedMin || kHasZeros || kHasTable;
   static constexpr bool kIsGrouped = kFormat != kPackedInt8;
-  using Dot = std::conditional_t<kIsInt4, Int4Dot, Int8Dot>;
-  static constexpr int kOffset = !kIsInt4 ? kInt8Offset : kHasMins ? 0 : kInt4Offset;
-  static constexpr int kHeaderBytes =
-      kIsGrouped ? (kHasMins ? 2 : 1) * kIntHeaderBytes : 0;  // of a record
+  static constexpr int kGroup = kFormat == kPackedInt8Grouped16 ? kSmallIntGroup : kIntGroup;
+  static constexpr int kGroupsOfRecord = kIntRecordDepth / kGroup;
+  using Dot = std::conditional_t<kIsInt4 && !kHasTable, Int4Dot, Int8Dot>;
+  static constexpr int kOffset = !kIsInt4 || kHasTable   ? kInt8Offset
+                                 : kHasMins || kHasZeros ? 0
+                                                         : kInt4Offset;
+  static constexpr int kHeaderBytes =  // of a record
+      kIsGrouped ? (kHasMins || kHasZeros ? 2 : 1) * kGroupsOfRecord * kGroupScaleBytes : 0;
   static constexpr int kRecordBytes = kHeaderBytes + (kIsInt4 ? kInt4CodesBytes : kInt8CodesBytes);
   static constexpr int kLineQuads = kIsInt4 ? 2 : 1;
-  static constexpr int kGroupLines = kIntGroup / 4 / kLineQuads;
-  using RowGroup = IntRowGroup<typename Dot::Code>;
+  static constexpr int kGroupLines = kGroup / 4 / kLineQuads;
+  using RowGroup = IntRowGroup<typename Dot::Code, kGroup>;
 };
 
 // Up to this many rows work on one block at a time, because memory limits them rather than
@@ -66,6 +72,7 @@ struct IntSpan {
   int64_t x_stride;        // bytes from one row to the next
   const uint8_t* weights;  // a record
   int64_t block_bytes;
+  const int8_t* table;
   SliceSpan slices;
   // Prefetches one line per line of weights used, starting here and moving by ahead_step bytes per
   // block's worth.
@@ -88,16 +95,17 @@ void run_int_tile(const IntSpan<Format>& span, const TileSums& tile_sums) {
   SliceSpan slices = span.slices;
   const uint8_t* record = span.weights;
   RowPointers<uint8_t> x(span.x, span.x_stride);
+  const HalfBytes<Format> half_bytes(span.table);
   do {
     const SumsAt own = tile_sums.unfinished(*slices.slice, kLanes);
     begin_slice(slices.starts, own, sums);
     const uint8_t* const end = record + k_of_slice(slices) / kIntRecordDepth * Format::kRecordBytes;
     for (; record < end; record += Format::kRecordBytes) {
 #pragma GCC unroll 1
-      for (int group = 0; group < kGroupsOfRecord; ++group) {
+      for (int group = 0; group < Format::kGroupsOfRecord; ++group) {
         add_group<Format, kRows>(
             record + Format::kHeaderBytes + group * (Format::kGroupLines * kLineBytes),
-            record + group * kGroupScaleBytes, x, sums);
+            record + group * kGroupScaleBytes, half_bytes, x, sums);
         x.advance(sizeof(typename Format::RowGroup));
       }
     }
@@ -115,10 +123,22 @@ inline constexpr int kUnrolledLines = 8;
 inline constexpr int kUnrolledLines = 1;
 #endif
 
+// The weights of a line's quad.
+template <class Format>
+inline typename Format::Dot::Weights weights_at(const uint8_t* line, int quad,
+                                                const BytesX64& table) {
+  if constexpr (Format::kHasTable) {
+    return Format::Dot::of(look_up(table, load_half_bytes(line, quad)));
+  } else {
+    return Format::Dot::of(Format::kIsInt4 ? load_half_bytes(line, quad) : load_bytes(line));
+  }
+}
+
 // Computes the integer sums of one group, prefetching one line per line used.
 template <class Format, int kRows, int kBlocks>
 inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint8_t* codes,
-                                         const RowPointers<uint8_t>& x, const uint8_t* ahead) {
+                                         const BytesX64& table, const RowPointers<uint8_t>& x,
+                                         const uint8_t* ahead) {
   using Dot = typename Format::Dot;
   const auto start = [&](int row) {
     return Format::kOffset == 0 ? 0 : group_of<Format>(x, row).start;
@@ -131,15 +151,8 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
   }
 #pragma GCC unroll kUnrolledLines
   for (int line = 0; line < Format::kGroupLines; ++line) {
-    typename Dot::Weights w[Format::kLineQuads][kBlocks];
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      const uint8_t* from = codes + line * kLineBytes + b * span.block_bytes;
-      if constexpr (Format::kIsInt4) {
-        Dot::load(from, w[0][b], w[1][b]);
-      } else {
-        w[0][b] = Dot::load(from);
-      }
       prefetch_line<Format::kPrefetchInto>(ahead + b * kLineBytes);
     }
     ahead += span.ahead_stride;
@@ -147,12 +160,17 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
     asm("" : "+r"(ahead));
 #pragma GCC unroll 2
     for (int i = 0; i < Format::kLineQuads; ++i) {
+      typename Dot::Weights w[kBlocks];
+#pragma GCC unroll 4
+      for (int b = 0; b < kBlocks; ++b) {
+        w[b] = weights_at<Format>(codes + line * kLineBytes + b * span.block_bytes, i, table);
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const int offset = 4 * (line * Format::kLineQuads + i);
         const typename Dot::Factor factor = Dot::factor(group_of<Format>(x, r).codes + offset);
 #pragma GCC unroll 4
-        for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::dot(sums[r][b], w[i][b], factor);
+        for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::dot(sums[r][b], w[b], factor);
       }
     }
   }
@@ -177,14 +195,14 @@ template <class Format, bool kStarts, int kFolds, int kRows, int kBlocks>
 inline void add_group(const IntSpan<Format>& span, const IntDots<kRows, kBlocks>& dots,
                       const uint8_t* header, const RowPointers<uint8_t>& x, GroupSums sums) {
   F32x16 scales[kBlocks];
-  F32x16 mins[kBlocks];
+  F32x16 mins[kBlocks];  // or zeros
 #pragma GCC unroll 4
   for (int b = 0; b < kBlocks; ++b) {
     const uint8_t* from = header + b * span.block_bytes;
     if constexpr (Format::kIsGrouped) {
       scales[b] = load_half(reinterpret_cast<const uint16_t*>(from));
     }
-    if constexpr (Format::kHasMins) {
+    if constexpr (Format::kHasMins || Format::kHasZeros) {
       mins[b] = load_half(reinterpret_cast<const uint16_t*>(from + kIntHeaderBytes));
     }
   }
@@ -197,7 +215,9 @@ inline void add_group(const IntSpan<Format>& span, const IntDots<kRows, kBlocks>
       F32x16 factor = broadcast(group.scale);
       if constexpr (Format::kIsGrouped) factor = scales[b] * factor;
       F32x16 sum = kStarts ? zero() : load(from);
-      sum = fused(to_float(dots.of[r][b]), factor, sum);
+      F32x16 dot = to_float(dots.of[r][b]);
+      if constexpr (Format::kHasZeros) dot = fused(mins[b], broadcast(group.min), dot);
+      sum = fused(dot, factor, sum);
       if constexpr (Format::kHasMins) sum = fused(mins[b], broadcast(group.min), sum);
 #pragma GCC unroll 4
       for (int f = 1; f <= kFolds; ++f) sum = load(from - f * kBlocks * kLanes) + sum;
@@ -249,6 +269,7 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
   const uint8_t* record = span.weights;
   RowPointers<uint8_t> x(span.x, span.x_stride);
   const uint8_t* ahead = span.ahead;
+  const BytesX64 table = Format::kHasTable ? load_table(span.table) : BytesX64{};
   do {
     // The step's last group folds the sums into `to`.
     const SumsAt own = sums.unfinished(*slices.slice, kWidth);
@@ -258,12 +279,12 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
     if (record == end) fold_zeros(kRows, kWidth, slices.slice->num_folds, {own, to});
     for (; record < end; record += Format::kRecordBytes) {
       const bool is_last = record + Format::kRecordBytes == end && completes_slice(slices);
-      for (int group = 0; group < kGroupsOfRecord; ++group) {
+      for (int group = 0; group < Format::kGroupsOfRecord; ++group) {
         const uint8_t* codes =
             record + Format::kHeaderBytes + group * (Format::kGroupLines * kLineBytes);
-        const auto dots = dot_group<Format, kRows, kBlocks>(span, codes, x, ahead);
+        const auto dots = dot_group<Format, kRows, kBlocks>(span, codes, table, x, ahead);
         const uint8_t* header = record + group * kGroupScaleBytes;
-        if (is_last && group + 1 == kGroupsOfRecord) {
+        if (is_last && group + 1 == Format::kGroupsOfRecord) {
           add_last_group<Format, kRows, kBlocks>(slices.slice->num_folds, span, dots, header, x,
                                                  {own, to});
         } else if (starts) {
@@ -327,6 +348,7 @@ IntSpan<Format> whole_span(const LinearTask& task) {
   span.weights =
       static_cast<const uint8_t*>(task.weights) + (Format::kIsGrouped ? 0 : kIntHeaderBytes);
   span.block_bytes = task.block_bytes;
+  span.table = task.table;
   span.slices = slice_span(task, 0, task.padded_k);
   return span;
 }
@@ -372,7 +394,7 @@ void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64
       const int64_t row = task.num_rows * pass / num_passes;
       const int64_t rows = task.num_rows * (pass + 1) / num_passes - row;
       span.x = whole.x + row * whole.x_stride +
-               record * kGroupsOfRecord * int64_t{sizeof(typename Format::RowGroup)};
+               record * Format::kGroupsOfRecord * int64_t{sizeof(typename Format::RowGroup)};
       const int64_t offset = pass * share;
       span.ahead = next + offset / piece * task.block_bytes + offset % piece;
       TileSums sums = tile_sums(task, row, block, num_blocks * kLanes);
@@ -406,6 +428,9 @@ void set_int_kernels(LinearKernels& kernels) {
   kernels.run[kPackedInt8GroupedMin] = run_int<kPackedInt8GroupedMin, kInto>;
   kernels.run[kPackedInt4Grouped] = run_int<kPackedInt4Grouped, kInto>;
   kernels.run[kPackedInt4GroupedMin] = run_int<kPackedInt4GroupedMin, kInto>;
+  kernels.run[kPackedInt4GroupedZero] = run_int<kPackedInt4GroupedZero, kInto>;
+  kernels.run[kPackedInt4Table] = run_int<kPackedInt4Table, kInto>;
+  kernels.run[kPackedInt8Grouped16] = run_int<kPackedInt8Grouped16, kInto>;
 }
 
 }  // namespace

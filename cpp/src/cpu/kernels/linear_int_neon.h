@@ -40,10 +40,43 @@ struct QuarterDots {
 
 // --- The integer sums of quarters ---
 
-// The 4-bit codes of a vector: four k in the low halves, the next four in the high halves.
-inline int8x16_t low_codes(int8x16_t w) { return vandq_s8(w, vdupq_n_s8(15)); }
-inline int8x16_t high_codes(int8x16_t w) {
-  return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4));
+// What the 4-bit codes of a vector stand for: four k in the low halves of its bytes, the next four
+// in the high halves.
+template <class Format>
+class HalfBytes {
+ public:
+  [[gnu::always_inline]] explicit HalfBytes(const int8_t* table) {
+    if constexpr (Format::kHasTable) table_ = vld1q_s8(table);
+  }
+  [[gnu::always_inline]] int8x16_t low(int8x16_t w) const {
+    return values_of(vandq_s8(w, vdupq_n_s8(15)));
+  }
+  [[gnu::always_inline]] int8x16_t high(int8x16_t w) const {
+    return values_of(vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4)));
+  }
+
+ private:
+  [[gnu::always_inline]] int8x16_t values_of(int8x16_t codes) const {
+    if constexpr (!Format::kHasTable) return codes;
+    return vqtbl1q_s8(table_, vreinterpretq_u8_s8(codes));
+  }
+
+  int8x16_t table_{};
+};
+
+template <class Format>
+constexpr int kGroupVectors = Format::kGroup / 16;  // of a row's codes
+
+// A group of a row's codes.
+template <class Format, class Vector>
+[[gnu::always_inline]] inline void load_codes(const RowPointers<uint8_t>& x, int row,
+                                              Vector (&codes)[kGroupVectors<Format>]) {
+  const auto& from = group_of<Format>(x, row).codes;
+  if constexpr (kGroupVectors<Format> == 2) {
+    load_two<0>(from, codes[0], codes[1]);
+  } else {
+    __builtin_memcpy(&codes[0], from, sizeof(Vector));
+  }
 }
 
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -77,12 +110,11 @@ template <class Format, int kRows>
 class DotsOfRows {
  public:
   [[gnu::always_inline]] explicit DotsOfRows(const RowPointers<uint8_t>& x) {
-    each<kRows>([&](auto r) SPECDEC_INLINE {
-      load_two<0>(group_of<Format>(x, r).codes, rows_[r][0], rows_[r][1]);
-    });
+    each<kRows>([&](auto r) SPECDEC_INLINE { load_codes<Format>(x, r, rows_[r]); });
   }
   template <class OfRows>
   [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes,
+                                                     const HalfBytes<Format>& half_bytes,
                                                      const OfRows& factors) const {
     QuarterDots<kRows> dots;
     each<kTogether<kRows>>([&](auto q)
@@ -92,8 +124,8 @@ class DotsOfRows {
       load_quarters<line * kLineBytes>(codes, w);
       each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
         if constexpr (Format::kIsInt4) {
-          add(dots.of[q], low_codes(w[q]), 2 * line);
-          add(dots.of[q], high_codes(w[q]), 2 * line + 1);
+          add(dots.of[q], half_bytes.low(w[q]), 2 * line);
+          add(dots.of[q], half_bytes.high(w[q]), 2 * line + 1);
         } else {
           add(dots.of[q], w[q], line);
         }
@@ -110,7 +142,7 @@ class DotsOfRows {
     });
   }
 
-  int8x16_t rows_[kRows][2];
+  int8x16_t rows_[kRows][kGroupVectors<Format>];
 };
 
 #endif
@@ -123,29 +155,30 @@ class DotsOfPairs {
  public:
   [[gnu::always_inline]] explicit DotsOfPairs(const RowPointers<uint8_t>& x) {
     each<kPairs<kRows>>([&](auto p) SPECDEC_INLINE {
-      int64x2_t first[2], second[2];
-      load_two<0>(group_of<Format>(x, 2 * p).codes, first[0], first[1]);
-      load_two<0>(group_of<Format>(x, kSecondOf<kRows>(p)).codes, second[0], second[1]);
-      each<2>([&](auto half) SPECDEC_INLINE {
-        pairs_[p][2 * half] = vreinterpretq_s8_s64(vtrn1q_s64(first[half], second[half]));
-        pairs_[p][2 * half + 1] = vreinterpretq_s8_s64(vtrn2q_s64(first[half], second[half]));
+      int64x2_t first[kGroupVectors<Format>], second[kGroupVectors<Format>];
+      load_codes<Format>(x, 2 * p, first);
+      load_codes<Format>(x, kSecondOf<kRows>(p), second);
+      each<kGroupVectors<Format>>([&](auto i) SPECDEC_INLINE {
+        pairs_[p][2 * i] = vreinterpretq_s8_s64(vtrn1q_s64(first[i], second[i]));
+        pairs_[p][2 * i + 1] = vreinterpretq_s8_s64(vtrn2q_s64(first[i], second[i]));
       });
     });
   }
   template <class OfRows>
   [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes,
+                                                     const HalfBytes<Format>& half_bytes,
                                                      const OfRows& factors) const {
     QuarterDots<kRows> dots;
     each<kTogether<kRows>>([&](auto q)
                                SPECDEC_INLINE { begin_dots<Format, kRows>(factors, dots.of[q]); });
-    each<kIntGroup / 8>([&](auto eight) SPECDEC_INLINE {
+    each<Format::kGroup / 8>([&](auto eight) SPECDEC_INLINE {
       constexpr int kLine = (Format::kIsInt4 ? 1 : 2) * eight * kLineBytes;
       int8x16_t low[kTogether<kRows>], high[kTogether<kRows>];
       load_quarters<kLine>(codes, low);
       if constexpr (!Format::kIsInt4) load_quarters<kLine + kLineBytes>(codes, high);
       each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
         if constexpr (Format::kIsInt4) {
-          add(dots.of[q], low_codes(low[q]), high_codes(low[q]), eight);
+          add(dots.of[q], half_bytes.low(low[q]), half_bytes.high(low[q]), eight);
         } else {
           add(dots.of[q], low[q], high[q], eight);
         }
@@ -166,7 +199,7 @@ class DotsOfPairs {
     });
   }
 
-  int8x16_t pairs_[kPairs<kRows>][4];  // [pair][eight k]: those of both rows
+  int8x16_t pairs_[kPairs<kRows>][Format::kGroup / 8];  // [pair][eight k]: those of both rows
 };
 
 #endif
@@ -180,10 +213,11 @@ class DotsByProducts {
   [[gnu::always_inline]] explicit DotsByProducts(const RowPointers<uint8_t>& x) : x_(x) {}
   template <class OfRows>
   [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes,
+                                                     const HalfBytes<Format>& half_bytes,
                                                      const OfRows& factors) const {
     QuarterDots<kRows> dots;
     each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
-      sum_quarter(codes + 16 * q, dots.of[q]);
+      sum_quarter(codes + 16 * q, half_bytes, dots.of[q]);
       if constexpr (kHasStarts<Format>) {
         int32x4_t starts[kRows];
         factors.begin(starts);
@@ -195,11 +229,12 @@ class DotsByProducts {
   }
 
  private:
-  [[gnu::always_inline]] void sum_quarter(const uint8_t* codes, int32x4_t (&dots)[kRows]) const {
+  [[gnu::always_inline]] void sum_quarter(const uint8_t* codes, const HalfBytes<Format>& half_bytes,
+                                          int32x4_t (&dots)[kRows]) const {
     int32x4_t low_sums[kRows], high_sums[kRows];  // of two outputs each, two lanes an output
     each<kRows>([&](auto r) SPECDEC_INLINE { low_sums[r] = high_sums[r] = vdupq_n_s32(0); });
-    each<kIntGroup / 8>([&](auto eight) SPECDEC_INLINE {
-      const Codes w = codes_of(codes, eight);
+    each<Format::kGroup / 8>([&](auto eight) SPECDEC_INLINE {
+      const Codes w = codes_of(codes, half_bytes, eight);
       each<kRows>([&](auto r) SPECDEC_INLINE {
         const int8_t* row = group_of<Format>(x_, r).codes + 8 * eight;
         const int8x16_t a = vreinterpretq_s8_s32(vdupq_n_s32(word_at(row)));
@@ -216,11 +251,12 @@ class DotsByProducts {
   struct Codes {
     int8x16_t first, second;  // four k each of four outputs
   };
-  [[gnu::always_inline]] static Codes codes_of(const uint8_t* codes, int eight) {
+  [[gnu::always_inline]] static Codes codes_of(const uint8_t* codes,
+                                               const HalfBytes<Format>& half_bytes, int eight) {
     const int8_t* from = reinterpret_cast<const int8_t*>(codes);
     if constexpr (Format::kIsInt4) {
       const int8x16_t w = vld1q_s8(from + eight * kLineBytes);
-      return {low_codes(w), high_codes(w)};
+      return {half_bytes.low(w), half_bytes.high(w)};
     } else {
       return {vld1q_s8(from + 2 * eight * kLineBytes),
               vld1q_s8(from + (2 * eight + 1) * kLineBytes)};
@@ -243,7 +279,7 @@ using GroupDots = DotsOfRows<Format, kRows>;
 
 // --- Float sums ---
 
-// A quarter's scales or mins, arranged as a vector has its outputs.
+// A quarter's scales, mins or zeros, arranged as a vector has its outputs.
 template <int kRows, int kVector>
 [[gnu::always_inline]] inline float32x4_t spread(float32x4_t outputs) {
   if constexpr (!kInPairs<kRows>) return outputs;
@@ -255,7 +291,10 @@ template <class Format, int kRows, int kVector, class OfRows>
 [[gnu::always_inline]] inline float32x4_t add_vector(float32x4_t sum, int32x4_t dots,
                                                      const OfRows& factors, float32x4_t scales,
                                                      float32x4_t mins) {
-  const float32x4_t dot = vcvtq_f32_s32(dots);
+  float32x4_t dot = vcvtq_f32_s32(dots);
+  if constexpr (Format::kHasZeros) {
+    dot = factors.template add_mins<kVector>(dot, spread<kRows, kVector>(mins));
+  }
   if constexpr (Format::kIsGrouped) {
     const float32x4_t spread_scales = spread<kRows, kVector>(scales);
     sum = vfmaq_f32(sum, dot, factors.template times_scale<kVector>(spread_scales));
@@ -276,7 +315,7 @@ template <class Format, int kRows, int kQuarter, class OfRows>
   const uint16_t* halves = reinterpret_cast<const uint16_t*>(header) + 4 * kQuarter;
   float32x4_t scales{}, mins{};
   if constexpr (Format::kIsGrouped) scales = load_half_quarter(halves);
-  if constexpr (Format::kHasMins) mins = load_half_quarter(halves + kIntHeaderBytes / 2);
+  if constexpr (kHasFactors<Format>) mins = load_half_quarter(halves + kIntHeaderBytes / 2);
   if constexpr (kAreFew<kRows>) {
     each<kRows>([&](auto r) SPECDEC_INLINE {
       float32x4_t& sum = sums.of[kQuarter][r];
@@ -305,6 +344,7 @@ template <class Format, int kRows, int kQuarter, class OfRows>
 // sums += the group's integer sums, scaled. `header` is where the group's scales are.
 template <class Format, int kRows>
 [[gnu::always_inline]] inline void add_group(const uint8_t* codes, const uint8_t* header,
+                                             const HalfBytes<Format>& half_bytes,
                                              const RowPointers<uint8_t>& x,
                                              SliceSums<kRows>& sums) {
   const GroupDots<Format, kRows> rows(x);
@@ -315,7 +355,7 @@ template <class Format, int kRows>
     // Keeps the compiler from holding the factors in registers, which would spill rows to the
     // stack.
     if constexpr (!kAreFew<kRows>) asm("" : "+r"(factors));
-    const QuarterDots<kRows> dots = rows.quarters(codes + 16 * kFirst, *factors);
+    const QuarterDots<kRows> dots = rows.quarters(codes + 16 * kFirst, half_bytes, *factors);
     each<kTogether<kRows>>([&](auto i) SPECDEC_INLINE {
       add_quarter<Format, kRows, kFirst + i>(dots.of[i], header, *factors, sums);
     });

@@ -46,26 +46,28 @@ uint16_t to_half_above(float x) {
   return from_half(half) < x && half < 0x7bff ? half + 1 : half;
 }
 
-// 32 values from x[begin] on. Past the end the first value is repeated, which changes neither
-// extreme.
+// kGroup values from x[begin] on; a group of 16 is there twice. Past the end the first value is
+// repeated, which changes neither extreme.
+template <int kGroup = kIntGroup>
 Group load_group(const QuantizeTask& task, int64_t begin) {
+  constexpr int kSecond = kGroup - kLanes;
   const int64_t left = task.dim - begin;
   const int size = task.element == kElementF32 ? 4 : 2;
   const char* from = static_cast<const char*>(task.x) + begin * size;
-  char copy[kIntGroup * 4];
-  if (left < kIntGroup) {
-    for (int i = 0; i < kIntGroup; ++i) {
+  char copy[kGroup * 4];
+  if (left < kGroup) {
+    for (int i = 0; i < kGroup; ++i) {
       __builtin_memcpy(copy + i * size, from + (i < left ? i : 0) * size, size);
     }
     from = copy;
   }
   if (task.element == kElementF32) {
     const float* x = reinterpret_cast<const float*>(from);
-    return {load(x), load(x + kLanes)};
+    return {load(x), load(x + kSecond)};
   }
   const uint16_t* x = reinterpret_cast<const uint16_t*>(from);
-  if (task.element == kElementBf16) return {load_bf16(x), load_bf16(x + kLanes)};
-  return {load_half(x), load_half(x + kLanes)};
+  if (task.element == kElementBf16) return {load_bf16(x), load_bf16(x + kSecond)};
+  return {load_half(x), load_half(x + kSecond)};
 }
 
 float largest_of(Group x) { return reduce_max(max(x.a, x.b)); }
@@ -82,9 +84,10 @@ Group levels_of(Group x, float min, float scale, float low, float high) {
           levels_of(x.b - broadcast(min), inverse, low, high)};
 }
 
+template <int kGroup = kIntGroup>
 void store_codes(uint8_t* codes, Group levels, float offset) {
   store_bytes(codes, levels.a + broadcast(offset));
-  store_bytes(codes + kLanes, levels.b + broadcast(offset));
+  store_bytes(codes + kGroup - kLanes, levels.b + broadcast(offset));
 }
 
 // --- 8 bits ---
@@ -103,12 +106,14 @@ void quantize_int8(const QuantizeTask& task) {
   }
 }
 
+template <int kGroup>
 void quantize_int8_grouped(const QuantizeTask& task) {
-  for (int64_t i = 0; i < task.dim; i += kIntGroup) {
-    const Group x = load_group(task, i);
+  for (int64_t i = 0; i < task.dim; i += kGroup) {
+    const Group x = load_group<kGroup>(task, i);
     const uint16_t scale = to_half_above(magnitude_of(x) / 127.0f);
-    task.scales[i / kIntGroup] = scale;
-    store_codes(task.codes + i, levels_of(x, 0.0f, from_half(scale), -127.0f, 127.0f), kInt8Offset);
+    task.scales[i / kGroup] = scale;
+    const Group levels = levels_of(x, 0.0f, from_half(scale), -127.0f, 127.0f);
+    store_codes<kGroup>(task.codes + i, levels, kInt8Offset);
   }
 }
 
@@ -213,7 +218,8 @@ QuantizeKernels quantize_kernels();
 QuantizeKernels quantize_kernels() {
   QuantizeKernels kernels{};
   kernels.row[kPackedInt8] = quantize_int8;
-  kernels.row[kPackedInt8Grouped] = quantize_int8_grouped;
+  kernels.row[kPackedInt8Grouped] = quantize_int8_grouped<kIntGroup>;
+  kernels.row[kPackedInt8Grouped16] = quantize_int8_grouped<kSmallIntGroup>;
   kernels.row[kPackedInt8GroupedMin] = quantize_int8_grouped_min;
   kernels.row[kPackedInt4Grouped] = quantize_int4_grouped;
   kernels.row[kPackedInt4GroupedMin] = quantize_int4_grouped_min;

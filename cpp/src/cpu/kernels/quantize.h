@@ -15,12 +15,13 @@ struct QuantizeTask {
   WeightElement element;
   int64_t dim;
   uint8_t* codes;       // out [dim rounded up to 32]; codes past dim mean nothing
-  uint16_t* scales;     // out [groups of 32] float16, grouped formats only
-  uint16_t* mins;       // out [groups of 32] float16, formats with mins only
+  uint16_t* scales;     // out [groups] float16, grouped formats only
+  uint16_t* mins;       // out [groups] float16, formats with mins only
   float* output_scale;  // out, kInt8 only
 };
 
-// By PackedFormat, null for floats. Scales and mins are rounded to their stored form before codes
+// By PackedFormat; null for floats, and for formats with zeros or a table, which take codes alone.
+// Scales and mins are rounded to their stored form before codes
 // are chosen, so each code is the nearest to its weight. The bits are the same on every instruction
 // set.
 struct QuantizeKernels {

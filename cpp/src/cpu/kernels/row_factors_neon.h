@@ -65,13 +65,17 @@ template <class Vector>
 
 // 8-bit codes are signed here, so their sums need no start value.
 template <class Format>
-constexpr bool kHasStarts = Format::kIsInt4 && Format::kOffset != 0;
+constexpr bool kHasStarts = Format::kOffset == kInt4Offset;
+
+// Whether weights have mins or zeros, whose factors the rows have.
+template <class Format>
+constexpr bool kHasFactors = Format::kHasMins || Format::kHasZeros;
 
 // Each class below has
 //   begin        sets the integer sums of the slots to their start values, where the format has any
 //   times_scale  v * the slot's scales of rows
 //   add_scaled   sum + v * the slot's scales of rows, rounded once
-//   add_mins     sum + v * the slot's mins of rows, rounded once
+//   add_mins     sum + v * the slot's mins of rows (IntRowGroup::min), rounded once
 
 // Few rows, one at a time.
 template <class Format, int kRows>
@@ -125,7 +129,7 @@ class RowFactors {
           vzip1q_f32(scale_and_start<Format>(x, r2), scale_and_start<Format>(x, r3));
       scales_[four] = as_floats(vzip1q_f64(as_doubles(low), as_doubles(high)));
       starts_[four] = vreinterpretq_s32_f64(vzip2q_f64(as_doubles(low), as_doubles(high)));
-      if constexpr (Format::kHasMins) {
+      if constexpr (kHasFactors<Format>) {
         mins_[four] = float32x4_t{group_of<Format>(x, r0).min, group_of<Format>(x, r1).min,
                                   group_of<Format>(x, r2).min, group_of<Format>(x, r3).min};
       }
@@ -175,7 +179,7 @@ class PairFactors {
         store_together(scales[p - 1], scales[p]);
         store_together(starts[p - 1], starts[p]);
       }
-      if constexpr (Format::kHasMins) {
+      if constexpr (kHasFactors<Format>) {
         const float m0 = group_of<Format>(x, r0).min, m1 = group_of<Format>(x, r1).min;
         mins_[p] = float32x4_t{m0, m1, m0, m1};
       }

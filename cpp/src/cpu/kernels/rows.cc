@@ -104,9 +104,13 @@ struct GroupScale {
   return {is_zero ? 0.0f : largest / 127.0f, static_cast<int32_t>(sum)};
 }
 
-void put_codes(const int8_t* codes, int8_t* out) { __builtin_memcpy(out, codes, kIntGroup); }
-void put_codes(const int8_t* codes, int16_t* out) {
-  for (int i = 0; i < kIntGroup; i += 4) {
+template <int kGroup>
+void put_codes(const int8_t* codes, int8_t (&out)[kGroup]) {
+  __builtin_memcpy(out, codes, kGroup);
+}
+template <int kGroup>
+void put_codes(const int8_t* codes, int16_t (&out)[kGroup]) {
+  for (int i = 0; i < kGroup; i += 4) {
     out[i] = codes[i];
     out[i + 1] = codes[i + 2];
     out[i + 2] = codes[i + 1];
@@ -114,26 +118,33 @@ void put_codes(const int8_t* codes, int16_t* out) {
   }
 }
 
-template <class Code>
-void prepare_codes(const RowsTask& task) {
+template <class Code, int kGroup>
+void prepare_groups(const RowsTask& task) {
   for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-    auto* out = static_cast<IntRowGroup<Code>*>(task.out) + row * task.out_stride;
+    auto* out = static_cast<IntRowGroup<Code, kGroup>*>(task.out) + row * task.out_stride;
     with_values(task, row, [&](auto value_at) {
       for (int64_t group = 0; group < task.out_stride; ++group) {
-        F32x16 half[2];
-        for (int j = 0; j < 2; ++j) {
-          const int64_t begin = group * kIntGroup + j * kLanes;
-          half[j] = begin < task.dim ? value_at(begin, lanes_left(begin, task.dim)) : zero();
+        F32x16 half[2] = {zero(), zero()};  // the second one stays zero in groups of 16
+        for (int j = 0; j < kGroup / kLanes; ++j) {
+          const int64_t begin = group * kGroup + j * kLanes;
+          if (begin < task.dim) half[j] = value_at(begin, lanes_left(begin, task.dim));
         }
         int8_t codes[kIntGroup];
         const GroupScale result = quantise(half[0], half[1], codes);
         put_codes(codes, out[group].codes);
+        const float sum = static_cast<float>(result.sum);
         out[group].scale = result.scale;
         out[group].start = -task.code_offset * result.sum;
-        out[group].min = result.scale * static_cast<float>(result.sum);
+        out[group].min = task.has_zeros ? -sum : result.scale * sum;
       }
     });
   }
+}
+
+template <class Code>
+void prepare_codes(const RowsTask& task) {
+  if (task.group_size == kSmallIntGroup) return prepare_groups<Code, kSmallIntGroup>(task);
+  prepare_groups<Code, kIntGroup>(task);
 }
 
 }  // namespace

@@ -22,14 +22,18 @@ struct RowsTask {
   void* out;                // [*, out_stride], elements past dim are zero
   int64_t out_stride;       // in elements, at least dim; for codes, in IntRowGroups
   bool accumulate = false;  // to_f32: added to what out holds
-  int code_offset = 0;      // codes only: the weights' code offset (IntRowGroup::start)
+  // Codes only, of the weights: k of a group, 32 or 16; the code offset (IntRowGroup::start);
+  // whether they have zeros (IntRowGroup::min).
+  int group_size = 32;
+  int code_offset = 0;
+  bool has_zeros = false;
 };
 
 struct RowsKernels {
   void (*to_f32)(const RowsTask& task);
   void (*to_bf16)(const RowsTask& task);
   void (*to_widened_bf16)(const RowsTask& task);  // rounded to bfloat16, stored as float32
-  // Per 32 elements: scale = largest magnitude / 127 and codes = round(x / scale), ties to even.
+  // Per group: scale = largest magnitude / 127 and codes = round(x / scale), ties to even.
   // Elements are float32 here, bfloat16 ones widened; an element's code depends on its group alone.
   void (*to_int8)(const RowsTask& task);
   void (*to_widened_int8)(const RowsTask& task);  // likewise, in int16: see LinearKernels

@@ -1,10 +1,10 @@
 // Small integers sixteen lanes at a time, and float16: exact sums of products of bytes on every
 // instruction set. The rules of simd.h hold.
 //
-// A quad is four neighbouring k of one output or row. Int8Dot and Int4Dot say how a group of 32 k
-// is summed, with weights of 8 and of 4 bits:
-//   Weights  a quad of each of 16 outputs, unsigned. 64 bytes hold one of 8 bits, or two of 4 bits:
-//            the first in the low halves of the bytes
+// A quad is four neighbouring k of one output or row. Int8Dot and Int4Dot say how a group of k is
+// summed, with weights of 8 and of 4 bits:
+//   Weights  a quad of each of 16 outputs, of 64 unsigned bytes. In memory these hold one quad of 8
+//            bits, or two of 4 bits: the first in the low halves of the bytes
 //   Factor   one row's quad of signed bytes, for all lanes
 //   Sums     of each lane; dot() adds  sum_i weights[lane][i] * factor[i], exactly
 // A group's sums begin() and end() with the number that they start from.
@@ -40,11 +40,19 @@ struct BytesX64 {
   __m512i v;
 };
 inline BytesX64 load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-inline void load_half_bytes(const uint8_t* p, BytesX64& low, BytesX64& high) {
+// The low halves of the bytes at p (quad 0), or the high ones (quad 1).
+inline BytesX64 load_half_bytes(const uint8_t* p, int quad) {
   const __m512i bytes = _mm512_loadu_si512(p);
-  const __m512i mask = _mm512_set1_epi8(0x0f);
-  low = {_mm512_and_si512(bytes, mask)};
-  high = {_mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask)};
+  const __m512i halves = quad == 0 ? bytes : _mm512_srli_epi16(bytes, 4);
+  return {_mm512_and_si512(halves, _mm512_set1_epi8(0x0f))};
+}
+// The sixteen values at p plus 128.
+inline BytesX64 load_table(const int8_t* p) {
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_broadcast_i32x4(_mm_xor_si128(values, _mm_set1_epi8(-128)))};
+}
+inline BytesX64 look_up(BytesX64 table, BytesX64 indices) {
+  return {_mm512_shuffle_epi8(table.v, indices.v)};
 }
 
 #if defined(__AVX512VNNI__)
@@ -58,16 +66,14 @@ struct Int8Dot {
   };
   static Sums begin(int32_t start) { return broadcast_int(start); }
   static I32x16 end(Sums sums, int32_t) { return sums; }
-  static Weights load(const uint8_t* p) { return load_bytes(p); }
+  static Weights of(BytesX64 bytes) { return bytes; }
   static Factor factor(const int8_t* x) { return {_mm512_set1_epi32(word_at(x))}; }
   static Sums dot(Sums sums, Weights w, Factor x) {
     return {_mm512_dpbusd_epi32(sums.v, w.v, x.v)};
   }
 };
 
-struct Int4Dot : Int8Dot {
-  static void load(const uint8_t* p, Weights& low, Weights& high) { load_half_bytes(p, low, high); }
-};
+using Int4Dot = Int8Dot;
 
 #else
 
@@ -88,9 +94,8 @@ struct Int8Dot {
   using Factor = Weights;
   static Sums begin(int32_t start) { return broadcast_int(start); }
   static I32x16 end(Sums sums, int32_t) { return sums; }
-  static Weights load(const uint8_t* p) {
-    const __m512i bytes = _mm512_loadu_si512(p);
-    return {_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(bytes, 8)};
+  static Weights of(BytesX64 bytes) {
+    return {_mm512_and_si512(bytes.v, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(bytes.v, 8)};
   }
   static Factor factor(const int16_t* x) {
     return {_mm512_set1_epi32(word_at(x)), _mm512_set1_epi32(word_at(x + 2))};
@@ -117,7 +122,7 @@ struct Int4Dot {
     const __m512i products = _mm512_madd_epi16(sums.v, _mm512_set1_epi16(1));
     return {_mm512_add_epi32(_mm512_set1_epi32(start), products)};
   }
-  static void load(const uint8_t* p, Weights& low, Weights& high) { load_half_bytes(p, low, high); }
+  static Weights of(BytesX64 bytes) { return bytes; }
   static Factor factor(const int8_t* x) { return {_mm512_set1_epi32(word_at(x))}; }
   static Sums dot(Sums sums, Weights w, Factor x) {
     return {in_order(_mm512_add_epi16(sums.v, _mm512_maddubs_epi16(w.v, x.v)))};
@@ -154,12 +159,19 @@ inline BytesX64 load_bytes(const uint8_t* p) {
   const __m256i* halves = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
 }
-inline void load_half_bytes(const uint8_t* p, BytesX64& low, BytesX64& high) {
-  const BytesX64 bytes = load_bytes(p);
+inline BytesX64 load_half_bytes(const uint8_t* p, int quad) {  // see above
+  BytesX64 bytes = load_bytes(p);
+  if (quad != 0) bytes = {_mm256_srli_epi16(bytes.lo, 4), _mm256_srli_epi16(bytes.hi, 4)};
   const __m256i mask = _mm256_set1_epi8(0x0f);
-  low = {_mm256_and_si256(bytes.lo, mask), _mm256_and_si256(bytes.hi, mask)};
-  high = {_mm256_and_si256(_mm256_srli_epi16(bytes.lo, 4), mask),
-          _mm256_and_si256(_mm256_srli_epi16(bytes.hi, 4), mask)};
+  return {_mm256_and_si256(bytes.lo, mask), _mm256_and_si256(bytes.hi, mask)};
+}
+inline BytesX64 load_table(const int8_t* p) {
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_xor_si128(values, _mm_set1_epi8(-128)));
+  return {table, table};
+}
+inline BytesX64 look_up(BytesX64 table, BytesX64 indices) {
+  return {_mm256_shuffle_epi8(table.lo, indices.lo), _mm256_shuffle_epi8(table.hi, indices.hi)};
 }
 
 #if defined(__AVXVNNI__)
@@ -173,7 +185,7 @@ struct Int8Dot {
   };
   static Sums begin(int32_t start) { return broadcast_int(start); }
   static I32x16 end(Sums sums, int32_t) { return sums; }
-  static Weights load(const uint8_t* p) { return load_bytes(p); }
+  static Weights of(BytesX64 bytes) { return bytes; }
   static Factor factor(const int8_t* x) { return {_mm256_set1_epi32(word_at(x))}; }
   static Sums dot(Sums sums, Weights w, Factor x) {
     return {_mm256_dpbusd_avx_epi32(sums.lo, w.lo, x.v),
@@ -181,9 +193,7 @@ struct Int8Dot {
   }
 };
 
-struct Int4Dot : Int8Dot {
-  static void load(const uint8_t* p, Weights& low, Weights& high) { load_half_bytes(p, low, high); }
-};
+using Int4Dot = Int8Dot;
 
 #else
 
@@ -204,8 +214,7 @@ struct Int8Dot {
   };
   static Sums begin(int32_t start) { return broadcast_int(start); }
   static I32x16 end(Sums sums, int32_t) { return sums; }
-  static Weights load(const uint8_t* p) {
-    const BytesX64 bytes = load_bytes(p);
+  static Weights of(BytesX64 bytes) {
     const __m256i low = _mm256_set1_epi16(0xff);
     return {{_mm256_and_si256(bytes.lo, low), _mm256_and_si256(bytes.hi, low)},
             {_mm256_srli_epi16(bytes.lo, 8), _mm256_srli_epi16(bytes.hi, 8)}};
@@ -239,7 +248,7 @@ struct Int4Dot {
     return {_mm256_add_epi32(from, _mm256_madd_epi16(sums.lo, ones)),
             _mm256_add_epi32(from, _mm256_madd_epi16(sums.hi, ones))};
   }
-  static void load(const uint8_t* p, Weights& low, Weights& high) { load_half_bytes(p, low, high); }
+  static Weights of(BytesX64 bytes) { return bytes; }
   static Factor factor(const int8_t* x) { return {_mm256_set1_epi32(word_at(x))}; }
   static Sums dot(Sums sums, Weights w, Factor x) {
     return {in_order(_mm256_add_epi16(sums.lo, _mm256_maddubs_epi16(w.lo, x.v))),
@@ -308,22 +317,39 @@ inline void store_bytes(void* p, F32x16 a) {
   }
 }
 
+struct BytesX64 {
+  uint8_t bytes[4 * kLanes];
+};
+inline BytesX64 load_bytes(const uint8_t* p) {
+  BytesX64 r;
+  __builtin_memcpy(r.bytes, p, sizeof(r.bytes));
+  return r;
+}
+inline BytesX64 load_half_bytes(const uint8_t* p, int quad) {
+  BytesX64 r;
+  for (int i = 0; i < 4 * kLanes; ++i) r.bytes[i] = p[i] >> 4 * quad & 0x0f;
+  return r;
+}
+inline BytesX64 load_table(const int8_t* p) {
+  BytesX64 r = {};
+  for (int i = 0; i < 16; ++i) r.bytes[i] = static_cast<uint8_t>(p[i] + 128);
+  return r;
+}
+inline BytesX64 look_up(const BytesX64& table, BytesX64 indices) {
+  for (uint8_t& index : indices.bytes) index = table.bytes[index];
+  return indices;
+}
+
 struct Int8Dot {
   using Code = int8_t;
   using Sums = I32x16;
-  struct Weights {
-    uint8_t bytes[4 * kLanes];
-  };
+  using Weights = BytesX64;
   struct Factor {
     int8_t bytes[4];
   };
   static Sums begin(int32_t start) { return broadcast_int(start); }
   static I32x16 end(const Sums& sums, int32_t) { return sums; }
-  static Weights load(const uint8_t* p) {
-    Weights w;
-    __builtin_memcpy(w.bytes, p, sizeof(w.bytes));
-    return w;
-  }
+  static Weights of(const BytesX64& bytes) { return bytes; }
   static Factor factor(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
   static Sums dot(Sums sums, const Weights& w, Factor x) {
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -335,14 +361,7 @@ struct Int8Dot {
   }
 };
 
-struct Int4Dot : Int8Dot {
-  static void load(const uint8_t* p, Weights& low, Weights& high) {
-    for (int i = 0; i < 4 * kLanes; ++i) {
-      low.bytes[i] = p[i] & 0x0f;
-      high.bytes[i] = p[i] >> 4;
-    }
-  }
-};
+using Int4Dot = Int8Dot;
 
 #endif
 
