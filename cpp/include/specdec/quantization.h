@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "specdec/options.h"
@@ -35,7 +36,12 @@ inline constexpr auto kEnumNames<Quantization> =
 
 const std::vector<std::string>& known_quantizations();
 
-// Throws InvalidArgument, field "quantization", that says what to write instead.
+// Also takes vLLM's names of checkpoint formats ("gptq_marlin"), as kAuto. Throws InvalidArgument,
+// field "quantization", that says what to write instead.
 Quantization parse_quantization(const std::string& name);
+// How ModelConfig::stored_format begins for such a name ("gptq"); empty for other names.
+std::string_view stored_kind(std::string_view name);
+// Throws InvalidArgument where `name` is such a name and a checkpoint is stored otherwise.
+void check_stored_as(const std::string& name, const std::string& stored_format);
 
 }  // namespace specdec

@@ -72,6 +72,7 @@ void EngineModels::load(const BackendMaker& make_backend) {
   fill_defaults(config_, device.kind);
   const EngineConfig& config = config_;
   model_ = load_model_config(config.model, config.hf_overrides);
+  check_stored_as(config.quantization, model_.stored_format);
   model_.random_weights = config.load_format == LoadFormat::kDummy;
   coordinates_ = find_coordinates();
   draft_models_ = std::make_unique<DraftModels>(config, model_, coordinates_);

@@ -148,6 +148,7 @@ DraftModels::Loading DraftModels::draft_model_loading(int id, Backend& backend,
   ModelConfig model = load_model_config(drafter.model);
   model.random_weights = target_.random_weights;
   check_vocabulary(model, target_);
+  check_stored_as(drafter.quantization, model.stored_format);
   const RankCoordinates coordinates = {.ranks = ranks_of(id)};
   ModelShard(model, coordinates,
              "draft_tensor_parallel_size");  // refuses sizes before anything is loaded

@@ -221,12 +221,22 @@ TEST(ChooseFormat, ABackendWithoutAFormatGetsAWiderOne) {
 TEST(ParseQuantization, KnowsItsNamesAndSaysWhatToWriteForOthers) {
   for (const std::string& name : known_quantizations()) EXPECT_NO_THROW(parse_quantization(name));
   EXPECT_EQ(parse_quantization("int4"), Quantization::kInt4);
-  for (const char* name :
-       {"awq", "gptq_marlin", "fbgemm_fp8", "gguf", "bitsandbytes", "8", "", "INT8"}) {
+  for (const char* name : {"torchao", "experts_int8", "mxfp8", "8", "", "INT8"}) {
     const auto error = error_of<InvalidArgument>([&] { parse_quantization(name); });
     EXPECT_EQ(error.field(), "quantization");
     EXPECT_TRUE(has_text(error.what(), "'auto', 'none', 'int8', 'int4' or 'fp8'"));
   }
+}
+
+TEST(ParseQuantization, TakesTheNameOfTheFormatThatACheckpointHas) {
+  EXPECT_EQ(parse_quantization("gptq_marlin"), Quantization::kAuto);
+  EXPECT_NO_THROW(check_stored_as("gptq_marlin", "gptq 4-bit"));
+  EXPECT_NO_THROW(check_stored_as("int8", ""));
+  EXPECT_TRUE(
+      has_text(error_of<InvalidArgument>([] { check_stored_as("awq", "gptq 4-bit"); }).what(),
+               "'awq' says how a checkpoint is stored, and this one is stored as gptq 4-bit"));
+  EXPECT_TRUE(has_text(error_of<InvalidArgument>([] { check_stored_as("awq", ""); }).what(),
+                       "is stored in floating point"));
 }
 
 }  // namespace
