@@ -46,9 +46,10 @@ struct LevelNames {
 };
 
 // Also sets in `model` how matrices are stored and which keys are unknown.
-Spec read_spec(const JsonFields& fields, const DraftHeadTarget& target, ModelConfig& model) {
+Spec read_spec(const JsonFields& fields, const std::string& directory,
+               const DraftHeadTarget& target, ModelConfig& model) {
   check_target(fields, target);
-  parse_quantization_config(fields, model);
+  parse_quantization_config(fields, directory, model);
   Spec spec;
   spec.hidden_size = fields.get_int("emb_dim");
   check_hidden_size(fields, "emb_dim", target);
@@ -236,7 +237,7 @@ DraftHeadConfig parse_mlp_speculator(const JsonFields& fields, const DrafterConf
                                      const DraftHeadTarget& target) {
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   config.model = model_without_layers("an MLP speculator", kPrefix, target);
-  const Spec spec = read_spec(fields, target, config.model);
+  const Spec spec = read_spec(fields, drafter.model, target, config.model);
   const ModelConfig& of_target = target.config;
   check_tensors(spec, DraftHeadTensors(drafter.model, of_target.random_weights),
                 of_target.vocab_size);
