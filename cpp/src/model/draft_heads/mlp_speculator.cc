@@ -122,7 +122,8 @@ class MlpSpeculator final : public LayerlessDraftHead {
 
 MlpSpeculator::MlpSpeculator(const JsonFields& fields, const DraftHeadConfig& config,
                              const DraftHeadLoadArgs& args)
-    : LayerlessDraftHead(config, args), spec_(read_spec(fields, args.target, config_)) {
+    : LayerlessDraftHead(config, args),
+      spec_(read_spec(fields, config.directory, args.target, config_)) {
   TensorLoader loader(config_, config.directory, args.quantization, backend_);
   for (int index = 0; index < spec_.num_levels; ++index) {
     levels_.push_back(load_level(loader, index));
