@@ -94,8 +94,8 @@ def modelopt_nvfp4(name: str, weight: Array) -> Packed:
 
 def _exponents(blocks: Array, largest: float) -> Array:
     """Of the smallest powers of two that bring every block below `largest`: U8, bias 127."""
-    exponent = np.ceil(np.log2(np.abs(blocks).max(axis=2) / largest))
-    return (exponent + 127).astype(np.uint8)
+    exponents: Array = np.ceil(np.log2(np.abs(blocks).max(axis=2) / largest)) + 127
+    return exponents.astype(np.uint8)
 
 
 def mxfp4(name: str, weight: Array) -> Packed:

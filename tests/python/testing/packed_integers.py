@@ -110,21 +110,22 @@ def quantise(
 
 def native_integers(quantised: Quantised, bits: int) -> Tensors | None:
     """The same in int8 or 4 bits with symmetric scales, None where those cannot hold it."""
-    steps = quantised.codes - quantised.zeros[:, quantised.group_of]
-    scales, kept = rounded(quantised.scales[:, quantised.group_of], torch.float16)
     in_groups = quantised.group_of.reshape(-1, NATIVE_GROUP)
-    if (in_groups != in_groups[:, :1]).any() or (kept != quantised.scales[:, quantised.group_of]).any():
+    scales, kept = rounded(quantised.scales[:, in_groups[:, 0]], torch.float16)
+    is_held = (
+        (in_groups == in_groups[:, :1]).all()
+        and (kept == quantised.scales[:, in_groups[:, 0]]).all()
+        and (quantised.zeros == 2 ** (bits - 1)).all()
+    )
+    if not is_held:
         return None
-    if (quantised.zeros != 2 ** (bits - 1)).any():
-        return None
+    steps = quantised.codes - quantised.zeros[:, quantised.group_of]
+    codes: Array = steps.astype(np.int8)
     if bits <= 4:
-        codes = (steps + 8).astype(np.uint8)
-        codes = codes[:, 0::2] | codes[:, 1::2] << 4
-    else:
-        codes = steps.astype(np.int8)
+        codes = (steps[:, 0::2] + 8 | (steps[:, 1::2] + 8) << 4).astype(np.uint8)
     return {
         "weight": torch.from_numpy(codes),
-        "weight.scales": scales[:, ::NATIVE_GROUP].contiguous(),
+        "weight.scales": scales,
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+import packed_floats as floats
 from make_checkpoints import Variant, build
-from packed_floats import (
-    Bitsandbytes4, compressed_floats, compressed_nvfp4, modelopt_config, modelopt_file,
-    modelopt_fp8, modelopt_nvfp4, mxfp4, mxfp8, naive_fp8,
-)  # fmt: skip
-from packed_integers import (
-    Awq, CompressedIntegers, Gptq, Packer, Tensors, bitsandbytes_int8, compressed_config,
-)  # fmt: skip
+from packed_floats import Bitsandbytes4, compressed_floats, modelopt_config, modelopt_file
+from packed_integers import Awq, CompressedIntegers, Gptq, Packer, Tensors, bitsandbytes_int8
 
 # Rows of 128 inputs and more: the usual groups fit.
 SIZES: dict[str, Any] = {
@@ -102,7 +99,7 @@ DYNAMIC_ACTIVATIONS = {
     "group_size": None, "actorder": None, "block_structure": None, "observer": None,
     "observer_kwargs": {},
 }  # fmt: skip
-_ROW = {"bits": 8, "group": -1, "packed": False}
+_ROW: dict[str, Any] = {"bits": 8, "group": -1, "packed": False}
 _EIGHT_BITS = {
     "_load_in_4bit": False, "_load_in_8bit": True, "load_in_4bit": False, "load_in_8bit": True,
 }  # fmt: skip
@@ -137,11 +134,11 @@ FORMATS: dict[str, Format] = {
         "qwen3",
         skipped=("o_proj", "layers.0.self_attn"),
     ),
-    "awq_moe": Format(
-        Awq(64).config(modules_to_not_convert=["mlp.gate"]), Awq(64), "qwen3_moe"
-    ),
+    "awq_moe": Format(Awq(64).config(modules_to_not_convert=["mlp.gate"]), Awq(64), "qwen3_moe"),
     "ct": _integers(),
-    "ct_float16": _integers(group=32, scale_dtype=torch.float16, changes={"ignore": ["re:.*lm_head"]}),
+    "ct_float16": _integers(
+        group=32, scale_dtype=torch.float16, changes={"ignore": ["re:.*lm_head"]}
+    ),
     "ct_float32": _integers(group=64, scale_dtype=torch.float32, symmetric=False),
     "ct_asym": _integers(symmetric=False, source="qwen3"),
     "ct_row": _integers(group=-1, head=True),
@@ -157,17 +154,17 @@ FORMATS: dict[str, Format] = {
     ),
     "w8a16_asym": _integers(symmetric=False, scale_dtype=torch.float32, **_ROW),
     "naive": _integers(form="naive-quantized", **_ROW),
-    "naive_fp8": Format(compressed_floats("naive-quantized", 8, None), naive_fp8),
-    "ct_nvfp4": Format(compressed_floats("nvfp4-pack-quantized", 4, 16), compressed_nvfp4),
-    "ct_mxfp4": Format(compressed_floats("mxfp4-pack-quantized", 4, 32), mxfp4),
-    "ct_mxfp8": Format(compressed_floats("mxfp8-quantized", 8, 32), mxfp8),
-    "modelopt_fp8": Format(modelopt_config("FP8"), modelopt_fp8),
-    "modelopt_nvfp4": Format(modelopt_config("NVFP4"), modelopt_nvfp4, "qwen3"),
+    "naive_fp8": Format(compressed_floats("naive-quantized", 8, None), floats.naive_fp8),
+    "ct_nvfp4": Format(compressed_floats("nvfp4-pack-quantized", 4, 16), floats.compressed_nvfp4),
+    "ct_mxfp4": Format(compressed_floats("mxfp4-pack-quantized", 4, 32), floats.mxfp4),
+    "ct_mxfp8": Format(compressed_floats("mxfp8-quantized", 8, 32), floats.mxfp8),
+    "modelopt_fp8": Format(modelopt_config("FP8"), floats.modelopt_fp8),
+    "modelopt_nvfp4": Format(modelopt_config("NVFP4"), floats.modelopt_nvfp4, "qwen3"),
     "modelopt_fp8_file": Format(
-        None, modelopt_fp8, files={"hf_quant_config.json": modelopt_file("FP8")}
+        None, floats.modelopt_fp8, files={"hf_quant_config.json": modelopt_file("FP8")}
     ),
     "modelopt_nvfp4_file": Format(
-        None, modelopt_nvfp4, files={"hf_quant_config.json": modelopt_file("NVFP4")}
+        None, floats.modelopt_nvfp4, files={"hf_quant_config.json": modelopt_file("NVFP4")}
     ),
     "nf4": _bitsandbytes(dtype=torch.bfloat16),
     "nf4_nested": _bitsandbytes(nested=True, dtype=torch.float16),
@@ -227,22 +224,42 @@ def make_quantised(source: Path, form: Format, directory: Path) -> Made:
     twin = None
     if native is not None:
         layout = {"quant_method": "specdec_native", "format": "integers", "group_size": 32}
-        twin = write(
-            directory / "native", config | {"quantization_config": layout}, kept | native
-        )
+        twin = write(directory / "native", config | {"quantization_config": layout}, kept | native)
     return Made(quantised, write(directory / "dense", config, kept | dense), twin)
 
 
-def edit(directory: Path, **changes: Any) -> None:
-    """Changes keys of quantization_config; None takes one away."""
+class Maker:
+    """Every format once, in folders of `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: dict[str, Made] = {}
+
+    def __call__(self, name: str) -> Made:
+        if name not in self._made:
+            form = FORMATS[name]
+            source = self._root / "sources" / form.source
+            if not source.exists():
+                make_source(form.source, source)
+            self._made[name] = make_quantised(source, form, self._root / name)
+        return self._made[name]
+
+    def copy(self, name: str, directory: Path) -> Path:
+        """Of the quantised one, for changes."""
+        shutil.copytree(self(name).quantised, directory)
+        return directory
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    """Changes keys of quantization_config."""
     path = directory / "config.json"
     config = json.loads(path.read_text())
     config["quantization_config"] |= changes
-    for key in [key for key, value in changes.items() if value is None]:
-        del config["quantization_config"][key]
     path.write_text(json.dumps(config))
 
 
-def copy(source: Path, directory: Path) -> Path:
-    shutil.copytree(source, directory)
-    return directory
+def edit_tensors(directory: Path, change: Callable[[Tensors], None]) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
