@@ -151,7 +151,8 @@ def rename(directory: Path, prefixes: str) -> None:
 
 
 def _changed(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in (fields | changes).items() if value is not None}
+    kept = {key: value for key, value in fields.items() if key not in changes}
+    return kept | {key: value for key, value in changes.items() if value is not None}
 
 
 def edit(directory: Path, text: dict[str, Any], **changes: Any) -> None:
