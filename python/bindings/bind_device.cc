@@ -27,6 +27,9 @@ void bind_device(py::module_& module) {
   module.def("list_devices", &list_devices);
   module.def("gpu_problem", &gpu_problem);
   module.def("build_info", &build_info);
+  module.def("read_bandwidth", &read_bandwidth, py::arg("num_bytes"), py::kw_only(),
+             py::arg("num_threads") = 0, py::arg("seconds") = 0.2,
+             py::call_guard<py::gil_scoped_release>());
   module.def("known_architectures", &known_architectures);
   module.def("load_eos_token_ids", &load_eos_token_ids, py::arg("directory"));
 }

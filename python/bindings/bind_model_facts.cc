@@ -9,6 +9,11 @@ namespace specdec::python {
 
 void bind_model_facts(py::module_& module) {
   py::class_<ModelFacts>(module, "ModelFacts")
+      .def_readonly("architecture", &ModelFacts::architecture)
+      .def_readonly("dtype", &ModelFacts::dtype)
+      .def_readonly("max_position_embeddings", &ModelFacts::max_position_embeddings)
+      .def_readonly("num_experts", &ModelFacts::num_experts)
+      .def_readonly("num_experts_per_token", &ModelFacts::num_experts_per_token)
       .def_readonly("num_ranks", &ModelFacts::num_ranks)
       .def_readonly("hidden_size", &ModelFacts::hidden_size)
       .def_property_readonly("num_layers", &ModelFacts::num_layers)

@@ -1,4 +1,4 @@
-"""The facts of `specdec-native info`: build, machine and known models, or one checkpoint."""
+"""The facts of `specdec-native info` without a model: build, machine and known models."""
 
 from __future__ import annotations
 
@@ -11,23 +11,10 @@ import rich.table
 import rich.text
 
 from specdec_native import _core
-from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.cache import cache_root
-from specdec_native.checkpoints.draft_config import DraftConfig, read_draft_config
-from specdec_native.checkpoints.errors import ModelNotFoundError
-from specdec_native.checkpoints.head_registry import find_head, known_heads
+from specdec_native.checkpoints.head_registry import known_heads
 from specdec_native.checkpoints.model_registry import known_names
-from specdec_native.speculation.methods import checkpoint_method
 
-# Keys of a checkpoint's config.json, and their names here.
-_LAYER_KEYS = {
-    "hidden_size": "hidden_size",
-    "emb_dim": "hidden_size",
-    "inner_dim": "inner_size",
-    "num_hidden_layers": "layers",
-    "medusa_num_layers": "layers",
-    "vocab_size": "vocab_size",
-}
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "gguf", "huggingface-hub", "torch", "transformers")
 _DEVICE_FIELDS = ("name", "model", "memory_bytes", "num_threads", "isa", "unusable")
 
@@ -57,47 +44,6 @@ def collect_facts() -> dict[str, Any]:
         "heads": known_heads(),
     }
     return facts
-
-
-def checkpoint_facts(name: str) -> dict[str, Any]:
-    """Facts from config.json of a model or draft head. Raises ValueError where there is none."""
-    directory = hub.find_config(name)
-    if directory is None:
-        raise ModelNotFoundError(
-            f"there is no config.json for {name}; give a directory that has one, or a hub id"
-        )
-    config = read_draft_config(directory)
-    method = checkpoint_method(name, config)
-    facts: dict[str, Any] = {
-        "directory": str(directory),
-        "method": method,
-        "architectures": config.architectures,
-    }
-    for key, label in _LAYER_KEYS.items():
-        if config.layers.get(key) is not None:
-            facts[label] = config.layers[key]
-    if method == "draft_model":
-        return facts
-    limit = config.longest_draft(method)
-    known = find_head(name)
-    facts |= {
-        "draft_vocab_size": config.values.get("draft_vocab_size"),
-        "reads": _text_of_taps(method, config),
-        "num_speculative_tokens": config.proposed_tokens(method),
-        "longest_draft": None if limit is None else limit[1],
-        "parallel_drafting": config.is_parallel,
-        "target": config.verifier if known is None else known.target,
-    }
-    return {key: value for key, value in facts.items() if value is not None}
-
-
-def _text_of_taps(method: str, config: DraftConfig) -> str:
-    if method != "eagle3":
-        return "the target's last hidden states"
-    taps = config.taps
-    if taps is None:
-        return "inputs of the target's layers 2, n/2 and n-3"
-    return f"inputs of the target's layers {', '.join(map(str, taps))}"
 
 
 def facts_table(facts: Mapping[str, Any]) -> rich.table.Table:

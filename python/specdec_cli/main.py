@@ -15,6 +15,7 @@ import rich.table
 import typer
 
 from specdec_cli import bench, demo, eval_head, plan, serve, train_head
+from specdec_cli.checkpoint_info import checkpoint_facts, checkpoint_table
 from specdec_cli.command_options import (
     SPECULATION_OPTIONS,
     Group,
@@ -28,7 +29,7 @@ from specdec_cli.command_options import (
     sampling_options,
 )
 from specdec_cli.help import HelpfulCommand
-from specdec_cli.info import checkpoint_facts, collect_facts, facts_table
+from specdec_cli.info import collect_facts, facts_table
 from specdec_cli.inputs import conversation, read_prompts, user_lines
 from specdec_cli.models import DEFAULT_MODEL, load, resolve, target_of
 from specdec_cli.printed_outputs import output_json, print_report_head, shortened, speed_table
@@ -267,12 +268,20 @@ def info_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show versions, build, devices, and which models are known; or what a checkpoint is."""
+    """Show versions, build, devices, and which models are known; or what a checkpoint is.
+
+    Of a checkpoint: its family, how weights are stored and what becomes of them on the CPU, memory,
+    and the most tokens a second that this machine's memory allows. Nothing is loaded. A checkpoint
+    that the engine refuses ends with the reason and exit code 1.
+    """
     facts = collect_facts() if model is None else checkpoint_facts(model)
     if as_json:
         print(json.dumps(facts, indent=2))
-        return
-    rich.console.Console(highlight=False).print(facts_table(facts))
+    else:
+        table = facts_table(facts) if model is None else checkpoint_table(facts)
+        rich.console.Console(highlight=False).print(table)
+    if "refused" in facts:
+        raise hub.CheckpointError(facts["refused"])
 
 
 # -- models

@@ -33,5 +33,9 @@ std::vector<DeviceInfo> list_devices();
 // Why no GPU can be used, and what to do about it; empty when one can.
 std::string gpu_problem();
 BuildInfo build_info();
+// Bytes per second that `num_threads` threads (0: as many as an engine uses) read from a buffer of
+// `num_bytes` in this machine's memory or caches: the fastest of as many passes as `seconds` allow,
+// at least one.
+double read_bandwidth(int64_t num_bytes, int num_threads = 0, double seconds = 0.2);
 
 }  // namespace specdec

@@ -22,6 +22,9 @@ struct PartFacts {
 // A model as one of `num_ranks` ranks has it: for each part, the largest share of any rank, since
 // the others wait for that rank.
 struct ModelFacts {
+  std::string architecture = {};  // the text model's, as in known_architectures()
+  std::string dtype = {};         // of config.json: "float32", "bfloat16" or "float16"
+  int max_position_embeddings = 0;
   int num_ranks = 1;
   int hidden_size = 0;  // of a row of the residual stream
   int num_heads = 0;

@@ -83,7 +83,10 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
 
 ModelFacts facts_of_share(const ModelConfig& whole, const FactsFormats& formats, int size) {
   const ModelShard shard(whole, size);
-  ModelFacts facts{.num_ranks = size,
+  ModelFacts facts{.architecture = whole.architecture,
+                   .dtype = std::string(name_of(whole.checkpoint_dtype)),
+                   .max_position_embeddings = whole.max_position_embeddings,
+                   .num_ranks = size,
                    .hidden_size = whole.hidden_size,
                    .head_dim = whole.head_dim,
                    .num_experts = whole.num_experts,

@@ -100,6 +100,22 @@ def convert_gguf(
     write_checkpoint(directory, specs, ProgressMeter(progress, total_bytes, "convert").add)
 
 
+def describe_gguf(source: Path, directory: Path) -> list[tuple[str, GgufTensor]]:
+    """Writes config.json and the tokenizer that convert_gguf makes of a file, without weights.
+
+    Returns the file's tensors by their names in the checkpoint. Raises what convert_gguf raises.
+    """
+    file = GgufFile(source)
+    tied = "output.weight" not in file.tensors
+    config = model_config(file, dtype=_default_dtype(file), tied=tied)
+    tensors = list(_named_tensors(file, config["num_hidden_layers"]))
+    for _, tensor in tensors:
+        _row_order(file, tensor, config)  # raises for a shape that does not fit
+    _write_json(directory / "config.json", config)
+    write_tokenizer(file, directory)
+    return tensors
+
+
 def _default_dtype(file: GgufFile) -> str:
     matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) > 1]
     return "float32" if all(t.type_name == "F32" for t in matrices) else "bfloat16"

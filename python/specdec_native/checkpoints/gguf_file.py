@@ -84,6 +84,11 @@ class GgufTensor:
         )
 
     @property
+    def num_bytes(self) -> int:
+        """Its size in the file."""
+        return math.prod(self._data.shape) * self._data.dtype.itemsize
+
+    @property
     def integer_type(self) -> IntegerType | None:
         """How the matrix is held in integers; None for floating point and other shapes."""
         return INTEGER_TYPES.get(self.type_name) if len(self.shape) == 2 else None

@@ -134,6 +134,33 @@ def find_config(name_or_path: str, revision: str | None = None) -> Path | None:
     return local or resolve_model(name_or_path, revision=revision, weights=False)
 
 
+def find_local(name_or_path: str) -> Path | None:
+    """The directory or GGUF file of what the user named: nothing is downloaded or converted.
+
+    None where it is not on this machine, and for a draft head of this package.
+
+    Raises ModelNotFoundError for a path where there is nothing, CheckpointError.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return _checked_gguf(path)
+    found = path if path.is_dir() else _downloaded(name_or_path)
+    if found is not None and checkpoint_kind(found) is CheckpointKind.GGUF:
+        return _only_gguf(found)
+    return found
+
+
+def _downloaded(name: str) -> Path | None:
+    if find_head(name) is not None:
+        return None
+    model = find_model(name)
+    if model is not None:
+        return hugging_face.cached_snapshot(model.hub_id) or _fetched_before(model)
+    if _looks_like_path(name):
+        raise ModelNotFoundError(f"there is no such file or directory: {name}")
+    return hugging_face.cached_snapshot(name)
+
+
 def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | None = None) -> Path:
     """Downloads one of the known models, unless it is there already, and returns its directory.
 
@@ -180,14 +207,7 @@ def _resolve_directory(
         entry = f"converted/{directory.resolve().name}-{key}"
         return cached_directory(entry, lambda target: _convert_torch(directory, target, progress))
     if kind is CheckpointKind.GGUF:
-        files = gguf_files(directory)
-        if len(files) == 1:
-            return _convert_gguf_file(files[0], gguf, progress)
-        raise CheckpointError(
-            f"the directory holds {len(files)} GGUF files; give the path of one of them: "
-            + ", ".join(file.name for file in files),
-            directory,
-        )
+        return _convert_gguf_file(_only_gguf(directory), gguf, progress)
     raise CheckpointError(
         "the directory holds no model: it needs config.json with model.safetensors or "
         "pytorch_model.bin, or one GGUF file",
@@ -195,9 +215,24 @@ def _resolve_directory(
     )
 
 
+def _only_gguf(directory: Path) -> Path:
+    files = gguf_files(directory)
+    if len(files) == 1:
+        return files[0]
+    raise CheckpointError(
+        f"the directory holds {len(files)} GGUF files; give the path of one of them: "
+        + ", ".join(file.name for file in files),
+        directory,
+    )
+
+
 def _resolve_file(path: Path, gguf: GgufOptions, progress: ProgressCallback | None) -> Path:
+    return _convert_gguf_file(_checked_gguf(path), gguf, progress)
+
+
+def _checked_gguf(path: Path) -> Path:
     if path.suffix.lower() == ".gguf" or is_gguf(path):
-        return _convert_gguf_file(path, gguf, progress)
+        return path
     if path.suffix in (".safetensors", ".bin", ".json"):
         raise CheckpointError(
             f"give the directory that holds this file: {path.resolve().parent}", path

@@ -1,6 +1,7 @@
 """Reads safetensors files without holding them in memory, and without another package.
 
-Values come as they are stored; bfloat16, which numpy does not have, as the 16 bits of each value.
+Values come as they are stored; bfloat16 and 8-bit floats, which numpy does not have, as the bits of
+each value.
 The format is in safetensors_writer.
 """
 
@@ -22,7 +23,8 @@ from specdec_native.checkpoints.safetensors_writer import TensorSpec, float32_to
 
 _NUMPY_TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4",
-    "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?",
+    "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
+    "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
 }  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -37,6 +39,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     file: Path
     begin: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in the file."""
+        return math.prod(self.shape) * np.dtype(_NUMPY_TYPES[self.dtype]).itemsize
 
     def values(self) -> npt.NDArray[Any]:
         """All values, read from the disk as they are used; bfloat16 as uint16 bits."""
