@@ -26,7 +26,7 @@ from specdec_native.checkpoints.stored_weights import (
     weights_of,
     weights_of_gguf,
 )
-from specdec_native.checkpoints.weight_formats import FORMATS
+from specdec_native.checkpoints.weight_formats import FLOATS, FORMATS
 from specdec_native.speculation.methods import checkpoint_method
 
 # Keys of a checkpoint's config.json, and their names here.
@@ -40,7 +40,7 @@ _LAYER_KEYS = {
 }
 _VECTORS = "norms, biases"
 _NOT_IN_A_STEP = (UNREAD, "positions")
-_PROBE_BYTES = 256 << 20  # more than the caches of most processors
+_PROBE_BYTES = 128 << 20  # more than the caches of most processors
 
 
 def checkpoint_facts(name: str) -> dict[str, Any]:
@@ -242,11 +242,12 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text_of_weights(weights: Mapping[str, Any]) -> str:
-    stored = f"{weights['count']} x {weights['stored']}, {_megabytes(weights['stored_bytes'])}"
-    if not weights["held"]:
-        return stored
-    held = f"{FORMATS[weights['held']].text}, {_megabytes(weights['bytes'])}"
-    return f"{stored}; held as {held}, {weights['note'] or 'exactly'}"
+    stored, held = weights["stored"], weights["held"]
+    text = f"{weights['count']} x {stored} ({_megabytes(weights['stored_bytes'])})"
+    if not held or held == FLOATS.get(stored, stored):
+        return f"{text}, kept" if held else text
+    held = f"{FORMATS[held].text} ({_megabytes(weights['bytes'])})"
+    return f"{text}, held as {held}: {weights['note'] or 'exact'}"
 
 
 def _megabytes(num_bytes: int) -> str:

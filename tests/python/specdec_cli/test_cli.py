@@ -143,7 +143,7 @@ def test_info_describes_a_checkpoint(model: Path, tmp_path: Path) -> None:
     assert (facts["method"], facts["layers"], facts["longest_draft"]) == ("medusa", 2, 4)
     for missing in (tmp_path / "missing", "model.gguf"):
         failed = run("info", missing)
-        assert failed.returncode == 1 and "there is no config.json" in failed.stderr
+        assert failed.returncode == 1 and "there is no such file" in failed.stderr
 
 
 def test_info_describes_a_gpu() -> None:
