@@ -16,11 +16,12 @@ _TEXT_KEYS = {
     "output_text": "text",
     "refusal": "refusal",
 }
+_MEDIA = ("image_url", "image_embeds", "image_pil", "input_audio", "audio_url", "video_url", "file")
 _OF_ANSWERS = ("annotations", "logprobs")  # members of answers' parts that clients send back
 # Members of messages that would be ignored, with the advice what to send instead.
 _NOT_READ = {
     "function_call": 'send "tool_calls", and answers to them in messages of the role "tool"',
-    "audio": "this model reads text alone; send what was said as content",
+    "audio": "this engine reads text only; send what was said as content",
 }
 
 
@@ -74,12 +75,15 @@ def _text_of_part(part: Any, path: str, field: str) -> str:
         return _checked(part, path, field)
     if not isinstance(part, Mapping):
         raise bad_request(f"{path} must be a content part or a string", field)
-    kind = part.get("type", "text")
-    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    # vLLM's clients may leave out the type, or put an image beside a text.
+    media = next((name for name in _MEDIA if part.get(name) is not None), "text")
+    kind = part.get("type", media)
+    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) and media == "text" else None
     if key is None:
+        what = media if kind in _TEXT_KEYS else kind
         raise bad_request(
-            f"{path} has the type {str(kind)[:40]!r}, but this model reads text alone: send parts "
-            'of the type "text"',
+            f"{path} is of the type {str(what)[:40]!r}, but this engine answers text only, whatever "
+            'else the model can read: send parts of the type "text"',
             field,
         )
     warn_of_unknown(part, {"type", key, *_OF_ANSWERS})

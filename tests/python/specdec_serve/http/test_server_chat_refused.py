@@ -80,6 +80,32 @@ def test_errors_name_what_the_client_sent(world: World) -> None:
     assert error["param"] == "continue_final_message"
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9999}},
+        {"type": "input_image", "image_url": "https://localhost/a.png"},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": "https://localhost/a.mp4"}},
+        {"type": "file", "file": {"file_id": "file-1"}},
+        {"image_url": "https://localhost/a.png"},
+        {"type": "text", "text": "a", "image_url": {"url": "https://localhost/a.png"}},
+    ],
+)
+def test_images_and_sound_are_refused_where_they_are(world: World, part: dict[str, Any]) -> None:
+    content = [{"type": "text", "text": "What is this?"}, part]
+    message = {"role": "user", "content": content}
+    kind = next(name for name in (part.get("type"), *part) if name not in ("type", "text", None))
+    for path, field, error in (
+        ("messages[1].content[1]", "messages", refusal(world, messages=[*MESSAGES, message])),
+        ("messages[0].content[1]", "messages", world.error("/tokenize", messages=[message])),
+        ("input[0].content[1]", "input", world.error("/v1/responses", input=[message])),
+    ):
+        assert (error["param"], error["type"], error["code"]) == (field, "BadRequestError", 400)
+        assert error["message"].startswith(f"{path} is of the type '{kind}'")
+        assert "text only" in error["message"] and len(error["message"]) < 300
+
+
 def test_fields_that_ask_for_what_is_there_are_taken(world: World, engine: Engine) -> None:
     text = only(engine.chat(MESSAGES, text_params(), use_tqdm=False)).text
     harmless = {
