@@ -78,12 +78,11 @@ def _text_of_part(part: Any, path: str, field: str) -> str:
     # vLLM's clients may leave out the type, or put an image beside a text.
     media = next((name for name in _MEDIA if part.get(name) is not None), "text")
     kind = part.get("type", media)
-    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) and media == "text" else None
-    if key is None:
-        what = media if kind in _TEXT_KEYS else kind
+    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    if key is None or media != "text":
         raise bad_request(
-            f"{path} is of the type {str(what)[:40]!r}, but this engine answers text only, whatever "
-            'else the model can read: send parts of the type "text"',
+            f"{path} is of the type {str(kind if key is None else media)[:40]!r}, but this engine "
+            'answers text only, whatever else a model reads: send parts of the type "text"',
             field,
         )
     warn_of_unknown(part, {"type", key, *_OF_ANSWERS})
