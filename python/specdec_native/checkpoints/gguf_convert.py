@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from specdec_native.checkpoints.cache import require_free_space
-from specdec_native.checkpoints.gguf_config import generation_config, model_config
+from specdec_native.checkpoints.gguf_config import family_of, generation_config, model_config
+from specdec_native.checkpoints.gguf_families import Experts, GgufFamily
 from specdec_native.checkpoints.gguf_file import GgufFile, GgufTensor
-from specdec_native.checkpoints.gguf_integers import GROUP, IntegerType
+from specdec_native.checkpoints.gguf_forms import GROUP, IntegerType
 from specdec_native.checkpoints.gguf_tokenizer import write_tokenizer
 from specdec_native.checkpoints.progress import ProgressCallback, ProgressMeter
 from specdec_native.checkpoints.safetensors_writer import (
@@ -23,35 +25,7 @@ from specdec_native.checkpoints.safetensors_writer import (
     write_checkpoint,
 )
 
-_GLOBAL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "block_sparse_moe.gate",
-}
-# Gemma has four norms in a layer. Its norms multiply by 1 + weight: llama.cpp stores the sum, while
-# transformers adds the 1 when the model runs.
-_GEMMA_LAYER_NAMES = _LAYER_NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_EXPERT_NAMES = {"ffn_gate": "w1", "ffn_down": "w2", "ffn_up": "w3"}
-_CONSUMED = {"rope_freqs.weight"}  # becomes rope_scaling of config.json
-
+_TOP_TENSOR = re.compile(r"(\w+)\.(weight|bias)")
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|down|up))\.(\d+)\.weight")
 _STACKED_EXPERTS = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|down|up))_exps\.weight")
@@ -134,18 +108,19 @@ def _quantization_config(file: GgufFile) -> dict[str, Any]:
 def _tensor_specs(
     file: GgufFile, config: dict[str, Any], dtype: str, tied: bool, keep_integers: bool
 ) -> list[TensorSpec]:
+    family = family_of(file)
     specs: list[TensorSpec] = []
-    for own_name, tensor in _named_tensors(file, config["num_hidden_layers"]):
+    for own_name, tensor in _named_tensors(file, family, config["num_hidden_layers"]):
         if tied and tensor.name == "token_embd.weight" and "output.weight" in file.tensors:
             continue
         head_is_embedding = tied and tensor.name == "output.weight"
-        name = _GLOBAL_NAMES["token_embd.weight"] if head_is_embedding else own_name
-        order = _row_order(file, tensor, config)
+        name = f"{family.top_names['token_embd']}.weight" if head_is_embedding else own_name
+        order = _row_order(file, family, tensor, config)
         if keep_integers and tensor.integer_type is not None:
             specs += _integer_specs(name, tensor, order, tensor.integer_type)
             continue
         kept = "F32" if keep_integers and len(tensor.shape) == 1 else dtype
-        offset = -1.0 if _is_gemma(file) and len(tensor.shape) == 1 else 0.0
+        offset = -family.norm_offset if len(tensor.shape) == 1 else 0.0
         chunks = _chunks(tensor, order, kept, offset)
         specs.append(TensorSpec(name=name, dtype=kept, shape=tensor.shape, chunks=chunks))
     return specs
@@ -156,24 +131,28 @@ def _integer_specs(
 ) -> Iterator[TensorSpec]:
     """The tensors of a quantised matrix, in the form the core's WeightStore reads."""
 
-    def chunks(attribute: str) -> Callable[[], Iterator[npt.NDArray[np.generic]]]:
-        return lambda: (getattr(rows, attribute) for rows in tensor.integers(order))
+    def chunks(
+        part: Literal["codes", "scales", "mins"],
+    ) -> Callable[[], Iterator[npt.NDArray[np.generic]]]:
+        return lambda: tensor.integers(part, order)
 
     num_rows, num_inputs = tensor.shape
-    groups = (num_rows, num_inputs // GROUP)
+    groups = (num_rows, num_inputs // kind.group)
     codes = ("I8", tensor.shape) if kind.bits == 8 else ("U8", (num_rows, num_inputs // 2))
     yield TensorSpec(name, *codes, chunks("codes"))
     yield TensorSpec(f"{name}.scales", "F16", groups, chunks("scales"))
-    if kind.has_mins:
+    if kind.mins is not None:
         yield TensorSpec(f"{name}.mins", "F16", groups, chunks("mins"))
 
 
-def _named_tensors(file: GgufFile, num_layers: int) -> Iterator[tuple[str, GgufTensor]]:
+def _named_tensors(
+    file: GgufFile, family: GgufFamily, num_layers: int
+) -> Iterator[tuple[str, GgufTensor]]:
     """(Hugging Face name, tensor) for all that the checkpoint holds, stacked experts split up."""
     for tensor in file.tensors.values():
-        if tensor.name in _CONSUMED:
+        if tensor.name in file.vectors_read:  # and is in config.json
             continue
-        names = list(_names_of(tensor, _GEMMA_LAYER_NAMES if _is_gemma(file) else _LAYER_NAMES))
+        names = list(_names_of(tensor, family))
         if not names:
             raise file.error(f"tensor {tensor.name} has no place in a {file.architecture} model")
         for layer, name, part in names:
@@ -182,51 +161,59 @@ def _named_tensors(file: GgufFile, num_layers: int) -> Iterator[tuple[str, GgufT
             yield name, part
 
 
-def _is_gemma(file: GgufFile) -> bool:
-    return bool(file.architecture == "gemma3")
-
-
-def _names_of(
-    tensor: GgufTensor, layer_names: dict[str, str]
-) -> Iterator[tuple[int, str, GgufTensor]]:
+def _names_of(tensor: GgufTensor, family: GgufFamily) -> Iterator[tuple[int, str, GgufTensor]]:
     """(layer or -1, Hugging Face name, tensor), one for each expert; nothing if unknown."""
-    if tensor.name in _GLOBAL_NAMES:
-        yield -1, _GLOBAL_NAMES[tensor.name], tensor
-    elif match := _STACKED_EXPERTS.fullmatch(tensor.name):
-        for expert in range(tensor.shape[0]):
-            name = _expert_name(match[1], expert, match[2])
-            yield int(match[1]), name, tensor.slice(expert)
-    elif match := _EXPERT_TENSOR.fullmatch(tensor.name):
-        yield int(match[1]), _expert_name(match[1], int(match[3]), match[2]), tensor
-    elif (match := _LAYER_TENSOR.fullmatch(tensor.name)) and match[2] in layer_names:
-        name = f"model.layers.{match[1]}.{layer_names[match[2]]}.{match[3]}"
-        yield int(match[1]), name, tensor
+    top = _TOP_TENSOR.fullmatch(tensor.name)
+    layer = _LAYER_TENSOR.fullmatch(tensor.name)
+    stacked = _STACKED_EXPERTS.fullmatch(tensor.name)
+    expert = _EXPERT_TENSOR.fullmatch(tensor.name)
+    if top and top[1] in family.top_names:
+        yield -1, f"{family.top_names[top[1]]}.{top[2]}", tensor
+    elif layer and layer[2] in family.layer_names:
+        name = f"{family.layers}.{layer[1]}.{family.layer_names[layer[2]]}.{layer[3]}"
+        yield int(layer[1]), name, tensor
+    elif family.experts and stacked and len(tensor.shape) == 3:
+        for index in range(tensor.shape[0]):
+            name = _expert_name(family, family.experts, stacked, index)
+            yield int(stacked[1]), name, tensor.slice(index)
+    elif family.experts and expert:
+        name = _expert_name(family, family.experts, expert, int(expert[3]))
+        yield int(expert[1]), name, tensor
 
 
-def _expert_name(layer: str, expert: int, part: str) -> str:
-    return f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{_EXPERT_NAMES[part]}.weight"
+def _expert_name(family: GgufFamily, names: Experts, match: re.Match[str], index: int) -> str:
+    return f"{family.layers}.{match[1]}.{names.prefix}.{index}.{names.parts[match[2]]}.weight"
 
 
 def _row_order(
-    file: GgufFile, tensor: GgufTensor, config: dict[str, Any]
+    file: GgufFile, family: GgufFamily, tensor: GgufTensor, config: dict[str, Any]
 ) -> npt.NDArray[np.intp] | None:
-    """Which of the file's rows come first in the checkpoint; None: they keep their order.
+    """Which of the file's rows come first in the checkpoint; None: they keep their order."""
+    layer = _LAYER_TENSOR.fullmatch(tensor.name)
+    if layer and family.interleaves_pairs and layer[2] in ("attn_q", "attn_k"):
+        heads = config["num_attention_heads" if layer[2] == "attn_q" else "num_key_value_heads"]
+        return _rows(file, tensor, (heads, -1, 2), (0, 2, 1), heads * config["head_dim"])
+    if layer and family.fuses_all_heads and layer[2] == "attn_qkv":
+        heads = config["num_attention_heads"]
+        return _rows(file, tensor, (3, heads, -1), (1, 0, 2), 3 * config["hidden_size"])
+    return None
 
-    For Llama, GGUF files interleave each head's rotary pairs (row 2i turns with row 2i+1), while
-    Hugging Face keeps the halves apart (row i turns with row i + head_dim/2).
-    """
-    match = _LAYER_TENSOR.fullmatch(tensor.name)
-    if file.architecture != "llama" or match is None or match[2] not in ("attn_q", "attn_k"):
-        return None
-    heads = config["num_attention_heads" if match[2] == "attn_q" else "num_key_value_heads"]
+
+def _rows(
+    file: GgufFile,
+    tensor: GgufTensor,
+    shape: tuple[int, int, int],
+    axes: tuple[int, int, int],
+    expected: int,
+) -> npt.NDArray[np.intp]:
+    """The rows of `tensor` as an array of this shape, transposed."""
     num_rows = tensor.shape[0]
-    if num_rows != heads * config["head_dim"] or config["head_dim"] % 2:
+    if num_rows != expected or num_rows % math.prod(n for n in shape if n > 0):
         raise file.error(
-            f"tensor {tensor.name} has {num_rows} rows, which are not {heads} heads of "
-            f"{config['head_dim']}"
+            f"tensor {tensor.name} has {num_rows} rows, expected {expected} that come in "
+            f"{' x '.join(str(n) for n in shape if n > 0)}"
         )
-    halves: npt.NDArray[np.intp] = np.arange(num_rows).reshape(heads, -1, 2).swapaxes(1, 2)
-    return halves.reshape(-1)
+    return np.arange(num_rows).reshape(shape).transpose(axes).reshape(-1)
 
 
 def _chunks(

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from specdec_native.checkpoints.errors import CheckpointError
-from specdec_native.checkpoints.gguf_integers import INTEGER_TYPES, Integers, IntegerType
-from specdec_native.checkpoints.layout import GGUF_MAGIC
-from specdec_native.checkpoints.optional import import_optional
+from specdec_native.checkpoints.gguf_forms import IntegerType
+from specdec_native.checkpoints.gguf_header import open_gguf
+from specdec_native.checkpoints.gguf_integers import INTEGER_TYPES
+from specdec_native.checkpoints.layout import gguf_parts
+from specdec_native.checkpoints.optional import import_gguf
 
-SUPPORTED_TENSOR_TYPES = (
-    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K",
-)  # fmt: skip
+SUPPORTED_TENSOR_TYPES = ("F32", "F16", "BF16", *INTEGER_TYPES)
 
-_HEADER_BYTES = 24
-# Bytes of a metadata value by its type; strings (8) and arrays (9) say their length.
-_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_STRING, _ARRAY = 8, 9
-# The reader takes about a microsecond and a hundred bytes per element. Vocabularies have fewer than
-# a million elements.
-_MAX_ARRAY_ELEMENTS = 1 << 22
 _CHUNK_ELEMENTS = 1 << 22  # 16 MiB as float32: large enough to vectorise, small beside any model
-
-
-def import_gguf() -> Any:
-    """The package that knows the encodings."""
-    return import_optional("gguf", purpose="reading a GGUF file", extra="gguf")
+# What general.type may be but a model.
+_OTHER_CONTENTS = {
+    "adapter": "a LoRA adapter; give the model that it belongs to",
+    "mmproj": "the vision or audio part of a model; give the text model's file",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,19 +58,24 @@ class _StoredArray:
         return values.reshape(shape)
 
 
+@dataclasses.dataclass(frozen=True)
 class GgufTensor:
     """A tensor of a GGUF file, still in the file and in its own encoding."""
 
-    def __init__(self, name: str, type_name: str, data: _StoredArray, shape: tuple[int, ...]):
-        self.name = name
-        self.type_name = type_name
-        self.shape = shape  # row-major: [out_features, in_features]
-        self._data = data  # same rank; the last axis counts bytes where the type packs blocks
+    name: str
+    type_name: str
+    shape: tuple[int, ...]  # row-major: [out_features, in_features]
+    data: _StoredArray  # same rank; the last axis counts bytes where the type packs blocks
+    factors: tuple[float, ...] = (1.0,)  # of all values, or of each element of the first axis
 
     def slice(self, index: int) -> GgufTensor:
         """Element `index` of the first axis, such as one expert's matrix."""
         return GgufTensor(
-            f"{self.name}[{index}]", self.type_name, self._data.item(index), self.shape[1:]
+            f"{self.name}[{index}]",
+            self.type_name,
+            self.shape[1:],
+            self.data.item(index),
+            (self.factors[index % len(self.factors)],),
         )
 
     @property
@@ -96,52 +91,59 @@ class GgufTensor:
     def rows(self, order: npt.NDArray[np.intp] | None = None) -> Iterator[npt.NDArray[np.float32]]:
         """The values as float32, some rows at a time; `order` picks the rows, default all."""
         if len(self.shape) == 1:
-            values = self._decode(self._data.read(0, self._data.shape[0]))
+            values = self._decode(self.data.read(0, self.data.shape[0]))
             yield values if order is None else values[order]
             return
         for rows in self._encoded_rows(order):
             yield self._decode(rows)
 
-    def integers(self, order: npt.NDArray[np.intp] | None = None) -> Iterator[Integers]:
-        """The rows of a matrix with an integer_type as integers, likewise."""
-        kind = self.integer_type
-        assert kind is not None
+    def integers(
+        self,
+        part: Literal["codes", "scales", "mins"],
+        order: npt.NDArray[np.intp] | None = None,
+    ) -> Iterator[npt.NDArray[Any]]:
+        """The codes, or the scales or mins in float16, of a matrix with an integer_type, likewise.
+
+        Raises CheckpointError for a scale or min that is not a finite float16.
+        """
+        read = getattr(self.integer_type, part)
         for rows in self._encoded_rows(order):
-            yield kind.read(np.ascontiguousarray(rows).view(np.uint8))
+            with np.errstate(invalid="ignore", over="ignore"):  # of what is refused below
+                found = read(np.ascontiguousarray(rows).view(np.uint8))
+                if part != "codes":
+                    found = (found * np.float32(self.factors[0])).astype(np.float16)
+            if part != "codes" and not np.isfinite(found).all():
+                raise CheckpointError(
+                    f"tensor {self.name}: one of its {part} is not a finite float16; "
+                    "give quantization='none'",
+                    self.data.path,
+                )
+            yield found
 
     def _encoded_rows(self, order: npt.NDArray[np.intp] | None) -> Iterator[npt.NDArray[Any]]:
         step = max(1, _CHUNK_ELEMENTS // math.prod(self.shape[1:]))
         for begin in range(0, self.shape[0], step):
             # A quantised block never crosses a row, so rows are picked before decoding.
             if order is None:
-                yield self._data.read(begin, begin + step)
+                yield self.data.read(begin, begin + step)
             else:
                 chosen = order[begin : begin + step]
                 first = int(chosen.min())
-                yield self._data.read(first, int(chosen.max()) + 1)[chosen - first]
+                yield self.data.read(first, int(chosen.max()) + 1)[chosen - first]
 
     def _decode(self, data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         gguf = import_gguf()
         values = gguf.dequantize(data, gguf.GGMLQuantizationType[self.type_name])
-        return np.asarray(values, dtype=np.float32)
+        return np.asarray(values * np.float32(self.factors[0]), dtype=np.float32)
 
 
-class GgufFile:
-    """An open GGUF file. Every fault of the file is a CheckpointError that names it."""
+class GgufMetadata:
+    """The metadata of an open file. Every fault of the file is a CheckpointError that names it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        reader = _open(path)
-        self._fields = reader.fields
+        self._reader = open_gguf(path)
         self._values: dict[str, Any] = {}
-        self._read: set[str] = set()
-        self.architecture = self.require("general.architecture", str)
-        if self.get("split.count", 0) > 1:
-            raise self.error(
-                "this is one part of a GGUF split over several files; "
-                "join them first (llama-gguf-split --merge)"
-            )
-        self.tensors = {str(tensor.name): self._tensor(tensor) for tensor in reader.tensors}
 
     def error(self, message: str) -> CheckpointError:
         """An error that names this file, to be raised."""
@@ -160,33 +162,28 @@ class GgufFile:
             raise self.error(f"metadata {key} is missing")
         return value
 
-    def hyperparameter(self, key: str, default: Any = None, kind: Any = None) -> Any:
-        """The metadata value `<architecture>.<key>`; one per layer must agree over the layers."""
-        name = f"{self.architecture}.{key}"
-        self._read.add(name)
-        value = self._contents(name)
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                raise self.error(f"metadata {name} differs between layers, which is not supported")
-            value = value[0]
-        return default if value is None else self._checked(name, value, kind or type(default))
+    def check_part(self, number: int, count: int) -> None:
+        """Raises CheckpointError unless this is part `number`, from 0, of a file in `count`."""
+        own_count = self.get("split.count", 1)
+        if own_count != count:
+            raise self.error(
+                f"metadata split.count is {own_count}, but by its name there are {count}; parts "
+                "are found by their names, as in model-00001-of-00003.gguf"
+            )
+        if self.get("split.no", 0) != number:
+            raise self.error(
+                f"metadata split.no is {self.get('split.no', 0)}, but its name is that of part "
+                f"{number + 1}, whose split.no is {number}; names have been mixed up"
+            )
 
-    def require_hyperparameter(self, key: str, kind: Any) -> Any:
-        """The metadata value `<architecture>.<key>`; CheckpointError if it is missing."""
-        value = self.hyperparameter(key, kind=kind)
-        if value is None:
-            raise self.error(f"metadata {self.architecture}.{key} is missing")
-        return value
-
-    def unread_hyperparameters(self) -> dict[str, Any]:
-        """The metadata of the architecture that nothing has asked for yet, as it is stored."""
-        prefix = f"{self.architecture}."
-        unread = [key for key in self._fields if key.startswith(prefix) and key not in self._read]
-        return {key.removeprefix(prefix): self._contents(key) for key in unread}
+    def stored_tensors(self) -> Iterator[GgufTensor]:
+        """The tensors of this file, in its order."""
+        for tensor in self._reader.tensors:
+            yield self._tensor(tensor)
 
     def _contents(self, key: str) -> Any:
         if key not in self._values:
-            field = self._fields.get(key)
+            field = self._reader.fields.get(key)
             try:
                 self._values[key] = None if field is None else field.contents()
             except (UnicodeDecodeError, IndexError, ValueError) as fault:
@@ -215,116 +212,101 @@ class GgufFile:
         if len(shape) == 1 and type_name not in ("F32", "F16"):
             stored = (tensor.data.size,)
         data = _StoredArray(self.path, int(tensor.data_offset), tensor.data.dtype, stored)
-        return GgufTensor(str(tensor.name), type_name, data, shape)
+        return GgufTensor(str(tensor.name), type_name, shape, data)
+
+
+class GgufFile(GgufMetadata):
+    """A model in a GGUF file, or in the parts of a split one, whichever of them is named.
+
+    The metadata is the first part's. Raises CheckpointError that names the file at fault.
+    """
+
+    def __init__(self, path: Path) -> None:
+        paths = gguf_parts(path)
+        super().__init__(paths[0])
+        self._read: set[str] = set()
+        self.vectors_read: set[str] = set()
+        self.tensors: dict[str, GgufTensor] = {}
+        for number, part_path in enumerate(paths):
+            part = self if number == 0 else GgufMetadata(part_path)
+            part.check_part(number, len(paths))
+            for tensor in part.stored_tensors():
+                if tensor.name in self.tensors:
+                    raise part.error(f"tensor {tensor.name} is in an earlier part, too")
+                self.tensors[tensor.name] = tensor
+        num_tensors = self.get("split.tensors.count", len(self.tensors))
+        if num_tensors != len(self.tensors):
+            raise self.error(
+                f"metadata split.tensors.count is {num_tensors}, but the {len(paths)} parts have "
+                f"{len(self.tensors)} tensors"
+            )
+        contents = self.get("general.type", "model")
+        if contents != "model":
+            described = _OTHER_CONTENTS.get(contents, "not a model")
+            raise self.error(f"metadata general.type is {contents!r}: this is {described}")
+        self.architecture = self.require("general.architecture", str)
+        self._apply_scales()
+
+    def hyperparameter(self, key: str, default: Any = None, kind: Any = None) -> Any:
+        """The metadata value `<architecture>.<key>`; one per layer must agree over the layers."""
+        name = f"{self.architecture}.{key}"
+        self._read.add(name)
+        value = self._contents(name)
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise self.error(f"metadata {name} differs between layers, which is not supported")
+            value = value[0]
+        return default if value is None else self._checked(name, value, kind or type(default))
+
+    def require_hyperparameter(self, key: str, kind: Any) -> Any:
+        """The metadata value `<architecture>.<key>`; CheckpointError if it is missing."""
+        value = self.hyperparameter(key, kind=kind)
+        if value is None:
+            raise self.error(f"metadata {self.architecture}.{key} is missing")
+        return value
+
+    def unread_hyperparameters(self) -> dict[str, Any]:
+        """The metadata of the architecture that nothing has asked for yet, as it is stored."""
+        prefix = f"{self.architecture}."
+        keys = [key for key in self._reader.fields if key.startswith(prefix)]
+        return {
+            key.removeprefix(prefix): self._contents(key) for key in keys if key not in self._read
+        }
+
+    def vector(self, name: str) -> npt.NDArray[np.float64] | None:
+        """The values of a tensor with one axis, then in `vectors_read`; None without the tensor."""
+        self.vectors_read.add(name)
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return None
+        if len(tensor.shape) != 1:
+            raise self.error(f"tensor {name} has {len(tensor.shape)} axes, expected one")
+        return np.concatenate(list(tensor.rows())).astype(np.float64)
+
+    def _apply_scales(self) -> None:
+        """Moves tensors "X.scale", what all of a matrix "X.weight" is multiplied with, into it.
+
+        "X.input_scale", which a model that computes in fewer bits divides its inputs by, goes.
+        """
+        for name in list(self.tensors):
+            stem, _, ending = name.rpartition(".")
+            weight = self.tensors.get(f"{stem}.weight")
+            if weight is None or ending not in ("scale", "input_scale"):
+                continue
+            factors = self.vector(name)
+            del self.tensors[name]
+            if ending == "input_scale" or factors is None:
+                continue
+            if factors.size not in (1, weight.shape[0] if len(weight.shape) == 3 else 1):
+                raise self.error(
+                    f"tensor {name} has {factors.size} values, expected one, or one for each expert"
+                )
+            self.tensors[weight.name] = dataclasses.replace(
+                weight, factors=tuple(float(factor) for factor in factors)
+            )
 
 
 def _is(value: Any, kind: type) -> bool:
     if kind is float:
         return type(value) in (int, float) and math.isfinite(value)
     return type(value) is kind or (kind is bool and value in (0, 1))
-
-
-class _MetadataCheck:
-    """Walks over metadata and tensor infos and compares every length with the size of the file: the
-    reader trusts the lengths and would read on past the end of the file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._left = os.fstat(file.fileno()).st_size - _HEADER_BYTES
-        self._elements_left = _MAX_ARRAY_ELEMENTS
-
-    def run(self, num_tensors: int, num_values: int) -> None:
-        """Leaves the file at the end of what describes its tensors. Raises ValueError."""
-        for _ in range(num_values):
-            key = self._skip_string(keep=True)
-            try:
-                self._skip_value(self._number("<I"))
-            except ValueError as fault:
-                raise ValueError(f"metadata {key!r:.200}: {fault}") from None
-        for _ in range(num_tensors):
-            self._skip_string()
-            self._skip(8 * self._number("<I") + 12, "tensor's description")  # extents, type, offset
-
-    def _skip_value(self, kind: int) -> None:
-        if kind == _STRING:
-            self._skip_string()
-        elif kind != _ARRAY:
-            self._skip(self._bytes_of(kind), "value")
-        else:
-            kind, length = self._number("<I"), self._number("<Q")
-            self._elements_left -= length
-            if self._elements_left < 0:
-                raise ValueError(f"arrays have more than {_MAX_ARRAY_ELEMENTS} elements")
-            if kind == _STRING:
-                for _ in range(length):
-                    self._skip_string()
-            else:
-                self._skip(length * self._bytes_of(kind), "array")
-
-    def _bytes_of(self, kind: int) -> int:
-        if kind not in _SCALAR_BYTES:  # an array of arrays among them
-            raise ValueError(f"unknown type {kind}")
-        return _SCALAR_BYTES[kind]
-
-    def _skip_string(self, *, keep: bool = False) -> str:
-        length = self._number("<Q")
-        self._claim(length, "string")
-        if keep:
-            return self._file.read(length).decode(errors="replace")
-        self._file.seek(length, os.SEEK_CUR)
-        return ""
-
-    def _skip(self, num_bytes: int, what: str) -> None:
-        self._claim(num_bytes, what)
-        self._file.seek(num_bytes, os.SEEK_CUR)
-
-    def _number(self, form: str) -> int:
-        size = struct.calcsize(form)
-        self._claim(size, "number")
-        (number,) = struct.unpack(form, self._file.read(size))
-        return int(number)
-
-    def _claim(self, num_bytes: int, what: str) -> None:
-        self._left -= num_bytes
-        if self._left < 0:
-            raise ValueError(f"a {what} of {num_bytes} bytes ends past the end of the file")
-
-
-@contextlib.contextmanager
-def _header_copy(file: BinaryIO, header: bytes) -> Iterator[str]:
-    """The path of an in-memory file that holds all bytes before the tensors. The reader maps the
-    file, so it is as long as the original, but its tail is a hole that takes no memory."""
-    file.seek(_HEADER_BYTES)
-    _MetadataCheck(file).run(*struct.unpack("<QQ", header[8:]))
-    header_bytes = file.tell()
-    file.seek(0)
-    copy = os.memfd_create("gguf")
-    try:
-        with os.fdopen(copy, "wb", closefd=False) as target:
-            target.write(file.read(header_bytes))
-        os.ftruncate(copy, os.fstat(file.fileno()).st_size)
-        yield f"/proc/self/fd/{copy}"
-    finally:
-        os.close(copy)
-
-
-def _open(path: Path) -> Any:
-    gguf = import_gguf()
-    with path.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
-    if header[:4] != GGUF_MAGIC:
-        raise CheckpointError("this is not a GGUF file (it does not begin with 'GGUF')", path)
-    if len(header) < _HEADER_BYTES:
-        raise CheckpointError("the file is truncated: it ends inside its header", path)
-    (version,) = struct.unpack("<I", header[4:8])
-    if version not in (2, 3):
-        raise CheckpointError(
-            f"GGUF version {version} is not supported, only 2 and 3 in little-endian order", path
-        )
-    try:
-        with path.open("rb") as file, _header_copy(file, header) as copy:
-            return gguf.GGUFReader(copy)
-    except (ValueError, IndexError, KeyError, OverflowError, struct.error) as fault:
-        raise CheckpointError(
-            f"the file is truncated or malformed ({fault}); download it again", path
-        ) from fault

@@ -32,7 +32,9 @@ from specdec_native.checkpoints.layout import (
     checkpoint_kind,
     companion_files,
     gguf_files,
+    gguf_parts,
     is_gguf,
+    refuse_cut_gguf,
     safetensors_files,
     torch_files,
 )
@@ -83,8 +85,9 @@ def resolve_model(
     """The checkpoint directory (config.json and safetensors) for what the user named.
 
     name_or_path: a checkpoint directory; a directory with only `pytorch_model.bin` or with exactly
-        one GGUF file; a GGUF file; a known model or draft head in any case; or a hub id. What is
-        not safetensors is converted once into the cache and found there afterwards.
+        one GGUF model; a GGUF file, or any part of a split one; a known model or draft head in any
+        case; or a hub id. What is not safetensors is converted once into the cache and found there
+        afterwards.
     revision: branch, tag or commit on the hub.
     dtype: the engine's dtype. Floating-point tensors of a GGUF file are converted to bfloat16
         unless this is "float32" or the file's matrices are. Known models are always bfloat16.
@@ -220,7 +223,7 @@ def _only_gguf(directory: Path) -> Path:
     if len(files) == 1:
         return files[0]
     raise CheckpointError(
-        f"the directory holds {len(files)} GGUF files; give the path of one of them: "
+        f"the directory holds {len(files)} GGUF models; give the path of one of them: "
         + ", ".join(file.name for file in files),
         directory,
     )
@@ -231,6 +234,7 @@ def _resolve_file(path: Path, gguf: GgufOptions, progress: ProgressCallback | No
 
 
 def _checked_gguf(path: Path) -> Path:
+    refuse_cut_gguf(path)
     if path.suffix.lower() == ".gguf" or is_gguf(path):
         return path
     if path.suffix in (".safetensors", ".bin", ".json"):
@@ -242,9 +246,10 @@ def _checked_gguf(path: Path) -> Path:
 
 def _convert_gguf_file(path: Path, gguf: GgufOptions, progress: ProgressCallback | None) -> Path:
     options = dataclasses.asdict(gguf)
+    parts = gguf_parts(path)
     return cached_directory(
-        f"converted/{path.stem}-{source_key([path], **options)}",
-        lambda target: _convert_gguf(path, target, progress=progress, **options),
+        f"converted/{parts[0].stem}-{source_key(parts, **options)}",
+        lambda target: _convert_gguf(parts[0], target, progress=progress, **options),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from pathlib import Path, PurePosixPath
 
@@ -13,6 +14,10 @@ INDEX_FILE = "model.safetensors.index.json"
 TORCH_SINGLE_FILE = "pytorch_model.bin"
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 GGUF_MAGIC = b"GGUF"
+
+# A part of a GGUF that was split with its metadata, and one of a file that was merely cut.
+_GGUF_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_GGUF_CUT = re.compile(r"(.+\.gguf)-split-[a-z]+")
 
 NOT_WEIGHTS = (
     *("training_args.bin", "optimizer.bin"),
@@ -40,7 +45,7 @@ def checkpoint_kind(directory: Path) -> CheckpointKind | None:
 
     Where there are several forms, the one that needs no conversion is preferred.
 
-    Raises CheckpointError if an index names a file that is missing.
+    Raises CheckpointError if an index names a file that is missing, or for a GGUF in pieces.
     """
     has_config = (directory / "config.json").is_file()
     if has_config and _has_safetensors(directory):
@@ -56,8 +61,50 @@ def checkpoint_kind(directory: Path) -> CheckpointKind | None:
 
 
 def gguf_files(directory: Path) -> list[Path]:
-    """The GGUF files of `directory`, by name."""
-    return sorted(directory.glob("*.gguf"))
+    """The GGUF models of `directory`, by name; of a split one, its first part that is there.
+
+    Raises CheckpointError if there are none but pieces that were cut.
+    """
+    models: dict[str, Path] = {}
+    for file in sorted(directory.glob("*.gguf")):
+        if not file.name.startswith("mmproj"):  # the vision part of a model
+            part = _GGUF_PART.fullmatch(file.name)
+            models.setdefault(f"{part[1]}-of-{part[3]}" if part else file.name, file)
+    if not models:
+        for piece in sorted(directory.glob("*.gguf-split-*")):
+            refuse_cut_gguf(piece)
+    return list(models.values())
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """The files, in order, that make up the GGUF of which `path` is one; `path` if it is whole.
+
+    Raises CheckpointError that names the part that is missing.
+    """
+    named = _GGUF_PART.fullmatch(path.name)
+    if named is None or not 1 <= int(named[2]) <= int(named[3]):
+        return [path]
+    count = int(named[3])
+    parts = [
+        path.with_name(f"{named[1]}-{number:05d}-of-{count:05d}.gguf")
+        for number in range(1, count + 1)
+    ]
+    for part in parts:
+        if not is_file(part):
+            raise CheckpointError(
+                f"this part of a GGUF in {count} is missing; all must lie in one directory", part
+            )
+    return parts
+
+
+def refuse_cut_gguf(path: Path) -> None:
+    """Raises CheckpointError if `path` is a piece of a GGUF file that was cut anywhere."""
+    cut = _GGUF_CUT.fullmatch(path.name)
+    if cut is not None:
+        raise CheckpointError(
+            f"this is a piece of a file; join the pieces first: cat {cut[1]}-split-* > {cut[1]}",
+            path,
+        )
 
 
 def is_gguf(path: Path) -> bool:

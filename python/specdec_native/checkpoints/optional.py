@@ -17,3 +17,8 @@ def import_optional(name: str, *, purpose: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ImportError as fault:
         raise MissingDependencyError(name.partition(".")[0], purpose, extra) from fault
+
+
+def import_gguf() -> Any:
+    """The package that knows GGUF's encodings."""
+    return import_optional("gguf", purpose="reading a GGUF file", extra="gguf")

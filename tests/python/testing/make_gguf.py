@@ -9,32 +9,51 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 
-# Bytes of a block of 256 values, and where in it the float16 scales are and how large. A scale of
-# mins is as much larger as makes values of random integers symmetric around zero.
-_K_BLOCKS = {
-    Type.Q2_K: (84, {80: 1e-2, 82: 1.5e-2}),
-    Type.Q4_K: (144, {0: 3e-4, 2: 7.5 * 3e-4}),
-    Type.Q5_K: (176, {0: 1.5e-4, 2: 15.5 * 1.5e-4}),
-    Type.Q6_K: (210, {208: 5e-5}),
-}
+# Where in a block the float16 scales are, and how large beside each other. A scale of mins is as
+# much larger as makes values of random integers symmetric around zero.
+_SCALES = {
+    Type.Q2_K: {80: 1.0, 82: 1.5}, Type.Q3_K: {108: 1.0}, Type.Q4_K: {0: 1.0, 2: 7.5},
+    Type.Q5_K: {0: 1.0, 2: 15.5}, Type.Q6_K: {208: 1.0}, Type.IQ1_S: {0: 1.0},
+    Type.IQ2_XXS: {0: 1.0}, Type.IQ2_XS: {0: 1.0}, Type.IQ2_S: {0: 1.0}, Type.IQ3_XXS: {0: 1.0},
+    Type.IQ3_S: {0: 1.0}, Type.IQ4_NL: {0: 1.0}, Type.IQ4_XS: {0: 1.0}, Type.TQ1_0: {52: 1.0},
+    Type.TQ2_0: {64: 1.0},
+}  # fmt: skip
+_OWN_SCALES = (Type.IQ1_M, Type.NVFP4)
 
 
 def encode(values: npt.NDArray[np.float32], kind: Type) -> npt.NDArray[Any]:
     """`values` [rows, columns] in the encoding `kind`.
 
-    The gguf package has no encoder for the K types: for these the blocks are random, of values
-    about 1/16, and `values` gives only the shape and the seed.
+    The gguf package has no encoder for some types: for these, and for those whose encoder needs
+    few of the codes, the blocks are random, of values about 1/16, and `values` gives only the shape
+    and the seed.
     """
-    if kind not in _K_BLOCKS:
+    if kind is Type.F64:
+        return values.astype(np.float64)
+    if kind not in _SCALES and kind not in _OWN_SCALES:
         return np.asarray(gguf.quantize(values, kind))
-    block_bytes, scales = _K_BLOCKS[kind]
-    rng = np.random.default_rng(values.size)
-    blocks = rng.integers(0, 256, (values.size // 256, block_bytes), dtype=np.uint8)
-    spread = rng.uniform(0.5, 1.5, len(blocks))
-    for at, size in scales.items():
-        scale = (spread * size).astype(np.float16)
+    blocks = random_blocks(values.size, kind, 1.0)
+    size = 1 / (16 * gguf.dequantize(blocks, kind).std())
+    return random_blocks(values.size, kind, float(size)).reshape(*values.shape[:-1], -1)
+
+
+def random_blocks(num_values: int, kind: Type, size: float) -> npt.NDArray[np.uint8]:
+    """Blocks of random codes; `size`: of the scales."""
+    block_values, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(num_values)
+    blocks = rng.integers(0, 256, (num_values // block_values, block_bytes), dtype=np.uint8)
+    spread = size * rng.uniform(0.5, 1.5, len(blocks))
+    for at, factor in _SCALES.get(kind, {}).items():
+        scale = (factor * spread).astype(np.float16)
         blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
-    return blocks.reshape(*values.shape[:-1], -1)
+    if kind is Type.NVFP4:  # four floats of 8 bits, between 1/64 and 1/8
+        blocks[:, :4] = 8 + blocks[:, :4] % 24
+    if kind is Type.IQ1_M:  # a float16 in the upper four bits of four words
+        scale = spread.astype(np.float16).view(np.uint16)
+        for word in range(4):
+            high = (scale >> (4 * word)) % 16
+            blocks[:, 49 + 2 * word] = blocks[:, 49 + 2 * word] % 16 + 16 * high
+    return blocks
 
 
 def write_gguf(

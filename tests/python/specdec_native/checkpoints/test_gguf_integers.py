@@ -14,16 +14,31 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
 from make_gguf import LLAMA_METADATA, encode, llama_tensors, write_gguf
+from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.gguf_blocks import BLOCK_TYPES
 from specdec_native.checkpoints.gguf_convert import convert_gguf
-from specdec_native.checkpoints.gguf_integers import INTEGER_TYPES, quantize_int8
+from specdec_native.checkpoints.gguf_file import GgufFile
+from specdec_native.checkpoints.gguf_forms import quantize_int8
+from specdec_native.checkpoints.gguf_grids import GRID_TYPES
+from specdec_native.checkpoints.gguf_integers import INTEGER_TYPES
 
 # How far a value may be from the file's, relative to the largest of its group of 32: what rounding
 # scale * integer to float16 costs, or a scale for 16 inputs becoming one of 8 bits for 32.
-TOLERANCES = {
-    Type.Q4_0: 0.0, Type.Q4_1: 0.0, Type.Q5_0: 0.0, Type.Q5_1: 0.0, Type.Q8_0: 0.0,
-    Type.Q4_K: 2e-3, Type.Q5_K: 2e-3, Type.Q6_K: 5e-3,
-}  # fmt: skip
-BITS = {kind: 4 if kind.name.startswith("Q4") else 8 for kind in TOLERANCES}
+EXACT = [
+    Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.IQ4_NL, Type.MXFP4, Type.TQ1_0,
+    Type.TQ2_0,
+]  # fmt: skip
+ROUNDED_SCALES = [
+    Type.Q4_K, Type.Q5_K, Type.IQ4_XS, Type.IQ1_S, Type.IQ2_XXS, Type.IQ3_XXS, Type.IQ3_S,
+]  # fmt: skip
+QUANTISED_ANEW = [
+    Type.Q2_K, Type.Q3_K, Type.Q6_K, Type.NVFP4, Type.IQ1_M, Type.IQ2_XS, Type.IQ2_S,
+]  # fmt: skip
+TOLERANCES = (
+    dict.fromkeys(EXACT, 0.0) | dict.fromkeys(ROUNDED_SCALES, 2e-3)
+    | dict.fromkeys(QUANTISED_ANEW, 5e-3)
+)  # fmt: skip
+OF_4_BITS = (Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.TQ1_0, Type.TQ2_0, Type.IQ3_S)
 
 Weights = Mapping[str, npt.NDArray[Any]]
 
@@ -90,7 +105,7 @@ def test_values_are_those_of_the_gguf_package(kind: Type, tmp_path: Path) -> Non
         ("blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight"),
         ("token_embd.weight", "model.embed_tokens.weight"),
     ):
-        assert weights[own].dtype == (np.uint8 if BITS[kind] == 4 else np.int8)
+        assert weights[own].dtype == (np.uint8 if kind in OF_4_BITS else np.int8)
         assert_within(dequantize(weights, own), file_values(tensors[name], kind), TOLERANCES[kind])
     # Rows of q and k move, and their scales with them: row 2i of a head to i, 2i + 1 to 32 + i.
     query = dequantize(weights, "model.layers.0.self_attn.q_proj.weight").reshape(4, 2, 32, 256)
@@ -108,16 +123,88 @@ def test_values_are_those_of_the_gguf_package(kind: Type, tmp_path: Path) -> Non
     assert config["torch_dtype"] == "bfloat16"
 
 
-def test_the_rounding_of_scales_is_as_small_as_documented() -> None:
+@pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.name)
+def test_values_of_exact_types_are_the_same_numbers(kind: Type, tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    kinds = {"blk.0.ffn_down.weight": kind}
+    source = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_METADATA, tensors, kinds)
+    found = dequantize(load(convert(source)), "model.layers.0.mlp.down_proj.weight")
+    expected = file_values(tensors["blk.0.ffn_down.weight"], kind)
+    assert np.array_equal(found.astype(np.float32), expected)
+
+
+@pytest.mark.parametrize("kind", TOLERANCES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("is_zero", [False, True])
+def test_codes_and_scales_before_rounding_are_the_types_own(kind: Type, is_zero: bool) -> None:
+    form = (BLOCK_TYPES | GRID_TYPES)[kind.name]
+    values = np.random.default_rng(5).standard_normal((16, 512)).astype(np.float32)
+    rows = np.ascontiguousarray(encode(values, kind)).view(np.uint8)
+    if is_zero:
+        rows = np.zeros_like(rows)
+    codes, scales = form.codes(rows), form.scales(rows)
+    mins = np.float32(0) if form.mins is None else np.repeat(form.mins(rows), form.group, 1)
+    if form.bits == 4:
+        assert codes.shape == (16, 256)
+        codes = np.stack([codes % 16, codes // 16], axis=-1).reshape(16, 512).astype(np.int64)
+    numbers = codes if form.table is None else np.array(form.table)[codes]
+    if form.bits == 4 and form.table is None and form.mins is None:
+        numbers = codes - 8
+    assert scales.shape == (16, 512 // form.group)
+    found = np.repeat(scales, form.group, 1) * numbers.astype(np.float32) + mins
+    assert np.array_equal(found, gguf.dequantize(rows, kind))
+
+
+def test_the_rounding_of_scales_is_as_small_as_documented(tmp_path: Path) -> None:
     values = np.random.default_rng(1).standard_normal((64, 1024)).astype(np.float32)
-    for kind, largest in ((Type.Q4_K, 5e-4), (Type.Q5_K, 5e-4), (Type.Q6_K, 6e-3)):
-        encoded = encode(values, kind).reshape(64, -1).view(np.uint8)
-        integers = INTEGER_TYPES[kind.name].read(encoded)
-        parts = {"": integers.codes, ".scales": integers.scales, ".mins": integers.mins}
-        weights = {f"w{suffix}": part for suffix, part in parts.items() if part is not None}
+    for kind in [*ROUNDED_SCALES, *QUANTISED_ANEW]:
+        name = "blk.0.ffn_down.weight"
+        path = write_gguf(tmp_path / kind.name, "llama", {}, {name: values}, {name: kind})
+        tensor = GgufFile(path).tensors[name]
+        has_mins = INTEGER_TYPES[kind.name].mins is not None
+        parts = {"": "codes", ".scales": "scales"} | ({".mins": "mins"} if has_mins else {})
+        weights = {
+            f"w{suffix}": np.concatenate(list(tensor.integers(part)))  # type: ignore[arg-type]
+            for suffix, part in parts.items()
+        }
         exact = file_values(values, kind).astype(np.float64)
         error = np.sqrt(np.mean((dequantize(weights, "w") - exact) ** 2) / np.mean(exact**2))
-        assert 0 < error < largest
+        assert 0 < error < (8e-4 if kind in ROUNDED_SCALES else 6.5e-3), kind
+
+
+@pytest.mark.parametrize("kind", TOLERANCES, ids=lambda kind: kind.name)
+def test_a_scale_that_is_no_number_is_refused_with_its_tensor(kind: Type, tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    shape = encode(tensors["blk.0.ffn_down.weight"], kind).view(np.uint8).shape
+    name = "blk.0.ffn_down.weight"
+    source = write_gguf(tmp_path / "a.gguf", "llama", LLAMA_METADATA, tensors, {name: kind})
+    stored = GgufFile(source).tensors[name]
+    content = bytearray(source.read_bytes())
+    begin = stored.data.offset
+    content[begin : begin + shape[0] * shape[1]] = b"\xff" * (shape[0] * shape[1])
+    source.write_bytes(content)
+    if kind is Type.NVFP4:  # every byte is a number
+        assert np.isfinite(load(convert(source))["model.layers.0.mlp.down_proj.weight"]).all()
+        return
+    with pytest.raises(CheckpointError, match=f"tensor {name}: one of its .* is not a finite"):
+        convert(source)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.NVFP4], ids=lambda kind: kind.name)
+def test_a_scale_beside_a_matrix_multiplies_it(kind: Type, tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    kinds = {"blk.0.ffn_up.weight": kind}
+    plain = write_gguf(tmp_path / "plain.gguf", "llama", LLAMA_METADATA, tensors, kinds)
+    factor = np.array([0.25], np.float32)
+    tensors |= {"blk.0.ffn_up.scale": factor, "blk.0.ffn_up.input_scale": factor}
+    scaled = write_gguf(tmp_path / "scaled.gguf", "llama", LLAMA_METADATA, tensors, kinds)
+    name = "model.layers.0.mlp.up_proj.weight"
+    expected = 0.25 * dequantize(load(convert(plain)), name)
+    assert np.array_equal(dequantize(load(convert(scaled)), name), expected)
+    directory = tmp_path / "floats"
+    directory.mkdir()
+    convert_gguf(scaled, directory, dtype="float32")
+    floats = load(directory)[name]
+    assert np.array_equal(floats, 0.25 * file_values(tensors["blk.0.ffn_up.weight"], kind))
 
 
 def test_types_mix_and_floating_point_stays(tmp_path: Path) -> None:
@@ -169,11 +256,28 @@ def test_experts_are_split_with_their_scales(tmp_path: Path) -> None:
         assert_within(dequantize(weights, name), expected[expert], 0)
 
 
+def test_each_expert_has_its_own_scale(tmp_path: Path) -> None:
+    tensors = {
+        "token_embd.weight": llama_tensors()["token_embd.weight"],
+        "blk.0.ffn_up_exps.weight": np.ones((2, 32, 64), np.float32),
+        "blk.0.ffn_up_exps.scale": np.array([2.0, 3.0], np.float32),
+    }
+    metadata = LLAMA_METADATA | {".expert_count": 2, ".expert_used_count": 2}
+    weights = load(convert(write_gguf(tmp_path / "m.gguf", "llama", metadata, tensors)))
+    for expert, factor in enumerate((2.0, 3.0)):
+        assert np.all(
+            weights[f"model.layers.0.block_sparse_moe.experts.{expert}.w3.weight"] == factor
+        )
+    tensors["blk.0.ffn_up_exps.scale"] = np.ones(3, np.float32)
+    with pytest.raises(CheckpointError, match="ffn_up_exps.scale has 3 values"):
+        GgufFile(write_gguf(tmp_path / "n.gguf", "llama", metadata, tensors))
+
+
 def test_quantising_to_eight_bits_is_within_half_a_step() -> None:
     rng = np.random.default_rng(3)
     values = (rng.standard_normal((50, 96)) * 10.0 ** rng.integers(-4, 4, (50, 1))).astype("f4")
     values[3] = 0
-    integers = quantize_int8(values)
-    weights = {"w": integers.codes, "w.scales": integers.scales}
-    steps = np.repeat(integers.scales.astype(np.float64), 32, axis=1)
+    codes, scales = quantize_int8(values)
+    weights = {"w": codes, "w.scales": scales}
+    steps = np.repeat(scales.astype(np.float64), 32, axis=1)
     assert np.all(np.abs(dequantize(weights, "w") - values) <= steps * (0.5 + 1e-5))

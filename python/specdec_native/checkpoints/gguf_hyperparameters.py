@@ -1,0 +1,98 @@
+"""Hyperparameters that most architectures of GGUF have, as config.json has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdec_native.checkpoints.gguf_file import GgufFile
+from specdec_native.checkpoints.gguf_rope import rope_theta, rotary_scaling, shortest
+
+
+def sizes(file: GgufFile) -> dict[str, Any]:
+    """What every network has."""
+    return {
+        "vocab_size": _vocab_size(file),
+        "hidden_size": file.require_hyperparameter("embedding_length", int),
+        "intermediate_size": file.require_hyperparameter("feed_forward_length", int),
+        "num_hidden_layers": file.require_hyperparameter("block_count", int),
+        "num_attention_heads": num_heads(file),
+        "max_position_embeddings": file.require_hyperparameter("context_length", int),
+    }
+
+
+def rotary_network(file: GgufFile, *, rotates_part: bool = False) -> dict[str, Any]:
+    """Networks with RMS norms, gated MLPs and rotary positions: Llama's, and those like it.
+
+    rotates_part: whether `rope.dimension_count` may be smaller than a head.
+    """
+    width = head_dim(file)
+    if not rotates_part:
+        refuse_other_width(file, "rope.dimension_count", width)
+    heads = num_heads(file)
+    return sizes(file) | {
+        "num_key_value_heads": file.hyperparameter("attention.head_count_kv", heads),
+        "head_dim": width,
+        "rms_norm_eps": shortest(
+            file.require_hyperparameter("attention.layer_norm_rms_epsilon", float)
+        ),
+        "rope_theta": rope_theta(file),
+        "rope_scaling": rotary_scaling(file),
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "use_cache": True,
+    }
+
+
+def num_heads(file: GgufFile) -> int:
+    """The number of heads of queries."""
+    heads: int = file.require_hyperparameter("attention.head_count", int)
+    if heads <= 0:
+        raise file.error(f"metadata {file.architecture}.attention.head_count must be positive")
+    return heads
+
+
+def head_dim(file: GgufFile) -> int:
+    """The width of a head, of keys and values alike."""
+    hidden_size = file.require_hyperparameter("embedding_length", int)
+    width: int = file.hyperparameter("attention.key_length", hidden_size // num_heads(file))
+    refuse_other_width(file, "attention.value_length", width)
+    return width
+
+
+def refuse_other_width(file: GgufFile, key: str, width: int) -> None:
+    """Raises CheckpointError if the metadata `key` is there and is not `width`."""
+    other = file.hyperparameter(key, width)
+    if other != width:
+        raise file.error(
+            f"metadata {file.architecture}.{key} is {other} but heads are {width} wide; "
+            "only equal widths are supported"
+        )
+
+
+def rotary_part(file: GgufFile) -> float:
+    """The part of a head that is rotated."""
+    width = head_dim(file)
+    rotated = file.hyperparameter("rope.dimension_count", width)
+    if not 0 < rotated <= width:
+        raise file.error(
+            f"metadata {file.architecture}.rope.dimension_count is {rotated}, but heads are "
+            f"{width} wide"
+        )
+    return float(rotated / width)
+
+
+def window(file: GgufFile) -> int | None:
+    """The sliding window of attention, None without one."""
+    return file.hyperparameter("attention.sliding_window", 0) or None
+
+
+def has_bias(file: GgufFile, part: str) -> bool:
+    """Whether the matrices `part` of layers have biases."""
+    return f"blk.0.{part}.bias" in file.tensors
+
+
+def _vocab_size(file: GgufFile) -> int:
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise file.error("tensor token_embd.weight is missing or not a matrix")
+    return embedding.shape[0]
