@@ -48,10 +48,7 @@ class CudaBackend final : public Backend {
     return {.total_bytes = device_->info().memory_bytes, .free_bytes = device_->free_bytes()};
   }
 
-  bool supports(WeightFormat format) const override {
-    return format != WeightFormat::kInt4GroupedZero && format != WeightFormat::kInt4Table &&
-           format != WeightFormat::kInt8Grouped16;
-  }
+  bool supports(WeightFormat) const override { return true; }
   bool makes_random_weights() const override { return true; }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override;

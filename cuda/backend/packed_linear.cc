@@ -15,6 +15,17 @@ constexpr int64_t kStagingBytes = int64_t{8} << 20;
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
+// Zeros and tables are not made, only kept.
+void check_codes(WeightFormat format, const WeightView& part, const WeightView& first) {
+  const bool has_table = format == WeightFormat::kInt4Table;
+  if (!has_table && format != WeightFormat::kInt4GroupedZero) return;
+  SPECDEC_CHECK_EQ(part.bits(), 4);
+  SPECDEC_CHECK_EQ(part.group_size % kQuantGroup, 0);
+  SPECDEC_CHECK(part.mins == nullptr);
+  SPECDEC_CHECK((part.table != nullptr) == has_table);
+  SPECDEC_CHECK(!has_table || std::memcmp(part.table, first.table, kCodeTableBytes) == 0);
+}
+
 void check_parts(const PackArgs& args) {
   SPECDEC_CHECK(!args.parts.empty());
   if (args.gated) {
@@ -25,6 +36,7 @@ void check_parts(const PackArgs& args) {
     SPECDEC_CHECK(part.is_quantized() || is_floating(part.values.dtype));
     SPECDEC_CHECK_EQ(part.values.shape.size(), 2u);
     SPECDEC_CHECK_EQ(part.in_features(), args.parts[0].in_features());
+    check_codes(args.format, part, args.parts[0]);
   }
 }
 
@@ -36,17 +48,22 @@ bool is_fp8(WeightFormat format) {
 void dequantize_row(const WeightView& part, int64_t row, float* out) {
   if (part.is_fp8()) return dequantize_fp8_row(part, row, out);
   const int64_t num_k = part.in_features();
-  const int64_t num_groups = num_k / part.group_size;
+  const int64_t group_size = part.has_row_scales() ? num_k : part.group_size;
   const uint8_t* bytes = static_cast<const uint8_t*>(part.values.data);
   for (int64_t k = 0; k < num_k; ++k) {
-    const int64_t group = row * num_groups + k / part.group_size;
-    const float scale = half_to_float(part.scales[group]);
+    const int64_t group = (row * num_k + k) / group_size;
+    const float scale =
+        part.has_row_scales() ? part.block_scales[row] : half_to_float(part.scales[group]);
     int code;
     if (part.bits() == 8) {
       code = static_cast<int8_t>(bytes[row * num_k + k]);
     } else {
       code = bytes[(row * num_k + k) / 2] >> (k % 2 * 4) & 15;
-      if (part.mins == nullptr) code -= 8;
+      if (part.table != nullptr) {
+        code = part.table[code];
+      } else if (part.mins == nullptr) {
+        code -= part.zeros != nullptr ? part.zeros[group] : 8;
+      }
     }
     const float min = part.mins != nullptr ? half_to_float(part.mins[group]) : 0.0f;
     out[k] = scale * static_cast<float>(code) + min;
@@ -234,37 +251,42 @@ void WeightPacker::pack_codes(const WeightView& part, int64_t first_output,
   SPECDEC_CHECK(part.values.dtype != DType::kF64);
   const DType dtype = part.is_fp8() ? DType::kF32 : part.values.dtype;
   const int64_t value_bytes = part.values.shape[1] * static_cast<int64_t>(size_of(dtype));
-  const int64_t group_bytes = part.is_integer() ? shape.in_features / part.group_size * 2 : 0;
-  const int64_t row_bytes = value_bytes + 2 * group_bytes;
+  const int64_t num_groups = part.scales != nullptr ? shape.in_features / part.group_size : 0;
+  const float* row_scales = part.has_row_scales() ? part.block_scales : nullptr;
+  const int64_t row_bytes = value_bytes + 5 * num_groups + int64_t{sizeof(float)};
   const int64_t most_rows = std::max<int64_t>(1, kStagingBytes / row_bytes);
   for (int64_t begin = 0; begin < part.rows(); begin += most_rows) {
     const int64_t num_rows = std::min(most_rows, part.rows() - begin);
-    // Offsets in the staging memory: values, scales, mins.
-    const int64_t scales_at = round_up(num_rows * value_bytes, 16);
-    const int64_t mins_at = round_up(scales_at + num_rows * group_bytes, 16);
-    const size_t size_bytes = static_cast<size_t>(mins_at + num_rows * group_bytes);
+    // Offsets in the staging memory: values, row scales, scales, mins, zeros.
+    const int64_t row_scales_at = round_up(num_rows * value_bytes, 16);
+    const int64_t scales_at = row_scales_at + num_rows * int64_t{sizeof(float)};
+    const int64_t mins_at = scales_at + num_rows * num_groups * 2;
+    const int64_t zeros_at = mins_at + num_rows * num_groups * 2;
+    const size_t size_bytes = static_cast<size_t>(zeros_at + num_rows * num_groups);
     StagingBuffer& staging = next_staging_buffer(size_bytes);
-    const auto put = [&](const void* from, int64_t bytes_of_row, int64_t at) {
-      std::memcpy(staging.pinned.as<char>() + at,
-                  static_cast<const char*>(from) + begin * bytes_of_row,
-                  static_cast<size_t>(num_rows * bytes_of_row));
+    // Copies the rows' part of an array, if there is one, and returns where it will be.
+    const auto put = [&]<class T>(const T* from, int64_t count_of_row, int64_t at) -> const T* {
+      if (from == nullptr) return nullptr;
+      std::memcpy(staging.pinned.as<char>() + at, from + begin * count_of_row,
+                  static_cast<size_t>(num_rows * count_of_row) * sizeof(T));
+      return reinterpret_cast<const T*>(staging.device.as<char>() + at);
     };
+    QuantizeSource source = {.values = staging.device.data(),
+                             .dtype = dtype,
+                             .scales = put(part.scales, num_groups, scales_at),
+                             .mins = put(part.mins, num_groups, mins_at),
+                             .zeros = put(part.zeros, num_groups, zeros_at),
+                             .row_scales = put(row_scales, 1, row_scales_at),
+                             .has_table = part.table != nullptr,
+                             .table = {},
+                             .group_size = part.group_size,
+                             .num_rows = static_cast<int>(num_rows)};
+    if (source.has_table) std::memcpy(source.table, part.table, sizeof(source.table));
     if (!make_rows(part, begin, num_rows, staging)) {
       copy_rows(part, part.is_fp8(), begin, num_rows, staging.pinned.data());
-      if (part.is_integer()) put(part.scales, group_bytes, scales_at);
-      if (part.mins != nullptr) put(part.mins, group_bytes, mins_at);
       stream_.copy_to_device(staging.device.data(), staging.pinned.data(), size_bytes);
     }
-    const auto halves = [&](const uint16_t* from, int64_t at) {
-      return from != nullptr ? reinterpret_cast<const uint16_t*>(staging.device.as<char>() + at)
-                             : nullptr;
-    };
-    quantize_kernels_.pack(stream_, {.source = {.values = staging.device.data(),
-                                                .dtype = dtype,
-                                                .scales = halves(part.scales, scales_at),
-                                                .mins = halves(part.mins, mins_at),
-                                                .group_size = part.group_size,
-                                                .num_rows = static_cast<int>(num_rows)},
+    quantize_kernels_.pack(stream_, {.source = source,
                                      .layout = CudaPackedLinear::code_layout_of(shape),
                                      .weights = packed,
                                      .first_row = first_output + begin,

@@ -176,9 +176,11 @@ void project(Stream& stream, const ExpertProjectionsParams& params) {
     case WeightFormat::kInt4GroupedMin:
       return expert_projections_by_dtype<Int4GroupedMinFormat>(stream, params);
     case WeightFormat::kInt4GroupedZero:
+      return expert_projections_by_dtype<Int4GroupedZeroFormat>(stream, params);
     case WeightFormat::kInt4Table:
+      return expert_projections_by_dtype<Int4TableFormat>(stream, params);
     case WeightFormat::kInt8Grouped16:
-      break;  // see CudaBackend::supports
+      return expert_projections_by_dtype<Int8Grouped16Format>(stream, params);
     case WeightFormat::kFp8:
       return expert_projections_by_dtype<Fp8Format>(stream, params);
     case WeightFormat::kFp8Grouped:

@@ -30,9 +30,11 @@ void run_projection(Stream& stream, const ProjectionParams& params) {
     case WeightFormat::kInt4GroupedMin:
       return project_int4_grouped_min(stream, params);
     case WeightFormat::kInt4GroupedZero:
+      return project_int4_grouped_zero(stream, params);
     case WeightFormat::kInt4Table:
+      return project_int4_table(stream, params);
     case WeightFormat::kInt8Grouped16:
-      break;  // see CudaBackend::supports
+      return project_int8_grouped16(stream, params);
     case WeightFormat::kFp8:
       return project_fp8(stream, params);
     case WeightFormat::kFp8Grouped:

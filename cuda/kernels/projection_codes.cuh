@@ -1,7 +1,8 @@
 // Formats of kernels/tiles.cuh whose weights are codes: integers or 8-bit floats.
 // kernels/quantize_layout.h says what a block holds. Codes become act elements in registers,
 // exactly. With group scales a block is multiplied into sums of its own, which are scaled into the
-// float32 sums. A min adds its product with the sum of the row's inputs of the block.
+// float32 sums. A min adds its product with the sum of the row's inputs of the block; a zero is
+// subtracted from the codes.
 //
 // Plain version: double loops over the unpacked weights, expect_products
 // (tests/testing/quantized_products.h). CudaQuantized.ProductsMatchDoubleLoops
@@ -15,6 +16,7 @@
 
 #include "cuda/common/numeric.cuh"
 #include "cuda/common/ptx.cuh"
+#include "cuda/kernels/quantize_layout.h"
 #include "cuda/kernels/tiles.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
@@ -100,12 +102,11 @@ __device__ __forceinline__ uint32_t elements_of_bytes<Half>(uint32_t word) {
   return add_pairs<Half>((word & 0x00ff00ffu) ^ 0x64806480u, 0xe480e480u);
 }
 
-// A pair of elements from the low halves of bytes 0 and 2 of a word.
-template <class T, bool kLessEight>
-__device__ __forceinline__ uint32_t elements_of_halves(uint32_t word) {
-  using Bits = CodeBits<T>;
-  return add_pairs<T>((word & 0x000f000fu) | Bits::kBase,
-                      kLessEight ? Bits::kMinusBaseAndEight : Bits::kMinusBase);
+// A pair of elements from the low halves of bytes 0 and 2 of a word: base + code, and what is added
+// to it.
+template <class T>
+__device__ __forceinline__ uint32_t elements_of_halves(uint32_t word, uint32_t minus_base) {
+  return add_pairs<T>((word & 0x000f000fu) | CodeBits<T>::kBase, minus_base);
 }
 
 // A pair of elements from the 8-bit floats in bytes 1 and 3 of a word. Their exponent and mantissa,
@@ -124,7 +125,7 @@ __device__ __forceinline__ uint32_t elements_of_floats<Half>(uint32_t word) {
   return multiply_pairs<Half>((word & 0x80008000u) | (word >> 1 & 0x3f803f80u), kScale);
 }
 
-enum class CodeKind { kInt8, kInt4, kInt4LessEight, kFp8 };
+enum class CodeKind { kInt8, kInt4, kInt4LessEight, kFp8, kInt4Table };
 
 // The A operand of a block's mma 0 or 1 (`step`) from a lane's codes.
 template <class T, CodeKind kKind>
@@ -143,14 +144,49 @@ __device__ __forceinline__ void operand_of(const uint4& codes, int step, uint32_
     a[3] = elements_of_bytes<T>(second >> 8);
   }
 }
-template <class T, CodeKind kKind>
-__device__ __forceinline__ void operand_of(const uint2& codes, int step, uint32_t (&a)[4]) {
-  constexpr bool kLessEight = kKind == CodeKind::kInt4LessEight;
+// The same from 4-bit codes. minus_base: of outputs g and g + 8.
+template <class T>
+__device__ __forceinline__ void operand_of(const uint2& codes, int step,
+                                           const uint32_t (&minus_base)[2], uint32_t (&a)[4]) {
   const uint32_t word = step == 0 ? codes.x : codes.y;
-  a[0] = elements_of_halves<T, kLessEight>(word);
-  a[1] = elements_of_halves<T, kLessEight>(word >> 8);
-  a[2] = elements_of_halves<T, kLessEight>(word >> 4);
-  a[3] = elements_of_halves<T, kLessEight>(word >> 12);
+  a[0] = elements_of_halves<T>(word, minus_base[0]);
+  a[1] = elements_of_halves<T>(word >> 8, minus_base[1]);
+  a[2] = elements_of_halves<T>(word >> 4, minus_base[0]);
+  a[3] = elements_of_halves<T>(word >> 12, minus_base[1]);
+}
+
+// The values of 4-bit codes, signed bytes.
+struct CodeTable {
+  uint4 values;
+
+  __device__ __forceinline__ CodeTable(const ProjectionParams& params, int block_bytes)
+      : values(*reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(params.weights) +
+                                               int64_t{params.num_tiles} * params.num_k_blocks *
+                                                   block_bytes)) {}
+
+  // Of the codes in the lower half of a word, the lowest first. `low` has the codes' lower three
+  // bits; `choice` has, for code i, byte i of the values in the table's first half, or 4 + i, of
+  // those in its second.
+  __device__ __forceinline__ uint32_t look_up(uint32_t low, uint32_t choice) const {
+    return __byte_perm(__byte_perm(values.x, values.y, low), __byte_perm(values.z, values.w, low),
+                       choice);
+  }
+};
+template <class T>
+__device__ __forceinline__ void operand_of(const uint2& codes, int step, const CodeTable& table,
+                                           uint32_t (&a)[4]) {
+  const uint32_t word = step == 0 ? codes.x : codes.y;
+  const uint32_t low = word & 0x77777777u;
+  const uint32_t choice = (word >> 1 & 0x44444444u) | 0x32103210u;
+  // Bytes: codes of output g, inputs 0 and 2, then of g + 8; the same of inputs 1 and 3.
+  const uint32_t even = table.look_up(low, choice);
+  const uint32_t odd = table.look_up(low >> 16, choice >> 16);
+  const uint32_t first = __byte_perm(even, odd, 0x6420);  // of g and g + 8, input 0, then input 1
+  const uint32_t second = __byte_perm(even, odd, 0x7531);
+  a[0] = elements_of_bytes<T>(first);
+  a[1] = elements_of_bytes<T>(first >> 8);
+  a[2] = elements_of_bytes<T>(second);
+  a[3] = elements_of_bytes<T>(second >> 8);
 }
 
 // kInt8 and kFp8: sums of products with codes; the epilogue multiplies them by the output's scale.
@@ -167,8 +203,9 @@ struct OutputScaleFormat {
   static __device__ __forceinline__ Weights load_weights(const unsigned char* block, int lane) {
     return ptx::load_streaming(block + lane * 16);
   }
+  using Table = NoTable;
   static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
-                                                  const Inputs& inputs) {
+                                                  const Inputs& inputs, const Table&) {
     uint32_t a[4];
     operand_of<T, kKind>(weights, 0, a);
     ptx::mma_m16n8k16<T>(sums, a, {inputs.x, inputs.y});
@@ -177,23 +214,25 @@ struct OutputScaleFormat {
   }
 };
 
-// Formats with a scale, some with a min, per block of an output. 8-bit floats also have a scale per
-// output, which the epilogue applies.
-template <class T, CodeKind kKind, bool kMins>
+// Formats with a scale, some with a GroupExtra, per block of an output. 8-bit floats also have a
+// scale per output, which the epilogue applies.
+template <class T, CodeKind kKind, GroupExtra kExtra = GroupExtra::kNone>
 struct GroupedFormat {
   using Element = T;
-  static constexpr bool kInt4 = kKind == CodeKind::kInt4 || kKind == CodeKind::kInt4LessEight;
+  static constexpr bool kInt4 = kKind != CodeKind::kInt8 && kKind != CodeKind::kFp8;
+  static constexpr bool kHasExtra = kExtra != GroupExtra::kNone;
   static constexpr int kCodesBytes = kTileOutputs * kBlockInputs / (kInt4 ? 2 : 1);
-  static constexpr int kBlockBytes = kCodesBytes + kTileOutputs * 2 * (kMins ? 2 : 1);
+  static constexpr int kBlockBytes = kCodesBytes + kTileOutputs * 2 * (kHasExtra ? 2 : 1);
   static constexpr int kMaxTilesAtOnce = 1;
   static constexpr int kManyRowsBlocksPerSm = 1;
-  static constexpr int kMaxStages = kMins && !kInt4 ? 3 : 4;
+  static constexpr int kMaxStages = kHasExtra && !kInt4 ? 3 : 4;
 
   struct Weights {
     std::conditional_t<kInt4, uint2, uint4> codes;
     uint32_t scales;  // of outputs g and g + 8
-    uint32_t mins;
+    uint32_t extras;
   };
+  using Table = std::conditional_t<kKind == CodeKind::kInt4Table, CodeTable, NoTable>;
   static __device__ __forceinline__ Weights load_weights(const unsigned char* block, int lane) {
     Weights weights;
     if constexpr (kInt4) {
@@ -202,10 +241,10 @@ struct GroupedFormat {
       weights.codes = ptx::load_streaming(block + lane * 16);
     }
     const unsigned char* header = block + kCodesBytes;
-    if constexpr (kMins) {
+    if constexpr (kHasExtra) {
       const uint2 both = *reinterpret_cast<const uint2*>(header + lane / 4 * 8);
       weights.scales = both.x;
-      weights.mins = both.y;
+      weights.extras = both.y;
     } else {
       weights.scales = *reinterpret_cast<const uint32_t*>(header + lane / 4 * 4);
     }
@@ -213,26 +252,48 @@ struct GroupedFormat {
   }
 
   static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
-                                                  const Inputs& inputs) {
+                                                  const Inputs& inputs, const Table& table) {
     float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     uint32_t a[4];
-    operand_of<T, kKind>(weights.codes, 0, a);
+    operand(weights, 0, table, a);
     ptx::mma_m16n8k16<T>(part, a, {inputs.x, inputs.y});
-    operand_of<T, kKind>(weights.codes, 1, a);
+    if constexpr (kExtra == GroupExtra::kSecondScale) {
+      add(sums, weights.scales, part);
+      part[0] = part[1] = part[2] = part[3] = 0.0f;
+    }
+    operand(weights, 1, table, a);
     ptx::mma_m16n8k16<T>(part, a, {inputs.z, inputs.w});
-    add(sums, weights.scales, part);
-    if constexpr (kMins) {
+    add(sums, kExtra == GroupExtra::kSecondScale ? weights.extras : weights.scales, part);
+    if constexpr (kExtra == GroupExtra::kMin) {
       // A product with ones gives the sum of a row's inputs, in the registers where the lane needs
       // it, for outputs g and g + 8.
       constexpr uint32_t kOnes = CodeBits<T>::kOnes;
       part[0] = part[1] = part[2] = part[3] = 0.0f;
       ptx::mma_m16n8k16<T>(part, {kOnes, kOnes, kOnes, kOnes}, {inputs.x, inputs.y});
       ptx::mma_m16n8k16<T>(part, {kOnes, kOnes, kOnes, kOnes}, {inputs.z, inputs.w});
-      add(sums, weights.mins, {part[0], part[1], part[0], part[1]});
+      add(sums, weights.extras, {part[0], part[1], part[0], part[1]});
     }
   }
 
  private:
+  static __device__ __forceinline__ void operand(const Weights& weights, int step,
+                                                 const Table& table, uint32_t (&a)[4]) {
+    using Bits = CodeBits<T>;
+    if constexpr (!kInt4) {
+      operand_of<T, kKind>(weights.codes, step, a);
+    } else if constexpr (kKind == CodeKind::kInt4Table) {
+      operand_of<T>(weights.codes, step, table, a);
+    } else if constexpr (kExtra == GroupExtra::kZero) {
+      // The base's last bit is worth 1, so a zero in its low bits makes -(base + zero).
+      const uint32_t first = Bits::kMinusBase | __byte_perm(weights.extras, 0, 0x1010);
+      const uint32_t second = Bits::kMinusBase | __byte_perm(weights.extras, 0, 0x3232);
+      operand_of<T>(weights.codes, step, {first, second}, a);
+    } else {
+      constexpr bool kLessEight = kKind == CodeKind::kInt4LessEight;
+      constexpr uint32_t kMinus = kLessEight ? Bits::kMinusBaseAndEight : Bits::kMinusBase;
+      operand_of<T>(weights.codes, step, {kMinus, kMinus}, a);
+    }
+  }
   static __device__ __forceinline__ void add(float (&sums)[4], uint32_t factors,
                                              const float (&part)[4]) {
     const float2 factor = unpack<Half>(factors);
@@ -246,24 +307,33 @@ struct GroupedFormat {
 template <class T>
 using Int8Format = OutputScaleFormat<T, CodeKind::kInt8>;
 template <class T>
-using Int8GroupedFormat = GroupedFormat<T, CodeKind::kInt8, false>;
+using Int8GroupedFormat = GroupedFormat<T, CodeKind::kInt8>;
 template <class T>
-using Int8GroupedMinFormat = GroupedFormat<T, CodeKind::kInt8, true>;
+using Int8GroupedMinFormat = GroupedFormat<T, CodeKind::kInt8, GroupExtra::kMin>;
 template <class T>
-using Int4GroupedFormat = GroupedFormat<T, CodeKind::kInt4LessEight, false>;
+using Int8Grouped16Format = GroupedFormat<T, CodeKind::kInt8, GroupExtra::kSecondScale>;
 template <class T>
-using Int4GroupedMinFormat = GroupedFormat<T, CodeKind::kInt4, true>;
+using Int4GroupedFormat = GroupedFormat<T, CodeKind::kInt4LessEight>;
+template <class T>
+using Int4GroupedMinFormat = GroupedFormat<T, CodeKind::kInt4, GroupExtra::kMin>;
+template <class T>
+using Int4GroupedZeroFormat = GroupedFormat<T, CodeKind::kInt4, GroupExtra::kZero>;
+template <class T>
+using Int4TableFormat = GroupedFormat<T, CodeKind::kInt4Table>;
 template <class T>
 using Fp8Format = OutputScaleFormat<T, CodeKind::kFp8>;
 template <class T>
-using Fp8GroupedFormat = GroupedFormat<T, CodeKind::kFp8, false>;
+using Fp8GroupedFormat = GroupedFormat<T, CodeKind::kFp8>;
 
 // Projections with each format, one source file per format.
 void project_int8(Stream& stream, const ProjectionParams& params);
 void project_int8_grouped(Stream& stream, const ProjectionParams& params);
 void project_int8_grouped_min(Stream& stream, const ProjectionParams& params);
+void project_int8_grouped16(Stream& stream, const ProjectionParams& params);
 void project_int4_grouped(Stream& stream, const ProjectionParams& params);
 void project_int4_grouped_min(Stream& stream, const ProjectionParams& params);
+void project_int4_grouped_zero(Stream& stream, const ProjectionParams& params);
+void project_int4_table(Stream& stream, const ProjectionParams& params);
 void project_fp8(Stream& stream, const ProjectionParams& params);
 void project_fp8_grouped(Stream& stream, const ProjectionParams& params);
 

@@ -85,7 +85,8 @@ class FewRows {
         lane_(threadIdx.x % kWarpSize),
         warp_(threadIdx.x / kWarpSize),
         blocks_(slice_blocks(warp_, params.slices)),
-        tiles_(equal_part(params.num_tiles, blockIdx.x, gridDim.x)) {}
+        tiles_(equal_part(params.num_tiles, blockIdx.x, gridDim.x)),
+        table_(params, Format::kBlockBytes) {}
 
   __device__ __forceinline__ void run() {
     Weights weights[kChunk][kTiles];
@@ -233,7 +234,7 @@ class FewRows {
     for (int column = 0; column < kColumns; ++column) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        Format::multiply(sums[tile].values[column], weights[tile], inputs[column]);
+        Format::multiply(sums[tile].values[column], weights[tile], inputs[column], table_);
       }
     }
   }
@@ -402,8 +403,9 @@ class FewRows {
   const int prepared_stride_;  // bytes from one k block to the next
   const int lane_;
   const int warp_;
-  const Range blocks_;                      // of k: the warp's slice
-  const Range tiles_;                       // the block's
+  const Range blocks_;  // of k: the warp's slice
+  const Range tiles_;   // the block's
+  const typename Format::Table table_;
   const unsigned char* records_[kColumns];  // of the lane's rows; null for none
 };
 

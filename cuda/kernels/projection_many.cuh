@@ -33,7 +33,8 @@ class ManyRows {
         warp_(threadIdx.x / kWarpSize),
         first_row_(blockIdx.x * kRows),
         first_tile_(blockIdx.y * kManyRowsTiles),
-        blocks_(kSplit ? slice_blocks(blockIdx.z, params.slices) : Range{0, params.num_k_blocks}) {}
+        blocks_(kSplit ? slice_blocks(blockIdx.z, params.slices) : Range{0, params.num_k_blocks}),
+        table_(params, Format::kBlockBytes) {}
 
   __device__ __forceinline__ void run() {
     Weights weights[kRing];
@@ -148,7 +149,8 @@ class ManyRows {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
       Format::multiply(sums.values[column], weights,
-                       load_shared_inputs(record(stage, block, column * 8 + lane_ / 4), lane_));
+                       load_shared_inputs(record(stage, block, column * 8 + lane_ / 4), lane_),
+                       table_);
     }
   }
 
@@ -189,6 +191,7 @@ class ManyRows {
   const int first_row_;
   const int first_tile_;
   const Range blocks_;  // of k
+  const typename Format::Table table_;
 };
 
 template <class Format, int kColumns, bool kSplit>

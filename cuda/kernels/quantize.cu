@@ -89,23 +89,34 @@ struct Fit {
   float min;
 };
 
-struct Int8 {
-  static constexpr bool kInt4 = false, kGrouped = false, kMins = false;
+template <bool kIsInt4, GroupExtra kOfGroup = GroupExtra::kNone>
+struct RuleTraits {
+  static constexpr bool kInt4 = kIsInt4, kGrouped = true;
+  static constexpr bool kTable = false;
+  static constexpr bool kCodesOnly = false;  // takes no rows that it would have to quantise
+  static constexpr GroupExtra kExtra = kOfGroup;
+  static constexpr bool kMins = kExtra == GroupExtra::kMin;
+  static constexpr int kInputs = kExtra == GroupExtra::kSecondScale ? 16 : kQuantGroup;  // a scale
+};
+
+struct Int8 : RuleTraits<false> {
+  static constexpr bool kGrouped = false;
   static constexpr float kLow = -127.0f, kHigh = 127.0f;
   __device__ static Fit fit(const Group&, float output_scale) { return {output_scale, 0.0f}; }
 };
 
-struct Int8Grouped {
-  static constexpr bool kInt4 = false, kGrouped = true, kMins = false;
+template <GroupExtra kExtra>
+struct SymmetricInt8 : RuleTraits<false, kExtra> {
   static constexpr float kLow = -127.0f, kHigh = 127.0f;
   __device__ static Fit fit(const Group& group, float) {
     return {from_half(to_half_above(magnitude_of(group) / 127.0f)), 0.0f};
   }
 };
+using Int8Grouped = SymmetricInt8<GroupExtra::kNone>;
+using Int8Grouped16 = SymmetricInt8<GroupExtra::kSecondScale>;
 
 // The min is half a level above the middle.
-struct Int8GroupedMin {
-  static constexpr bool kInt4 = false, kGrouped = true, kMins = true;
+struct Int8GroupedMin : RuleTraits<false, GroupExtra::kMin> {
   static constexpr float kLow = -128.0f, kHigh = 127.0f;
   __device__ static Fit fit(const Group& group, float) {
     const float low = smallest_of(group);
@@ -118,8 +129,7 @@ struct Int8GroupedMin {
   }
 };
 
-struct Int4Grouped {
-  static constexpr bool kInt4 = true, kGrouped = true, kMins = false;
+struct Int4Grouped : RuleTraits<true> {
   static constexpr float kLow = -8.0f, kHigh = 7.0f;
   // The scale's sign gives the value of largest magnitude a negative code, the longer side.
   __device__ static Fit fit(const Group& group, float) {
@@ -148,8 +158,7 @@ struct Int4Grouped {
 };
 
 // Scale and min by linear regression on the levels of each candidate.
-struct Int4GroupedMin {
-  static constexpr bool kInt4 = true, kGrouped = true, kMins = true;
+struct Int4GroupedMin : RuleTraits<true, GroupExtra::kMin> {
   static constexpr float kLow = 0.0f, kHigh = 15.0f;
   __device__ static Fit fit(const Group& group, float) {
     constexpr float kSpans[] = {13.4f, 14.0f, 14.5f, 15.0f, 15.6f, 16.4f, 17.4f};
@@ -186,6 +195,14 @@ struct Int4GroupedMin {
   }
 };
 
+struct Int4GroupedZero : RuleTraits<true, GroupExtra::kZero> {
+  static constexpr bool kCodesOnly = true;
+};
+
+struct Int4Table : RuleTraits<true> {
+  static constexpr bool kTable = true, kCodesOnly = true;
+};
+
 // --- Sources ---
 
 struct SourceRow {
@@ -200,30 +217,40 @@ struct SourceRow {
   }
   __device__ uint16_t scale(int k) const { return source.scales[group_at(k)]; }
   __device__ uint16_t min(int k) const { return has_mins() ? source.mins[group_at(k)] : 0; }
+  __device__ int zero(int k) const {
+    return source.zeros != nullptr ? source.zeros[group_at(k)] : 8;
+  }
+  // Of 4 bits, as stored.
+  __device__ int int4(int k) const {
+    const int64_t at = row * in_features + k;
+    return static_cast<const unsigned char*>(source.values)[at / 2] >> (k % 2 * 4) & 15;
+  }
   // A weight is scale * code + min.
   __device__ int code(int k) const {
-    const int64_t at = row * in_features + k;
-    if (!is_int4()) return static_cast<const signed char*>(source.values)[at];
-    const int byte = static_cast<const unsigned char*>(source.values)[at / 2];
-    return (byte >> (k % 2 * 4) & 15) - (has_mins() ? 0 : 8);
+    if (!is_int4()) return static_cast<const signed char*>(source.values)[row * in_features + k];
+    if (source.has_table) return source.table[int4(k)];
+    return int4(k) - (has_mins() ? 0 : zero(k));
   }
   __device__ float value(int k) const {
-    if (source.scales == nullptr) {
+    if (source.row_scales == nullptr && source.scales == nullptr) {
       return float_at(source.values, source.dtype, row * in_features + k);
     }
-    return weight_of(make_float2(from_half(scale(k)), from_half(min(k))),
-                     static_cast<float>(code(k)));
+    const float factor =
+        source.row_scales != nullptr ? source.row_scales[row] : from_half(scale(k));
+    return weight_of(make_float2(factor, from_half(min(k))), static_cast<float>(code(k)));
   }
 };
 
 // Whether codes and scales of the row fit the layout as they are.
 template <class Rule>
 __device__ bool can_keep(const SourceRow& row) {
-  if (row.source.scales == nullptr || !Rule::kGrouped) return false;
-  if (row.source.group_size % kQuantGroup != 0) return false;
+  if (!Rule::kGrouped) return row.source.row_scales != nullptr;
+  if (row.source.scales == nullptr) return false;
+  if (row.source.group_size % Rule::kInputs != 0) return false;
   if (row.has_mins() && !Rule::kMins) return false;
   if (!Rule::kInt4) return true;
-  if (!row.is_int4()) return false;
+  if (!row.is_int4() || row.source.has_table) return false;
+  if (row.source.zeros != nullptr) return false;
   if (row.has_mins() == Rule::kMins) return true;
   // scale * (code - 8) = scale * code + min with min = -8 scale, if that is a float16.
   for (int k = 0; k < row.in_features; k += row.source.group_size) {
@@ -234,40 +261,53 @@ __device__ bool can_keep(const SourceRow& row) {
 }
 
 struct Codes {
-  uint16_t scale, min;  // float16
-  int code[kQuantGroup];
+  uint16_t scale, extra;  // float16, and as GroupExtra says
+  int code[kQuantGroup];  // as stored
 };
+
+// Input `i` of a group. Past the end of the row it is the group's first, which is no new extreme.
+__device__ int input_at(const SourceRow& row, int begin, int i) {
+  return begin + i < row.in_features ? begin + i : begin;
+}
 
 template <class Rule>
 __device__ Codes kept(const SourceRow& row, int begin) {
   const bool eights_in_min = Rule::kInt4 && Rule::kMins && !row.has_mins();
-  Codes codes;
-  codes.scale = row.scale(begin);
-  codes.min = eights_in_min ? minus_eight_times(codes.scale) : row.min(begin);
+  Codes codes{};
+  if (Rule::kGrouped) codes.scale = row.scale(begin);
+  if (Rule::kMins) codes.extra = eights_in_min ? minus_eight_times(codes.scale) : row.min(begin);
+  if (Rule::kExtra == GroupExtra::kZero) codes.extra = row.zero(begin);
+  if (Rule::kExtra == GroupExtra::kSecondScale) codes.extra = row.scale(input_at(row, begin, 16));
 #pragma unroll
   for (int i = 0; i < kQuantGroup; ++i) {
-    const int k = begin + i < row.in_features ? begin + i : begin;
-    codes.code[i] = row.code(k) + (eights_in_min ? 8 : 0);
+    const int k = input_at(row, begin, i);
+    codes.code[i] = Rule::kInt4 ? row.int4(k) : row.code(k);
   }
   return codes;
 }
 
 template <class Rule>
 __device__ Codes quantized(const SourceRow& row, int begin, float output_scale) {
-  Group group;
+  constexpr bool kHasHalves = Rule::kExtra == GroupExtra::kSecondScale;
+  constexpr int kOffset = Rule::kInt4 ? static_cast<int>(-Rule::kLow) : 0;
+  Codes codes{};
 #pragma unroll
-  for (int i = 0; i < kQuantGroup; ++i) {  // past the end: the first value, no new extreme
-    group.x[i] = row.value(begin + i < row.in_features ? begin + i : begin);
-  }
-  const Fit fit = Rule::fit(group, output_scale);
-  const float inverse = inverse_of(fit.scale);
-  Codes codes;
-  codes.scale = to_half(fit.scale);
-  codes.min = to_half(fit.min);
+  for (int first = 0; first < kQuantGroup; first += Rule::kInputs) {
+    const int from = input_at(row, begin, first);
+    Group group;  // repeats the inputs of a scale
 #pragma unroll
-  for (int i = 0; i < kQuantGroup; ++i) {
-    codes.code[i] =
-        static_cast<int>(level_of(group.x[i], fit.min, inverse, Rule::kLow, Rule::kHigh));
+    for (int i = 0; i < kQuantGroup; ++i) {
+      group.x[i] = row.value(input_at(row, from, i % Rule::kInputs));
+    }
+    const Fit fit = Rule::fit(group, output_scale);
+    const float inverse = inverse_of(fit.scale);
+    if (first == 0) codes.scale = to_half(fit.scale);
+    if (kHasHalves || Rule::kMins) codes.extra = to_half(kHasHalves ? fit.scale : fit.min);
+#pragma unroll
+    for (int i = 0; i < Rule::kInputs; ++i) {
+      const float level = level_of(group.x[i], fit.min, inverse, Rule::kLow, Rule::kHigh);
+      codes.code[first + i] = static_cast<int>(level) + kOffset;
+    }
   }
   return codes;
 }
@@ -283,16 +323,19 @@ __global__ void output_scales_kernel(QuantizeParams params) {
   const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
   if (row >= params.source.num_rows) return;
   const SourceRow source{params.source, params.layout.in_features, row};
+  const bool is_kept = can_keep<Int8>(source);
   float largest = 0.0f;
-  for (int k = threadIdx.x % 32; k < source.in_features; k += 32) {
+  for (int k = threadIdx.x % 32; k < source.in_features && !is_kept; k += 32) {
     largest = fmaxf(largest, fabsf(source.value(k)));
   }
   largest = warp_max(largest);
   if (threadIdx.x % 32 != 0) return;
   const TileRow tile_row = tile_row_of(params, row);
   unsigned char* weights = static_cast<unsigned char*>(params.weights);
-  *reinterpret_cast<float*>(weights + output_scale_at(params.layout, tile_row)) =
-      largest < kLeast ? 0.0f : largest / 127.0f;
+  const float scale = is_kept            ? params.source.row_scales[row]
+                      : largest < kLeast ? 0.0f
+                                         : largest / 127.0f;
+  *reinterpret_cast<float*>(weights + output_scale_at(params.layout, tile_row)) = scale;
 }
 
 template <class Rule>
@@ -306,25 +349,36 @@ __global__ void pack_kernel(QuantizeParams params) {
   const SourceRow source{params.source, layout.in_features, row};
   const TileRow tile_row = tile_row_of(params, row);
   unsigned char* weights = static_cast<unsigned char*>(params.weights);
-  float output_scale = 0.0f;
-  if (!Rule::kGrouped) output_scale = scale_and_min(weights, layout, tile_row, 0).x;
-  const Codes codes = can_keep<Rule>(source) ? kept<Rule>(source, begin)
-                                             : quantized<Rule>(source, begin, output_scale);
+  const Codes codes = [&] {
+    if constexpr (Rule::kCodesOnly) {
+      return kept<Rule>(source, begin);
+    } else {
+      if (can_keep<Rule>(source)) return kept<Rule>(source, begin);
+      float output_scale = 0.0f;
+      if (!Rule::kGrouped) output_scale = scale_and_min(weights, layout, tile_row, 0).x;
+      return quantized<Rule>(source, begin, output_scale);
+    }
+  }();
+  if (Rule::kTable && index == 0) {
+    for (int i = 0; i < kCodeTableBytes; ++i) {
+      weights[layout.scales_offset + i] = static_cast<unsigned char>(params.source.table[i]);
+    }
+  }
 
   unsigned char* block = weights + block_at(layout, tile_row.tile, begin);
   if (Rule::kGrouped) {
     *reinterpret_cast<uint16_t*>(block + scale_at(layout, tile_row.row)) = codes.scale;
   }
-  if (Rule::kMins) *reinterpret_cast<uint16_t*>(block + min_at(layout, tile_row.row)) = codes.min;
+  if (Rule::kExtra != GroupExtra::kNone) {
+    *reinterpret_cast<uint16_t*>(block + extra_at(layout, tile_row.row)) = codes.extra;
+  }
 #pragma unroll
   for (int i = 0; i < kQuantGroup; ++i) {
     unsigned char* byte = block + code_at(layout, tile_row.row, i);
     if (!Rule::kInt4) {
       *byte = static_cast<unsigned char>(codes.code[i]);
     } else if (i % 4 < 2) {
-      constexpr int kOffset = Rule::kMins ? 0 : 8;
-      *byte = static_cast<unsigned char>((codes.code[i] + kOffset) | (codes.code[i + 2] + kOffset)
-                                                                         << 4);
+      *byte = static_cast<unsigned char>(codes.code[i] | codes.code[i + 2] << 4);
     }
   }
 }
@@ -348,12 +402,20 @@ void pack(Stream& stream, const QuantizeParams& params) {
            params);
     return pack_with<Int8>(stream, params);
   }
-  if (params.layout.is_int4) {
-    return params.layout.has_mins ? pack_with<Int4GroupedMin>(stream, params)
-                                  : pack_with<Int4Grouped>(stream, params);
+  if (params.layout.has_table) return pack_with<Int4Table>(stream, params);
+  const bool is_int4 = params.layout.is_int4;
+  switch (params.layout.extra) {
+    case GroupExtra::kNone:
+      return is_int4 ? pack_with<Int4Grouped>(stream, params)
+                     : pack_with<Int8Grouped>(stream, params);
+    case GroupExtra::kMin:
+      return is_int4 ? pack_with<Int4GroupedMin>(stream, params)
+                     : pack_with<Int8GroupedMin>(stream, params);
+    case GroupExtra::kZero:
+      return pack_with<Int4GroupedZero>(stream, params);
+    case GroupExtra::kSecondScale:
+      return pack_with<Int8Grouped16>(stream, params);
   }
-  params.layout.has_mins ? pack_with<Int8GroupedMin>(stream, params)
-                         : pack_with<Int8Grouped>(stream, params);
 }
 
 }  // namespace

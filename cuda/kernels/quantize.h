@@ -17,10 +17,14 @@ namespace specdec::cuda {
 
 // Rows of a WeightView, whose comments describe the values.
 struct QuantizeSource {
-  const void* values;      // [num_rows, in_features] of the dtype; 4-bit codes in pairs
-  DType dtype;             // float32, bfloat16, float16, int8, or uint8 for 4-bit codes
-  const uint16_t* scales;  // [num_rows, in_features / group_size], null: floating point
-  const uint16_t* mins;    // likewise, or null
+  const void* values;       // [num_rows, in_features] of the dtype; 4-bit codes in pairs
+  DType dtype;              // float32, bfloat16, float16, int8, or uint8 for 4-bit codes
+  const uint16_t* scales;   // [num_rows, in_features / group_size], or null
+  const uint16_t* mins;     // likewise
+  const uint8_t* zeros;     // likewise
+  const float* row_scales;  // [num_rows], or null
+  bool has_table;
+  int8_t table[16];
   int group_size;
   int num_rows;
 };
@@ -59,7 +63,8 @@ struct RandomWeightsParams {
 
 struct QuantizeKernels {
   // Keeps the codes of a row if the layout can hold them; quantises all other rows by the rules of
-  // the CPU's packer, to the same bits.
+  // the CPU's packer, to the same bits. A layout with zeros or a table takes only rows that it
+  // can keep, and the table from the source.
   void (*pack)(Stream&, const QuantizeParams&);
   // Floating-point weights get one scale per output, which makes the largest magnitude the largest
   // number of the format.

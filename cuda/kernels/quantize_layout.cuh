@@ -27,9 +27,9 @@ __device__ __forceinline__ int code_at(const CodeLayout& layout, int row, int k)
   return layout.is_int4 ? lane * 8 + i / 4 * 4 + byte : lane * 16 + i / 2 * 4 + byte;
 }
 __device__ __forceinline__ int scale_at(const CodeLayout& layout, int row) {
-  return layout.codes_bytes + (row % 8 * (layout.has_mins ? 4 : 2) + row / 8) * 2;
+  return layout.codes_bytes + (row % 8 * (layout.extra != GroupExtra::kNone ? 4 : 2) + row / 8) * 2;
 }
-__device__ __forceinline__ int min_at(const CodeLayout& layout, int row) {
+__device__ __forceinline__ int extra_at(const CodeLayout& layout, int row) {
   return scale_at(layout, row) + 4;
 }
 __device__ __forceinline__ int64_t output_scale_at(const CodeLayout& layout, TileRow tile_row) {
@@ -55,17 +55,28 @@ __device__ __forceinline__ float2 scale_and_min(const unsigned char* weights,
   const auto half = [block](int at) {
     return to_float(*reinterpret_cast<const Half*>(block + at));
   };
-  return make_float2(__fmul_rn(output_scale, half(scale_at(layout, tile_row.row))),
-                     layout.has_mins ? half(min_at(layout, tile_row.row)) : 0.0f);
+  const bool is_second = layout.extra == GroupExtra::kSecondScale && k % kQuantGroup >= 16;
+  const int scale = is_second ? extra_at(layout, tile_row.row) : scale_at(layout, tile_row.row);
+  return make_float2(
+      __fmul_rn(output_scale, half(scale)),
+      layout.extra == GroupExtra::kMin ? half(extra_at(layout, tile_row.row)) : 0.0f);
 }
 // The value of a code before it is scaled.
 __device__ __forceinline__ float code_of(const unsigned char* weights, const CodeLayout& layout,
                                          TileRow tile_row, int k) {
-  const unsigned char byte =
-      weights[block_at(layout, tile_row.tile, k) + code_at(layout, tile_row.row, k)];
+  const unsigned char* block = weights + block_at(layout, tile_row.tile, k);
+  const unsigned char byte = block[code_at(layout, tile_row.row, k)];
   if (layout.is_fp8) return from_e4m3(byte);
   if (!layout.is_int4) return static_cast<signed char>(byte);
-  return static_cast<float>((byte >> (k / 2 % 2 * 4) & 15) - (layout.has_mins ? 0 : 8));
+  const int code = byte >> (k / 2 % 2 * 4) & 15;
+  if (layout.has_table) {
+    return reinterpret_cast<const signed char*>(weights + layout.scales_offset)[code];
+  }
+  int zero = layout.extra == GroupExtra::kMin ? 0 : 8;
+  if (layout.extra == GroupExtra::kZero) {
+    zero = *reinterpret_cast<const uint16_t*>(block + extra_at(layout, tile_row.row));
+  }
+  return static_cast<float>(code - zero);
 }
 // scale * code + min, rounded twice, as on the CPU.
 __device__ __forceinline__ float weight_of(float2 scale_and_min, float code) {

@@ -13,7 +13,8 @@
 //   kMaxStages                     few rows: most stages of weights in flight
 //   Weights                        registers: a lane's part of a block
 //   load_weights(block, lane)      `block` is in global memory and never written
-//   multiply(sums, weights, inputs)  sums of a 16 x 8 tile += the products of one block
+//   Table                          registers: what all blocks need, made from (params, kBlockBytes)
+//   multiply(sums, weights, inputs, table)  sums of a 16 x 8 tile += the products of one block
 //
 // A block takes two mma. Mma s multiplies inputs 16s .. 16s + 15; lane 4g + t has four of them, 16s
 // + 4t .. +3, of weights and rows alike. By MMA-Sim, Hopper adds the 16 products of an mma in one
@@ -77,6 +78,11 @@ __device__ __forceinline__ Inputs load_shared_inputs(const unsigned char* record
   return make_uint4(low.x, low.y, high.x, high.y);
 }
 
+// The Table of most formats.
+struct NoTable {
+  __device__ __forceinline__ NoTable(const ProjectionParams&, int) {}
+};
+
 // Weights in the act dtype. Piece s of a lane is its operand of mma s in the order of the
 // registers: two inputs of output g, the same of g + 8, then the other two of each.
 template <class T>
@@ -95,8 +101,9 @@ struct ActFormat {
     return {{ptx::load_streaming(block + lane * 16), ptx::load_streaming(block + lane * 16 + 512)}};
   }
 
+  using Table = NoTable;
   static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
-                                                  const Inputs& inputs) {
+                                                  const Inputs& inputs, const Table&) {
     const uint4& first = weights.steps[0];
     const uint4& second = weights.steps[1];
     ptx::mma_m16n8k16<T>(sums, {first.x, first.y, first.z, first.w}, {inputs.x, inputs.y});

@@ -1,0 +1,11 @@
+#include "cuda/common/target.cuh"
+#include "cuda/kernels/projection_codes.cuh"
+#include "cuda/kernels/projection_dispatch.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+void project_int4_grouped_zero(Stream& stream, const ProjectionParams& params) {
+  project_by_dtype<Int4GroupedZeroFormat>(stream, params);
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET
