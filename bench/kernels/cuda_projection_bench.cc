@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include "common/gpu_requests.h"
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/gemm/cublaslt.h"
+#include "testing/quantized_matrix.h"
 
 namespace specdec::bench {
 namespace {
@@ -133,7 +135,15 @@ ProjectionBench::Weights ProjectionBench::pack(const Projection& projection) {
   const int64_t part_rows = gated ? out_features / 2 : out_features;
   const std::vector<uint16_t> source =
       random_numbers(static_cast<size_t>(part_rows * in_features), act);
-  const WeightView view{.values = {source.data(), act, {part_rows, in_features}}};
+  WeightView view{.values = {source.data(), act, {part_rows, in_features}}};
+  // Codes of a checkpoint, for formats that take no floats.
+  std::optional<testing::QuantizedMatrix> codes;
+  const bool has_zeros = options_.format == WeightFormat::kInt4GroupedZero;
+  if (has_zeros || options_.format == WeightFormat::kInt4Table) {
+    codes.emplace(part_rows, in_features, 4, false, 1);
+    has_zeros ? codes->add_zeros(2) : codes->add_table(2);
+    view = codes->view();
+  }
   const std::vector<WeightView> parts(gated ? 2 : 1, view);
   const PackArgs args = {.parts = parts, .format = options_.format, .gated = gated};
   Weights weights;

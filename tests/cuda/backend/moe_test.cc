@@ -7,6 +7,7 @@
 #include <random>
 
 #include "cpu/cpu_backend.h"
+#include "testing/cpu_int_formats.h"
 #include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
 #include "testing/values.h"
@@ -16,6 +17,7 @@ namespace {
 
 using specdec::testing::random_values;
 using specdec::testing::rounded;
+using specdec::testing::rows_of;
 using specdec::testing::to_bits;
 using testing::DeviceKind;
 
@@ -32,12 +34,18 @@ struct World : testing::BackendWorld {
     for (int expert = 0; expert < shape.num_experts; ++expert) {
       gate_up_values.push_back(rounded(random_values(random, 2 * count, 0.2f), dtype));
       down_values.push_back(rounded(random_values(random, count, 0.2f), dtype));
-      const float* gate = gate_up_values.back().data();
-      const WeightView gate_up_views[] = {
-          {.values = {gate, DType::kF32, {shape.inner, shape.hidden}}},
-          {.values = {gate + count, DType::kF32, {shape.inner, shape.hidden}}}};
-      const WeightView down_view = {
+      WeightView both = {
+          .values = {gate_up_values.back().data(), DType::kF32, {2 * shape.inner, shape.hidden}}};
+      WeightView down_view = {
           .values = {down_values.back().data(), DType::kF32, {shape.hidden, shape.inner}}};
+      const cpu::Source gate_up_codes(format, 2 * shape.inner, shape.hidden, 2 * expert);
+      const cpu::Source down_codes(format, shape.hidden, shape.inner, 2 * expert + 1);
+      if (cpu::takes_codes_alone(format)) {
+        both = gate_up_codes.view();
+        down_view = down_codes.view();
+      }
+      const WeightView gate_up_views[] = {rows_of(both, 0, shape.inner),
+                                          rows_of(both, shape.inner, shape.inner)};
       owned.push_back(
           backend->pack_linear({.parts = gate_up_views, .format = format, .gated = true}));
       gate_up.push_back(owned.back().get());
@@ -108,14 +116,15 @@ TEST_P(CudaMoe, MatchesReferenceAndAddsToTheResidual) {
 }
 
 TEST_P(CudaMoe, ExpertsOfCodesMatchTheirProducts) {
-  const Shape shape = {4, 64, 40};
   std::mt19937 random(7);
-  const std::vector<float> x = random_values(random, 20 * shape.hidden, 0.5f);
-  const std::vector<float> logits = random_values(random, 20 * shape.num_experts, 2.0f);
+  const std::vector<float> x = random_values(random, 20 * 64, 0.1f);
+  const std::vector<float> logits = random_values(random, 20 * 4, 2.0f);
   for (WeightFormat format :
        {WeightFormat::kInt8, WeightFormat::kInt8GroupedMin, WeightFormat::kInt8Grouped,
-        WeightFormat::kInt4Grouped, WeightFormat::kInt4GroupedMin, WeightFormat::kFp8,
+        WeightFormat::kInt8Grouped16, WeightFormat::kInt4Grouped, WeightFormat::kInt4GroupedMin,
+        WeightFormat::kInt4GroupedZero, WeightFormat::kInt4Table, WeightFormat::kFp8,
         WeightFormat::kFp8Grouped}) {
+    const Shape shape = {4, 64, static_cast<int>(cpu::inputs_for(format, 40))};
     World world(GetParam(), DType::kF16, shape, format);
     for (int num_rows : {3, 20}) {
       const std::vector<float> rows(x.begin(), x.begin() + num_rows * shape.hidden);

@@ -2,12 +2,17 @@
 // equals itself in other batches.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "cpu/cpu_backend.h"
 #include "cuda/backend/packed_linear.h"
+#include "testing/cpu_int_formats.h"
 #include "testing/cuda_qkv.h"
 #include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
@@ -17,21 +22,57 @@
 namespace specdec::cuda {
 namespace {
 
+using cpu::codes_for;
+using cpu::inputs_for;
+using cpu::Source;
+using cpu::takes_codes_alone;
 using specdec::testing::from_bits;
 using specdec::testing::QuantizedMatrix;
 using specdec::testing::random_values;
+using specdec::testing::rows_of;
 using specdec::testing::to_bits;
 using specdec::testing::view_of;
 using testing::DeviceKind;
 using testing::expect_products;
 using World = testing::QuantizedWorld;
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kInt8,           WeightFormat::kInt8Grouped,
-                                     WeightFormat::kInt8GroupedMin, WeightFormat::kInt4Grouped,
-                                     WeightFormat::kInt4GroupedMin, WeightFormat::kFp8,
+constexpr WeightFormat kFormats[] = {WeightFormat::kInt8,
+                                     WeightFormat::kInt8Grouped,
+                                     WeightFormat::kInt8GroupedMin,
+                                     WeightFormat::kInt8Grouped16,
+                                     WeightFormat::kInt4Grouped,
+                                     WeightFormat::kInt4GroupedMin,
+                                     WeightFormat::kInt4GroupedZero,
+                                     WeightFormat::kInt4Table,
+                                     WeightFormat::kFp8,
                                      WeightFormat::kFp8Grouped};
 // The formats that the CPU backend has, too.
-constexpr std::span<const WeightFormat> kIntFormats = std::span(kFormats).first(5);
+constexpr std::span<const WeightFormat> kIntFormats = std::span(kFormats).first(8);
+
+// Whether a format holds the codes of a matrix as they are. All scales are small enough.
+bool keeps(WeightFormat format, const WeightView& view) {
+  if (view.has_row_scales()) return format == WeightFormat::kInt8;
+  if (!view.is_integer() || view.group_size % cpu::group_of(format) != 0) return false;
+  const bool is_plain_int4 =
+      view.bits() == 4 && view.mins == nullptr && view.zeros == nullptr && view.table == nullptr;
+  switch (format) {
+    case WeightFormat::kInt8Grouped:
+    case WeightFormat::kInt8Grouped16:
+      return view.mins == nullptr;
+    case WeightFormat::kInt8GroupedMin:
+      return true;
+    case WeightFormat::kInt4Grouped:
+      return is_plain_int4;
+    case WeightFormat::kInt4GroupedMin:
+      return is_plain_int4 || (view.bits() == 4 && view.mins != nullptr);
+    case WeightFormat::kInt4GroupedZero:
+      return is_plain_int4 || view.zeros != nullptr;
+    case WeightFormat::kInt4Table:
+      return view.table != nullptr;
+    default:
+      return false;
+  }
+}
 
 // The values after packing on the CPU.
 std::vector<float> unpacked_on_cpu(const WeightView& view, WeightFormat format) {
@@ -51,6 +92,7 @@ class CudaQuantized : public ::testing::TestWithParam<DeviceKind> {
  protected:
   void expect_same_codes(World& world, const WeightView& view) {
     for (WeightFormat format : kIntFormats) {
+      if (takes_codes_alone(format) && !keeps(format, view)) continue;
       const std::vector<float> mine = world.unpacked(*world.pack(view, format));
       const std::vector<float> expected = unpacked_on_cpu(view, format);
       ASSERT_EQ(mine.size(), expected.size());
@@ -82,8 +124,8 @@ TEST_P(CudaQuantized, FloatsBecomeTheCodesOfTheCpu) {
 TEST_P(CudaQuantized, WeightsMadeOnTheDeviceAreThoseOfTheHost) {
   constexpr int64_t kRows = 19, kFirstRow = 3;
   World world(GetParam(), DType::kBF16);
-  std::vector<WeightFormat> formats(std::begin(kFormats), std::end(kFormats));
-  formats.push_back(WeightFormat::kAct);
+  std::vector<WeightFormat> formats = {WeightFormat::kAct};
+  std::ranges::remove_copy_if(kFormats, std::back_inserter(formats), takes_codes_alone);
   for (const int64_t k : {32, 70, 161}) {
     RandomSource source = random_source("some.weight", k);
     source.first = kFirstRow * k;
@@ -112,26 +154,56 @@ TEST_P(CudaQuantized, WeightsMadeOnTheDeviceAreThoseOfTheHost) {
 
 TEST_P(CudaQuantized, StoredIntegersKeepTheirCodes) {
   World world(GetParam(), DType::kBF16);
-  for (int bits : {4, 8}) {
-    for (const bool with_mins : {false, true}) {
-      for (int group_size : {16, 32, 64}) {
-        SCOPED_TRACE(::testing::Message()
-                     << bits << " bits, mins " << with_mins << ", groups of " << group_size);
-        const QuantizedMatrix matrix(17, 192, bits, with_mins, 3, group_size);
-        expect_same_codes(world, matrix.view());
-        // If the format can hold a checkpoint's codes, they are kept.
-        if (group_size < kQuantGroup) continue;
-        const WeightFormat format =
-            bits == 4 ? (with_mins ? WeightFormat::kInt4GroupedMin : WeightFormat::kInt4Grouped)
-                      : (with_mins ? WeightFormat::kInt8GroupedMin : WeightFormat::kInt8Grouped);
-        const std::vector<float> stored = world.unpacked(*world.pack(matrix.view(), format));
-        const std::vector<double> expected = reference::values_of(matrix.view());
+  for (int group_size : {16, 32, 64}) {
+    const auto matrix = [&](int bits, bool with_mins) {
+      return QuantizedMatrix(17, group_size == 16 ? 208 : 192, bits, with_mins, 3, group_size);
+    };
+    const std::pair<const char*, QuantizedMatrix> matrices[] = {
+        {"8 bits", matrix(8, false)},
+        {"8 bits, mins", matrix(8, true)},
+        {"8 bits, row scales", matrix(8, false).use_row_scales(4)},
+        {"4 bits", matrix(4, false)},
+        {"4 bits, mins", matrix(4, true)},
+        {"4 bits, zeros", matrix(4, false).add_zeros(4)},
+        {"4 bits, a table", matrix(4, false).add_table(4)}};
+    for (const auto& [name, codes] : matrices) {
+      SCOPED_TRACE(::testing::Message() << name << ", groups of " << group_size);
+      const WeightView view = codes.view();
+      expect_same_codes(world, view);
+      const std::vector<double> expected = reference::values_of(view);
+      for (WeightFormat format : kIntFormats) {
+        if (!keeps(format, view)) continue;
+        const std::vector<float> stored = world.unpacked(*world.pack(view, format));
         for (size_t i = 0; i < stored.size(); ++i) {
-          ASSERT_EQ(stored[i], static_cast<float>(expected[i])) << i;
+          ASSERT_EQ(stored[i], static_cast<float>(expected[i])) << name_of(format) << " at " << i;
         }
       }
     }
   }
+}
+
+// Zeros and tables are those of the checkpoint, and all codes of a matrix share a table.
+TEST_P(CudaQuantized, ZerosAndTablesAreOnlyKept) {
+  World world(GetParam(), DType::kBF16);
+  const std::vector<float> floats = random_values(8 * 64, 1);
+  const QuantizedMatrix wide(8, 64, 8, false, 2), fine(8, 64, 4, false, 3, 16);
+  const QuantizedMatrix mins(8, 64, 4, true, 4);
+  for (WeightFormat format : {WeightFormat::kInt4GroupedZero, WeightFormat::kInt4Table}) {
+    const QuantizedMatrix kept = codes_for(format, 8, 64, 5);
+    const WeightFormat other = format == WeightFormat::kInt4Table ? WeightFormat::kInt4GroupedZero
+                                                                  : WeightFormat::kInt4Table;
+    const QuantizedMatrix others[] = {wide, fine, mins, codes_for(other, 8, 64, 6)};
+    EXPECT_THROW(world.pack(view_of(floats, 8), format), InternalError);
+    for (const QuantizedMatrix& matrix : others) {
+      const WeightView views[] = {kept.view(), matrix.view()};
+      EXPECT_THROW(world.backend->pack_linear({.parts = views, .format = format}), InternalError);
+    }
+  }
+  const QuantizedMatrix first = codes_for(WeightFormat::kInt4Table, 8, 64, 7);
+  const QuantizedMatrix second = codes_for(WeightFormat::kInt4Table, 8, 64, 8);
+  const WeightView views[] = {first.view(), second.view()};
+  EXPECT_THROW(world.backend->pack_linear({.parts = views, .format = WeightFormat::kInt4Table}),
+               InternalError);
 }
 
 // 4-bit codes without mins in a matrix with mins: their offset of 8 goes into the mins, if those
@@ -153,8 +225,14 @@ TEST_P(CudaQuantized, FusedPartsAreStoredAsTheyWouldBeAlone) {
   World world(GetParam(), DType::kF16);
   const QuantizedMatrix first(13, 64, 4, false, 1), second(20, 64, 4, true, 2);
   const std::vector<float> third = random_values(9 * 64, 3);
-  const WeightView views[] = {first.view(), second.view(), view_of(third, 9)};
+  const QuantizedMatrix with_zeros = QuantizedMatrix(20, 64, 4, false, 4).add_zeros(5);
+  const QuantizedMatrix with_table = QuantizedMatrix(33, 64, 4, false, 6).add_table(7);
   for (WeightFormat format : kIntFormats) {
+    std::vector<WeightView> views = {first.view(), second.view(), view_of(third, 9)};
+    if (format == WeightFormat::kInt4GroupedZero) views = {first.view(), with_zeros.view()};
+    if (format == WeightFormat::kInt4Table) {
+      views = {rows_of(with_table.view(), 0, 13), rows_of(with_table.view(), 13, 20)};
+    }
     const std::vector<float> fused =
         world.unpacked(*world.backend->pack_linear({.parts = views, .format = format}));
     std::vector<float> alone;
@@ -175,21 +253,17 @@ TEST_P(CudaQuantized, ProductsMatchDoubleLoops) {
     World world(GetParam(), act);
     for (WeightFormat format : kFormats) {
       for (const Shape& shape : {Shape{37, 70, 3}, {16, 32, 9}, {50, 330, 1}, {150, 64, 40}}) {
+        const int64_t k = inputs_for(format, shape.k);
         SCOPED_TRACE(::testing::Message() << name_of(format) << ' ' << name_of(act) << ' '
-                                          << shape.n << " x " << shape.k << ", " << shape.rows);
-        const auto packed =
-            world.pack(view_of(random_values(shape.n * shape.k, 1), shape.n), format);
-        const std::vector<float> x = random_values(shape.rows * shape.k, 2);
+                                          << shape.n << " x " << k << ", " << shape.rows);
+        const auto packed = world.pack(Source(format, shape.n, k, 1).view(), format);
+        const std::vector<float> x = random_values(shape.rows * k, 2);
         expect_products(world.linear(*packed, x.data(), shape.rows), x, act,
-                        world.unpacked(*packed), shape.k);
+                        world.unpacked(*packed), k);
       }
       if (format == WeightFormat::kFp8 || format == WeightFormat::kFp8Grouped) continue;
       // All codes, and scales
-      const bool is_int4 =
-          format == WeightFormat::kInt4Grouped || format == WeightFormat::kInt4GroupedMin;
-      const bool with_mins =
-          format == WeightFormat::kInt8GroupedMin || format == WeightFormat::kInt4GroupedMin;
-      const QuantizedMatrix matrix(24, 96, is_int4 ? 4 : 8, with_mins, 4);
+      const QuantizedMatrix matrix = codes_for(format, 24, 96, 4);
       const auto packed = world.pack(matrix.view(), format);
       const std::vector<float> x = random_values(2 * 96, 5);
       expect_products(world.linear(*packed, x.data(), 2), x, act, world.unpacked(*packed), 96);
@@ -200,12 +274,11 @@ TEST_P(CudaQuantized, ProductsMatchDoubleLoops) {
 TEST_P(CudaQuantized, RowsAreBitEqualWhateverTheBatch) {
   constexpr int kRows = 70;
   const int64_t n = 40, k = 288;
-  const std::vector<float> weight = random_values(n * k, 1);
   const std::vector<float> x = random_values(kRows * k, 2);
   for (DType act : {DType::kBF16, DType::kF16}) {
     World world(GetParam(), act);
     for (WeightFormat format : kFormats) {
-      const auto packed = world.pack(view_of(weight, n), format);
+      const auto packed = world.pack(Source(format, n, k, 1).view(), format);
       const std::vector<float> all = world.linear(*packed, x.data(), kRows);
       for (int rows : {1, 2, 8, 9, 16, 17, 33}) {
         const int first = kRows - rows - rows % 7;
@@ -218,13 +291,15 @@ TEST_P(CudaQuantized, RowsAreBitEqualWhateverTheBatch) {
 }
 
 TEST_P(CudaQuantized, GatedProductsAreThoseOfTheParts) {
-  const int64_t inner = 21, k = 100;
-  const std::vector<float> gate = random_values(inner * k, 1), up = random_values(inner * k, 2);
-  const WeightView views[] = {view_of(gate, inner), view_of(up, inner)};
-  const std::vector<float> x = random_values(5 * k, 3, 0.3f);
+  const int64_t inner = 21;
   const DType act = DType::kF16;
   World world(GetParam(), act);
   for (WeightFormat format : kFormats) {
+    const int64_t k = inputs_for(format, 100);
+    const Source source(format, 2 * inner, k, 1);
+    const WeightView views[] = {rows_of(source.view(), 0, inner),
+                                rows_of(source.view(), inner, inner)};
+    const std::vector<float> x = random_values(5 * k, 3, 0.3f);
     const auto packed =
         world.backend->pack_linear({.parts = views, .format = format, .gated = true});
     for (int rows : {1, 5}) {
@@ -249,7 +324,8 @@ TEST_P(CudaQuantized, HeadsAreTheProductsOfTheWholeMatrix) {
   const testing::QkvWorld rows(shape, act, kRows, kK);
   World world(GetParam(), act);
   for (WeightFormat format : kFormats) {
-    const auto packed = world.pack(view_of(rows.matrix(), shape.num_outputs()), format);
+    const Source source(format, shape.num_outputs(), kK, 1);
+    const auto packed = world.pack(source.view(), format);
     const testing::QkvResult result = rows.run(world, *packed, kRows);
     const std::vector<uint16_t> expected =
         to_bits(world.linear(*packed, rows.x().data(), kRows), act);

@@ -7,6 +7,7 @@
 
 #include "comm/communicator.h"
 #include "core/k_slices.h"
+#include "testing/cpu_int_formats.h"
 #include "testing/device_kinds.h"
 #include "testing/on_ranks.h"
 #include "testing/values.h"
@@ -22,10 +23,17 @@ using specdec::testing::sum_of_slices;
 using specdec::testing::to_bits;
 using testing::DeviceKind;
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kAct,         WeightFormat::kInt8,
-                                     WeightFormat::kInt8Grouped, WeightFormat::kInt8GroupedMin,
-                                     WeightFormat::kInt4Grouped, WeightFormat::kInt4GroupedMin,
-                                     WeightFormat::kFp8,         WeightFormat::kFp8Grouped};
+constexpr WeightFormat kFormats[] = {WeightFormat::kAct,
+                                     WeightFormat::kInt8,
+                                     WeightFormat::kInt8Grouped,
+                                     WeightFormat::kInt8GroupedMin,
+                                     WeightFormat::kInt8Grouped16,
+                                     WeightFormat::kInt4Grouped,
+                                     WeightFormat::kInt4GroupedMin,
+                                     WeightFormat::kInt4GroupedZero,
+                                     WeightFormat::kInt4Table,
+                                     WeightFormat::kFp8,
+                                     WeightFormat::kFp8Grouped};
 constexpr DType kAct = DType::kBF16;
 
 // One backend, and projections of act rows by it.
@@ -99,16 +107,17 @@ TEST_P(CudaSlices, TotalIsTheTreeOfItsSlices) {
 }
 
 TEST_P(CudaSlices, BitsDependOnNeitherRanksNorRows) {
-  constexpr int64_t kN = 35, kK = 600;
-  const KSlices whole = KSlices::whole(kK, 64);
-  const std::vector<float> weight = random_values(kN * kK, 1);
-  const WeightView view = view_of(weight, kN);
-  const std::vector<float> x = rounded(random_values(70 * kK, 2), kAct);
+  constexpr int64_t kN = 35;
   const std::vector<float> bias = random_values(kN, 3);
   const std::vector<float> residual = random_values(70 * kN, 4);
   const std::vector<int> row_counts = {1, 3, 16, 17, 70};
   World single(GetParam());
   for (const WeightFormat format : kFormats) {
+    const int64_t k = cpu::inputs_for(format, 600);
+    const KSlices whole = KSlices::whole(k, 64);
+    const std::vector<float> x = rounded(random_values(70 * k, 2), kAct);
+    const cpu::Source source(format, kN, k, 1);
+    const WeightView view = source.view();
     const auto packed =
         single.backend->pack_linear({.parts = {&view, 1}, .format = format, .k_slices = &whole});
     const std::vector<float> expected = single.project(*packed, x, 70, bias, residual);
@@ -131,7 +140,7 @@ TEST_P(CudaSlices, BitsDependOnNeitherRanksNorRows) {
                                                        .k_slices = &own,
                                                        .ranks = &ranks,
                                                        .rank_runs = runs});
-        const std::vector<float> inputs = columns(x, kK, own.begin(), own.end());
+        const std::vector<float> inputs = columns(x, k, own.begin(), own.end());
         for (const int rows : row_counts) {
           expect_rows(world, *share, inputs, rows, "several ranks");
         }
