@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/str_cat.h"
+#include "specdec/error.h"
 
 namespace specdec {
 namespace {
@@ -17,6 +18,10 @@ std::string list_of(std::span<const int64_t> values) {
 }
 
 }  // namespace
+
+void StoredTensors::fail(const std::string& name, const std::string& message) const {
+  throw CheckpointError(path_of(name), name, message);
+}
 
 std::string stem_of(const std::string& name) {
   constexpr std::string_view kWeight = ".weight";

@@ -20,8 +20,10 @@ class StoredTensors {
   virtual const SafetensorsEntry* find(const std::string& name) const = 0;
   // The values are not checked.
   virtual Buffer read_raw(const std::string& name, RowRange rows) = 0;
+  // The file that has the tensor, or should have it.
+  virtual const std::string& path_of(const std::string& name) const = 0;
   // Throws CheckpointError.
-  [[noreturn]] virtual void fail(const std::string& name, const std::string& message) const = 0;
+  [[noreturn]] void fail(const std::string& name, const std::string& message) const;
 };
 
 // "X" of "X.weight".

@@ -192,9 +192,9 @@ Buffer WeightStore::read_raw(const std::string& name, RowRange rows) {
   return shard(name).read(name, rows);
 }
 
-void WeightStore::fail(const std::string& name, const std::string& message) const {
+const std::string& WeightStore::path_of(const std::string& name) const {
   const auto found = shard_of_.find(name);
-  throw CheckpointError(found == shard_of_.end() ? source_ : found->second->path(), name, message);
+  return found == shard_of_.end() ? source_ : found->second->path();
 }
 
 const SafetensorsFile& WeightStore::shard(const std::string& name) const {

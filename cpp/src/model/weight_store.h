@@ -72,7 +72,7 @@ class WeightStore final : public StoredTensors {
 
   const SafetensorsEntry* find(const std::string& name) const override;
   Buffer read_raw(const std::string& name, RowRange rows) override;
-  [[noreturn]] void fail(const std::string& name, const std::string& message) const override;
+  const std::string& path_of(const std::string& name) const override;
 
  private:
   WeightStore() = default;
