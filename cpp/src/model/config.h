@@ -44,10 +44,12 @@ struct ScaleBlock {
 
 // What config.json says of codes that their tensors do not show.
 struct StoredScheme {
-  ScaleBlock block;         // of 8-bit floats with block scales
-  bool is_awq = false;      // packed words hold neighbouring outputs, else neighbouring inputs
-  int zero_offset = 1;      // GPTQ: what to add to a stored zero
-  bool keeps_codes = true;  // false: matrices of several tensors are read as float32
+  ScaleBlock block;     // of 8-bit floats with block scales
+  bool is_awq = false;  // packed words hold neighbouring outputs, else neighbouring inputs
+  int zero_offset = 1;  // GPTQ: what to add to a stored zero
+  int group_size = 0;   // inputs that share a scale, where all matrices have as many; 0: unknown
+  bool needs_zeros = false;  // compressed-tensors: every matrix of integers has zeros
+  bool keeps_codes = true;   // false: matrices of several tensors are read as float32
 };
 
 // Where a block, attention or MLP, has its norms.

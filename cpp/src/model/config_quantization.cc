@@ -69,10 +69,12 @@ int get_bits(const JsonFields& fields, const char* key, std::initializer_list<in
   fields.fail(key, str_cat(bits, " bits are not read, only ", list, kInstead));
 }
 
-// Inputs that share a scale; -1: all of a row. The tensors have it as well.
-void check_group_size(const JsonFields& fields, const char* key) {
+// Inputs that share a scale; -1: all of a row. Some matrices may differ, as their tensors show.
+void parse_group_size(const JsonFields& fields, const char* key, ModelConfig& config) {
   if (!fields.has(key)) return;
-  if (fields.get_int(key, {}, -1) == 0) fields.fail(key, "expected -1 or more than 0, got 0");
+  const int size = fields.get_int(key, {}, -1);
+  if (size == 0) fields.fail(key, "expected -1 or more than 0, got 0");
+  config.scheme.group_size = std::max(size, 0);
 }
 
 // [rows, inputs], or "128x128"; absent: no blocks.
@@ -120,7 +122,7 @@ void parse_awq(const JsonFields& fields, ModelConfig& config) {
   get_one_of(fields, "version", std::to_array<std::string_view>({"gemm", "GEMM"}));
   get_one_of(fields, "backend", std::to_array<std::string_view>({"autoawq", "auto", "auto_round"}));
   get_bits(fields, fields.has("w_bit") ? "w_bit" : "bits", {4});
-  check_group_size(fields, fields.has("q_group_size") ? "q_group_size" : "group_size");
+  parse_group_size(fields, fields.has("q_group_size") ? "q_group_size" : "group_size", config);
   if (!fields.get_bool("zero_point", true)) {
     fields.fail("zero_point", str_cat("false is not read, only true", kInstead));
   }
@@ -136,7 +138,7 @@ void parse_gptq(const JsonFields& fields, ModelConfig& config) {
   const std::string format =
       get_one_of(fields, format_key, std::to_array<std::string_view>({"gptq", "gptq_v2"}));
   const int bits = get_bits(fields, "bits", {4, 8, 3, 2});
-  check_group_size(fields, "group_size");
+  parse_group_size(fields, "group_size", config);
   get_one_of(fields, "pack_dtype", std::to_array<std::string_view>({"int32", "torch.int32"}));
   get_one_of(fields, "data_type", std::to_array<std::string_view>({"int"}));
   // The tensors say which matrices are stored so, in how many bits and in which groups. The rest
@@ -213,7 +215,7 @@ void parse_auto_round(const JsonFields& fields, ModelConfig& config) {
                     "rotation_config"});
   if (packing != "auto_round:auto_awq") return parse_gptq(fields, config);
   get_bits(fields, "bits", {4});
-  check_group_size(fields, "group_size");
+  parse_group_size(fields, "group_size", config);
   fields.pass_over({"sym", "data_type", "modules_to_not_convert"});
   config.scheme.is_awq = true;
   config.stored_format = "awq";
@@ -239,12 +241,14 @@ void parse_group(const JsonFields& group, ModelConfig& config) {
   if (!group.has("weights")) return;
   const JsonFields weights = group.get_object("weights");
   // How codes were found does not matter, and the tensors give the dtypes of scales.
-  weights.pass_over({"observer", "observer_kwargs", "scale_dtype", "zp_dtype", "symmetric",
-                     "actorder", "dynamic"});
-  check_group_size(weights, "group_size");
+  weights.pass_over(
+      {"observer", "observer_kwargs", "scale_dtype", "zp_dtype", "actorder", "dynamic"});
+  parse_group_size(weights, "group_size", config);
   if (get_one_of(weights, "type", std::to_array<std::string_view>({"int", "float"})) == "int") {
     get_bits(weights, "num_bits", {2, 3, 4, 8});
+    config.scheme.needs_zeros &= !weights.get_bool("symmetric", true);
   } else {
+    weights.pass_over({"symmetric"});
     get_bits(weights, "num_bits", {4, 8});
   }
   const std::string strategy = get_one_of(
@@ -282,6 +286,7 @@ void parse_compressed_tensors(const JsonFields& fields, ModelConfig& config) {
   config.stored_format = str_cat("compressed-tensors", format.empty() ? "" : " ", format);
   if (!fields.has("config_groups")) return;
   const JsonFields groups = fields.get_object("config_groups");
+  config.scheme.needs_zeros = !groups.object().empty();
   for (const auto& [name, group] : groups.object().items()) {
     parse_group(groups.get_object(name.c_str()), config);
   }
@@ -294,7 +299,7 @@ void parse_modelopt(const JsonFields& fields, ModelConfig& config) {
       get_one_of(fields, "quant_algo",
                  std::to_array<std::string_view>({"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO",
                                                   "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"}));
-  check_group_size(fields, "group_size");
+  parse_group_size(fields, "group_size", config);
   fields.pass_over({"exclude_modules", "ignore", "kv_cache_quant_algo", "kv_cache_scheme",
                     "config_groups", "quantized_layers", "producer"});
   constexpr int kBlock = 128;

@@ -110,7 +110,10 @@ Json text_part_of(const std::string& path, Json whole) {
   }
   for (const char* key : kShared) {
     const auto found = whole.find(key);
-    if (found == whole.end() || (text.contains(key) && !text[key].is_null())) continue;
+    if (found == whole.end()) continue;
+    // Whether the LM head is tied, the whole decides.
+    const bool goes_first = std::string_view(key) == "tie_word_embeddings";
+    if (!goes_first && text.contains(key) && !text[key].is_null()) continue;
     text[key] = *found;
   }
   const auto defaults = std::ranges::find(kDefaults, type, &Defaults::text_type);

@@ -24,6 +24,11 @@ std::optional<uint16_t> half_of(float value, bool rounds) {
   return {};
 }
 
+float rounded(float value, DType dtype) {
+  if (dtype == DType::kBF16) return specdec::to_float(to_bfloat16(value));
+  return dtype == DType::kF16 ? half_to_float(float_to_half(value)) : value;
+}
+
 int nibble_at(const std::vector<uint8_t>& codes, int64_t at) {
   return codes[static_cast<size_t>(at / 2)] >> (at % 2 * 4) & 15;
 }
@@ -149,9 +154,9 @@ void KeptMatrix::keep(DecodedTable decoded) {
   if (keeps_codes_) why_float_ = "a scale is no float16";
   values_.resize(static_cast<size_t>(rows_.count * in_features_));
   for (int64_t at = 0; at < rows_.count * in_features_; ++at) {
-    values_[static_cast<size_t>(at)] =
-        decoded.scales[static_cast<size_t>(at / group_size_)] *
-        decoded.table[static_cast<size_t>(nibble_at(decoded.codes, at))];
+    const float value = decoded.scales[static_cast<size_t>(at / group_size_)] *
+                        decoded.table[static_cast<size_t>(nibble_at(decoded.codes, at))];
+    values_[static_cast<size_t>(at)] = rounded(value, decoded.dtype);
   }
 }
 

@@ -25,6 +25,7 @@ struct DecodedTable {
   std::vector<uint8_t> codes = {};  // in pairs, the even input in the low half
   std::vector<float> scales = {};   // [rows, groups]
   std::array<float, 16> table = {};
+  DType dtype = DType::kF32;  // to which values are rounded where they become float32
 };
 
 // Some rows of a matrix. Codes are kept wherever a WeightView can say what they mean.

@@ -37,7 +37,7 @@ uint32_t code_at(const uint32_t* words, int64_t index, int bits) {
 class Reader : public MatrixTensors {
  public:
   Reader(StoredTensors& tensors, const StoredScheme& scheme, const MatrixShape& shape)
-      : MatrixTensors(tensors, shape), scheme_(scheme) {}
+      : MatrixTensors(tensors, shape, scheme.group_size), scheme_(scheme) {}
 
   KeptMatrix read(StoredLayout layout) {
     switch (layout) {
@@ -193,7 +193,7 @@ class Reader : public MatrixTensors {
   std::vector<int16_t> read_packed_zeros(int bits) {
     std::vector<int16_t> zeros(num_own_groups(), static_cast<int16_t>(1 << (bits - 1)));
     const std::string name = stem_ + ".weight_zero_point";
-    if (!has(name)) return zeros;
+    if (!has(name) && !scheme_.needs_zeros) return zeros;
     const int64_t num_words = words_of(num_rows_, bits);
     check(name, {num_words, num_groups_}, {DType::kI32});
     const Buffer bytes = read_whole(name);
@@ -234,7 +234,7 @@ class Reader : public MatrixTensors {
       decoded.codes.push_back(code ^ 0x80);
     }
     decoded.zeros.assign(num_own_groups(), int16_t{128});
-    if (has(zeros_name)) {
+    if (has(zeros_name) || scheme_.needs_zeros) {
       check(zeros_name, {num_rows_, num_groups_}, {DType::kI8});
       const Buffer zeros = tensors_.read_raw(zeros_name, own_);
       for (size_t i = 0; i < decoded.zeros.size(); ++i) {
@@ -305,6 +305,7 @@ class Reader : public MatrixTensors {
     DecodedTable decoded;
     decoded.scales = read_absmax(own_.count * num_groups_);
     std::ranges::copy(read_vector(name_ + ".quant_map", 16), decoded.table.begin());
+    decoded.dtype = read_value_dtype();
     const Buffer bytes = read_whole(name_);
     for (const uint8_t pair : std::span(bytes.as<uint8_t>(), bytes.size_bytes())) {
       decoded.codes.push_back(static_cast<uint8_t>(pair >> 4 | pair << 4));
@@ -331,20 +332,29 @@ class Reader : public MatrixTensors {
     return values;
   }
 
-  // From the JSON text that bitsandbytes keeps in a tensor.
-  float read_nested_offset() {
+  // The JSON text that bitsandbytes keeps in a tensor; null: there is none.
+  nlohmann::json read_state() {
     for (const char* kind : {"nf4", "fp4"}) {
       const std::string name = str_cat(name_, ".quant_state.bitsandbytes__", kind);
       if (!has(name)) continue;
       const Buffer bytes = read_whole(name);
-      const nlohmann::json state =
-          parse_json(name, "quant_state", {bytes.as<char>(), bytes.size_bytes()});
-      const auto offset = state.find("nested_offset");
-      if (offset != state.end() && offset->is_number()) return offset->get<float>();
-      tensors_.fail(name, "expected a number nested_offset");
+      return parse_json(name, "quant_state", {bytes.as<char>(), bytes.size_bytes()});
     }
+    return {};
+  }
+  float read_nested_offset() {
+    const nlohmann::json state = read_state();
+    const auto offset = state.find("nested_offset");
+    if (offset != state.end() && offset->is_number()) return offset->get<float>();
     tensors_.fail(name_ + ".quant_state.bitsandbytes__nf4",
-                  "the checkpoint has no such tensor, and absmax is in 8 bits");
+                  "expected a tensor with the number nested_offset, since absmax is in 8 bits");
+  }
+  // To which bitsandbytes rounds the values.
+  DType read_value_dtype() {
+    const nlohmann::json state = read_state();
+    const auto dtype = state.find("dtype");
+    if (dtype == state.end()) return DType::kF32;
+    return *dtype == "bfloat16" ? DType::kBF16 : *dtype == "float16" ? DType::kF16 : DType::kF32;
   }
 
   const StoredScheme& scheme_;
@@ -359,7 +369,9 @@ StoredLayout find_layout(const StoredTensors& tensors, const std::string& name,
   if (has(".qweight")) return scheme.is_awq ? StoredLayout::kAwq : StoredLayout::kGptq;
   if (const SafetensorsEntry* packed = tensors.find(stem + ".weight_packed"); packed != nullptr) {
     if (packed->dtype != DType::kU8) return StoredLayout::kPacked;
-    return has(".weight_global_scale") ? StoredLayout::kNvfp4 : StoredLayout::kMxfp4;
+    const SafetensorsEntry* scale = tensors.find(stem + ".weight_scale");
+    const bool is_mx = scale != nullptr && scale->dtype == DType::kU8;
+    return is_mx ? StoredLayout::kMxfp4 : StoredLayout::kNvfp4;
   }
   const SafetensorsEntry* weight = tensors.find(name);
   if (weight == nullptr) return StoredLayout::kPlain;

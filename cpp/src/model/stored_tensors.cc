@@ -127,6 +127,12 @@ void MatrixTensors::set_groups(const std::string& name, int64_t num_groups) {
     tensors_.fail(name, str_cat(num_groups, " scales per output of ", num_k_,
                                 " inputs, expected one for each group of equal size"));
   }
+  // With a shorter last group the number of scales may divide the inputs by chance.
+  if (usual_group_ > 0 && num_k_ % usual_group_ != 0 &&
+      num_groups == (num_k_ + usual_group_ - 1) / usual_group_) {
+    tensors_.fail(name, str_cat("groups of ", usual_group_, " (group_size) do not divide the ",
+                                num_k_, " inputs of an output, and a shorter group is not read"));
+  }
   num_groups_ = num_groups;
 }
 

@@ -46,12 +46,14 @@ struct MatrixShape {
 // shape than the matrix asks for.
 class MatrixTensors {
  public:
-  MatrixTensors(StoredTensors& tensors, const MatrixShape& shape)
+  // `group_size` of the checkpoint's config; 0: unknown.
+  MatrixTensors(StoredTensors& tensors, const MatrixShape& shape, int group_size)
       : tensors_(tensors),
         name_(shape.name),
         stem_(stem_of(shape.name)),
         num_rows_(shape.rows),
         num_k_(shape.in_features),
+        usual_group_(group_size),
         own_(shape.own) {}
 
  protected:
@@ -84,6 +86,7 @@ class MatrixTensors {
   const std::string stem_;
   const int64_t num_rows_;  // of the whole matrix
   const int64_t num_k_;
+  const int64_t usual_group_;
   RowRange own_;
   int64_t num_groups_ = 1;
 };

@@ -23,6 +23,7 @@ constexpr const char* kMins = ".mins";
 constexpr const char* kTable = ".table";
 constexpr const char* kScaleInverse = "_scale_inv";  // beside a matrix of 8-bit floats: what its
 constexpr const char* kScale = "_scale";             // values are multiplied with, both
+constexpr uint8_t kNanExponent = 255;
 constexpr ScaleBlock kMxBlock = {.rows = 1, .cols = 32};  // of scales that are exponents
 
 // The single file *.safetensors of the directory; empty if there are none or several.
@@ -416,7 +417,10 @@ std::vector<float> WeightStore::fp8_scales(const std::string& name) {
   if (find(name)->dtype == DType::kU8) {  // exponents
     const TensorView exponents = read(name);
     const std::span bytes(static_cast<const uint8_t*>(exponents.data), exponents.size_bytes());
-    for (const uint8_t exponent : bytes) scales.push_back(std::ldexp(1.0f, exponent - 127));
+    for (const uint8_t exponent : bytes) {
+      if (exponent == kNanExponent) fail(name, "a value is NaN");
+      scales.push_back(std::ldexp(1.0f, exponent - 127));
+    }
     return scales;
   }
   const TensorView scale = tensor(name, shape(name));
