@@ -340,7 +340,7 @@ class Reader : public MatrixTensors {
       const Buffer bytes = read_whole(name);
       return parse_json(name, "quant_state", {bytes.as<char>(), bytes.size_bytes()});
     }
-    return {};
+    return nlohmann::json::object();
   }
   float read_nested_offset() {
     const nlohmann::json state = read_state();
