@@ -118,7 +118,8 @@ Json text_part_of(const std::string& path, Json whole) {
   }
   const auto defaults = std::ranges::find(kDefaults, type, &Defaults::text_type);
   if (defaults != kDefaults.end()) {
-    for (const auto& [key, value] : Json::parse(defaults->values).items()) {
+    const Json values = Json::parse(defaults->values);
+    for (const auto& [key, value] : values.items()) {
       if (!text.contains(key)) text[key] = value;
     }
   }

@@ -70,9 +70,14 @@ void MatrixTensors::check_even_inputs(const std::string& name) const {
 
 std::vector<float> MatrixTensors::read_floats(const std::string& name, RowRange rows,
                                               int64_t width) {
-  const Buffer bytes = tensors_.read_raw(name, rows);
+  const SafetensorsEntry& stored = *tensors_.find(name);
+  // A vector is one row of its file.
+  const bool is_vector = stored.shape.size() < 2;
+  const Buffer bytes = is_vector ? read_whole(name) : tensors_.read_raw(name, rows);
+  const auto skipped = static_cast<size_t>(is_vector ? rows.begin * width : 0);
   std::vector<float> values(static_cast<size_t>(rows.count * width));
-  to_floats(bytes.data(), *tensors_.find(name)->dtype, values.size(), values.data());
+  to_floats(bytes.as<std::byte>() + skipped * size_of(*stored.dtype), *stored.dtype, values.size(),
+            values.data());
   check_finite(name, values);
   return values;
 }
