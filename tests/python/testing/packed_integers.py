@@ -109,7 +109,10 @@ def quantise(
 
 
 def native_integers(quantised: Quantised, bits: int) -> Tensors | None:
-    """The same in int8 or 4 bits with symmetric scales, None where those cannot hold it."""
+    """The same in int8 or 4 bits with symmetric scales, None where those cannot hold it, or where
+    8-bit codes have one scale per row, which the engine has a format of its own for."""
+    if bits == 8 and quantised.scales.shape[1] == 1:
+        return None
     in_groups = quantised.group_of.reshape(-1, NATIVE_GROUP)
     scales, kept = rounded(quantised.scales[:, in_groups[:, 0]], torch.float16)
     is_held = (
