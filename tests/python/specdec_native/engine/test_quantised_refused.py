@@ -213,6 +213,7 @@ TENSORS: dict[str, tuple[str, Edit, str]] = {
     "nf4 short codes": ("nf4", changed("weight", lambda x: x[:-1]), "weight"),
     "nested state no JSON": ("nf4_nested", changed(STATE, lambda x: x[:-1]), STATE),
     "nested state empty": ("nf4_nested", changed(STATE, lambda x: x[:0]), STATE),
+    "nested no state": ("nf4_nested", without(STATE), STATE),
     "nested offset": ("nf4_nested", with_state(nested_offset="x"), STATE),
     "nested no absmax": (
         "nf4_nested",
