@@ -1,7 +1,7 @@
 """Rebuilds a `tokenizer.json` from the vocabulary a GGUF file carries.
 
 GGUF files hold tokens and merges (or scores) but only the *name* of the rule that splits text
-before merging; the rules themselves are written out here. Two kinds of vocabulary exist:
+before merging; the rules themselves are in gguf_splitters. Two kinds of vocabulary are known:
 
 - "gpt2": byte-level BPE with ranked merges;
 - "llama": SentencePiece BPE with scores. It merges the neighbours whose union has the best score,
@@ -12,28 +12,26 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
+from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.gguf_file import GgufFile
+from specdec_native.checkpoints.gguf_splitters import SPLIT_RULES
+from specdec_native.checkpoints.layout import TOKENIZER_MISSING
 
 logger = logging.getLogger(__name__)
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece writes a space as this
 _NO_LIMIT = 10**30  # what transformers writes for "no limit known"
+_ADVICE = "give tokenizer=<a directory with the original model's tokenizer.json>"
+
+
+class UnknownTokenizerError(CheckpointError):
+    """A kind of vocabulary or a splitting rule that is not known; the weights can be used."""
 
 
 class TokenType(IntEnum):
@@ -47,63 +45,12 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-# Regular expressions that cut text into words, one after another, each match a word of its own.
-# "digit" cuts every digit off; "gpt2" is the byte-level splitter's own expression.
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_SYMBOLS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-
-_DIGIT = "digit"
-_GPT2 = "gpt2"
-_QWEN2 = (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SYMBOLS_AND_SPACES}",)
-_LLAMA3 = (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}",)
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-_DEEPSEEK_CODER = (
-    r"[\r\n]",
-    r"\s?\p{L}+",
-    r"\s?\p{P}+",
-    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
-    _DIGIT,
-)
-_DEEPSEEK_V3 = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
-    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-
-_SPLITTERS: dict[str, tuple[str, ...]] = {
-    "default": (_GPT2,),
-    "gpt-2": (_GPT2,),
-    "smollm": (_DIGIT, _GPT2),
-    "starcoder": (_DIGIT, _GPT2),
-    "refact": (_DIGIT, _GPT2),
-    "command-r": (_DIGIT, _GPT2),
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "tekken": _TEKKEN,
-    "deepseek-coder": _DEEPSEEK_CODER,
-    "deepseek-v3": _DEEPSEEK_V3,
-}
-# These compose characters first, so that both spellings of an accented letter are one token.
-_COMPOSING = {"qwen2", "deepseek-r1-qwen", "command-r"}
-# These take a word that is a token as it is, without asking how merges would have made it.
-_WHOLE_WORDS_FIRST = {"llama3", "llama-v3", "llama-bpe", "tekken"}
-
-
 def write_tokenizer(file: GgufFile, directory: Path) -> None:
     """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja to `directory`.
 
-    A file without a vocabulary gets none of them and a warning. Raises CheckpointError for a kind
-    of vocabulary or a splitting rule that is not known.
+    A file without a vocabulary gets none of them and a warning. Where the kind of vocabulary or the
+    splitting rule is not known, the warning and the reason in TOKENIZER_MISSING stand in for
+    tokenizer.json. Raises CheckpointError for other faults.
     """
     original = file.get("tokenizer.huggingface.json", kind=str)
     if original is not None:
@@ -112,7 +59,11 @@ def write_tokenizer(file: GgufFile, directory: Path) -> None:
         logger.warning("%s holds no tokenizer; only token ids can be given to it", file.path)
         return
     else:
-        build_tokenizer(file).save(str(directory / "tokenizer.json"))
+        try:
+            build_tokenizer(file).save(str(directory / "tokenizer.json"))
+        except UnknownTokenizerError as fault:
+            logger.warning("%s", fault)
+            (directory / TOKENIZER_MISSING).write_text(str(fault), encoding="utf-8")
     config = _tokenizer_config(file)
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
@@ -122,12 +73,16 @@ def write_tokenizer(file: GgufFile, directory: Path) -> None:
 
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:
-    """The tokenizer of a GGUF file, as the `tokenizers` library runs it."""
+    """The tokenizer of a GGUF file, as the `tokenizers` library runs it.
+
+    Raises UnknownTokenizerError, or CheckpointError for a malformed vocabulary.
+    """
     model = file.require("tokenizer.ggml.model", str)
     if model not in ("gpt2", "llama"):
-        raise file.error(
+        raise UnknownTokenizerError(
             f"tokenizer.ggml.model is {model!r}; supported: gpt2 (byte-level BPE) and llama "
-            "(SentencePiece BPE)"
+            f"(SentencePiece BPE); {_ADVICE}",
+            file.path,
         )
     vocabulary = _Vocabulary(file)
     tokenizer = _byte_level(file, vocabulary) if model == "gpt2" else _sentencepiece(vocabulary)
@@ -220,13 +175,15 @@ class _Vocabulary:
 
 
 def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> Tokenizer:
-    rule = file.get("tokenizer.ggml.pre", "default")
-    if rule not in _SPLITTERS:
-        raise file.error(
-            f"tokenizer.ggml.pre is {rule!r}, a splitting rule this package does not know; "
-            f"known: {', '.join(sorted(_SPLITTERS))}"
+    name = file.get("tokenizer.ggml.pre", "default")
+    rule = SPLIT_RULES.get(name)
+    if rule is None:
+        raise UnknownTokenizerError(
+            f"tokenizer.ggml.pre is {name!r}, a splitting rule this package does not know; "
+            f"{_ADVICE}. Known: {', '.join(sorted(SPLIT_RULES))}",
+            file.path,
         )
-    if rule == "default":
+    if name == "default":
         logger.warning("%s does not name its splitting rule; GPT-2's is used", file.path)
     merges = [_two_parts(file, merge) for merge in file.require("tokenizer.ggml.merges", list[str])]
     ids = vocabulary.ids()
@@ -234,11 +191,11 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> Tokenizer:
         if left not in ids or right not in ids or left + right not in ids:
             raise file.error(f"tokenizer.ggml.merges: {left!r} + {right!r} is not made of tokens")
     tokenizer = Tokenizer(
-        models.BPE(vocab=ids, merges=merges, ignore_merges=rule in _WHOLE_WORDS_FIRST)
+        models.BPE(vocab=ids, merges=merges, ignore_merges=rule.whole_words_first)
     )
-    if rule in _COMPOSING:
+    if rule.composes:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _splitter(_SPLITTERS[rule])
+    tokenizer.pre_tokenizer = rule.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -248,17 +205,6 @@ def _two_parts(file: GgufFile, merge: str) -> tuple[str, str]:
     if not space or not left or not right or " " in right:
         raise file.error(f"tokenizer.ggml.merges: {merge!r} is not two tokens and a space")
     return left, right
-
-
-def _splitter(rules: Iterable[str]) -> Any:
-    steps: list[Any] = []
-    for rule in rules:
-        if rule == _DIGIT:
-            steps.append(pre_tokenizers.Digits(individual_digits=True))
-        elif rule != _GPT2:
-            steps.append(pre_tokenizers.Split(Regex(rule), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=_GPT2 in tuple(rules)))
-    return pre_tokenizers.Sequence(steps)
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
@@ -291,10 +237,10 @@ def _unknown_token(vocabulary: _Vocabulary) -> str | None:
 def _frame(file: GgufFile, vocabulary: _Vocabulary) -> Any:
     """The first and last token that the file wants around every text; None for neither."""
     sentencepiece = file.get("tokenizer.ggml.model", kind=str) == "llama"
-    rule = file.get("tokenizer.ggml.pre", kind=str)
+    rule = SPLIT_RULES.get(file.get("tokenizer.ggml.pre", "default"))
     # Files from before these keys existed rely on what their kind of tokenizer always did.
-    always_begins = sentencepiece or rule in _WHOLE_WORDS_FIRST
-    bos = _framing_token(vocabulary, "bos", always_begins)
+    begins = sentencepiece or (rule is not None and rule.begins)
+    bos = _framing_token(vocabulary, "bos", begins)
     eos = _framing_token(vocabulary, "eos", False)
     if bos is None and eos is None:
         return None

@@ -14,6 +14,8 @@ INDEX_FILE = "model.safetensors.index.json"
 TORCH_SINGLE_FILE = "pytorch_model.bin"
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 GGUF_MAGIC = b"GGUF"
+TOKENIZER_MISSING = "tokenizer_missing.txt"
+"""Says in a checkpoint made from a GGUF file why it has no tokenizer.json."""
 
 # A part of a GGUF that was split with its metadata, and one of a file that was merely cut.
 _GGUF_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import tokenizers
 
+from specdec_native.checkpoints.layout import TOKENIZER_MISSING
 from specdec_native.text.special_tokens import SpecialTokens, read_special_tokens
 from specdec_native.text.token_lengths import TokenLengths, token_lengths
 from specdec_native.text.tokenizer_files import check_charsmaps, raise_typed, typed_errors
@@ -198,6 +199,8 @@ def load_with_transformers(path: Path, trust_remote_code: bool) -> Any:
     if not path.is_dir():
         raise ValueError(f"{path}: not a directory with tokenizer files")
     found = [name for name in _OTHER_FORMATS if (path / name).is_file()]
+    if (path / TOKENIZER_MISSING).is_file():
+        raise TokenizerNotFoundError((path / TOKENIZER_MISSING).read_text(encoding="utf-8"))
     if not found:
         raise TokenizerNotFoundError(
             f"{path}: tokenizer.json is missing; copy it from the original checkpoint, pass "

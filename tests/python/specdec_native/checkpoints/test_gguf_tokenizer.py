@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.gguf_convert import convert_gguf
 from specdec_native.checkpoints.gguf_file import GgufFile
+from specdec_native.checkpoints.gguf_splitters import SPLIT_RULES
 from specdec_native.checkpoints.gguf_tokenizer import TokenType, build_tokenizer
+from specdec_native.text.tokenizer import Tokenizer as TextTokenizer
 
 ROOT = Path(__file__).parents[4]
 
@@ -58,10 +61,10 @@ LLAMA3 = (
 )
 
 
-def with_regex(pattern: str) -> Any:
+def with_regex(*patterns: str) -> Any:
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -76,6 +79,35 @@ def byte_level_with_digits() -> Any:
     )
 
 
+# Longer ones, likewise; some cut numbers first.
+CASES = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+CUTS: dict[str, tuple[str, ...]] = {
+    "dbrx": (LLAMA3,),
+    "glm4": (LLAMA3,),
+    "falcon3": (LLAMA3,),
+    "stablelm2": (QWEN2,),
+    "gpt-4o": (CASES,),
+    "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", CASES),
+    "qwen35": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "seed-coder": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"
+        r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "minicpm5": (r"\p{N}{1,3}", QWEN2.replace(r"\p{N}|", r"\p{N}+|")),
+    "bailingmoe2": (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    ),
+}
 ORIGINALS: dict[str, tuple[Any, Any, bool]] = {  # name: (splitter, normalizer, ignore_merges)
     "gpt-2": (pre_tokenizers.ByteLevel(add_prefix_space=False), None, False),
     "smollm": (byte_level_with_digits(), None, False),
@@ -156,6 +188,26 @@ def test_byte_level_tokenizer_equals_the_original(rule: str, tmp_path: Path) -> 
             )
 
 
+@pytest.mark.parametrize("rule", CUTS)
+def test_text_is_cut_as_the_rule_that_is_named_cuts_it(rule: str) -> None:
+    expected = with_regex(*CUTS[rule])
+    found = SPLIT_RULES[rule].pre_tokenizer()
+    for text in [*TEXTS, "HelloWorld'S aB cD/\n EF'll", *list(corpus())[-50:]]:
+        assert found.pre_tokenize_str(text) == expected.pre_tokenize_str(text), text
+
+
+def test_rules_say_how_words_and_texts_begin() -> None:
+    whole_words = {name for name, rule in SPLIT_RULES.items() if rule.whole_words_first}
+    beginning = {name for name, rule in SPLIT_RULES.items() if rule.begins}
+    assert whole_words - beginning == {"glm4", "glm5", "minicpm5"}
+    assert beginning == {
+        "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+        "tekken",
+    }  # fmt: skip
+    composing = {name for name, rule in SPLIT_RULES.items() if rule.composes}
+    assert composing == {"qwen2", "deepseek-r1-qwen", "command-r"}
+
+
 def test_smollm_takes_digits_one_by_one(tmp_path: Path) -> None:
     tokenizer = rebuild(tmp_path / "model.gguf", metadata_of(train("smollm"), "smollm"))
     tokens = tokenizer.encode("in 1024 and 365").tokens
@@ -183,16 +235,30 @@ def test_begin_token_is_added_exactly_when_the_file_asks(tmp_path: Path) -> None
     assert with_bos.encode("hello", add_special_tokens=False).ids == ids
 
 
-def test_unknown_splitting_rule_is_named(tmp_path: Path) -> None:
-    metadata = metadata_of(train("gpt-2"), "viking-7")
-    with pytest.raises(CheckpointError, match=r"tokenizer.ggml.pre is 'viking-7'.*qwen2"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer.ggml.pre": "viking-7"}, r"tokenizer.ggml.pre is 'viking-7'.*tokenizer=<a dir"),
+        ({"tokenizer.ggml.model": "rwkv"}, r"tokenizer.ggml.model is 'rwkv'.*tokenizer=<a dir"),
+    ],
+)
+def test_unknown_tokenizer_is_named_where_text_is_needed(
+    change: dict[str, Any], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metadata = metadata_of(train("gpt-2"), "gpt-2") | change
+    with pytest.raises(CheckpointError, match=message):
         rebuild(tmp_path / "model.gguf", metadata)
-
-
-def test_unknown_kind_of_vocabulary_is_named(tmp_path: Path) -> None:
-    metadata = metadata_of(train("gpt-2"), "gpt-2") | {"tokenizer.ggml.model": "rwkv"}
-    with pytest.raises(CheckpointError, match="tokenizer.ggml.model is 'rwkv'"):
-        rebuild(tmp_path / "model.gguf", metadata)
+    source = write_gguf(
+        tmp_path / "whole.gguf", "llama", LLAMA_METADATA | metadata, llama_tensors()
+    )
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    with caplog.at_level(logging.WARNING):
+        convert_gguf(source, directory)
+    assert re.search(message, caplog.text)
+    assert (directory / "model.safetensors").is_file()
+    with pytest.raises(ValueError, match=message):
+        TextTokenizer.from_directory(directory)
 
 
 @pytest.mark.parametrize(
