@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specdec_native.checkpoints.errors import CheckpointError
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Part of every key. Raise it whenever a conversion's output changes."""
 
 STAGING_PREFIX = ".staging-"

@@ -143,6 +143,9 @@ def _integer_specs(
     yield TensorSpec(f"{name}.scales", "F16", groups, chunks("scales"))
     if kind.mins is not None:
         yield TensorSpec(f"{name}.mins", "F16", groups, chunks("mins"))
+    if kind.table is not None:
+        table = np.array(kind.table, np.int8)
+        yield TensorSpec(f"{name}.table", "I8", table.shape, lambda: iter([table]))
 
 
 def _named_tensors(

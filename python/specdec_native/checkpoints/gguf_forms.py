@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 GROUP = 32
-"""Inputs that share a scale in the form the core takes."""
+"""Inputs that share a scale, but for types whose groups have 16."""
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -41,35 +41,42 @@ class IntegerType:
 
 
 def lowered(kind: IntegerType) -> IntegerType:
-    """The form of `kind` that the core takes: without a table, and in groups of 32.
+    """The form of `kind` that the core takes.
 
-    A table of equal steps becomes a min, any other becomes 8 bits; both change no value. Groups of
-    16 are quantised anew, to 8 bits in groups of 32.
+    Groups of 16 become 8 bits, and a table of equal steps a min, which changes no value. Groups of
+    16 with mins are quantised anew.
     """
-    if kind.group != GROUP:
+    if kind.group != GROUP and kind.mins is not None:
         return IntegerType(
             bits=8,
-            codes=lambda rows: quantize_int8(_values(kind, rows))[0],
-            scales=lambda rows: quantize_int8(_values(kind, rows))[1].astype(np.float32),
+            codes=lambda rows: quantize_int8(_values(kind, rows), kind.group)[0],
+            scales=lambda rows: quantize_int8(_values(kind, rows), kind.group)[1].astype(
+                np.float32
+            ),
+            group=kind.group,
+        )
+    if kind.group != GROUP:
+        return dataclasses.replace(
+            kind, bits=8, table=None, codes=lambda rows: _numbers(kind, kind.codes(rows))
         )
     if kind.table is None:
         return kind
     first, steps = kind.table[0], np.diff(kind.table)
-    if np.all(steps == steps[0]):
-        return dataclasses.replace(
-            kind,
-            table=None,
-            scales=lambda rows: kind.scales(rows) * np.float32(steps[0]),
-            mins=lambda rows: kind.scales(rows) * np.float32(first),
-        )
+    if not np.all(steps == steps[0]):
+        return kind
     return dataclasses.replace(
-        kind, bits=8, table=None, codes=lambda rows: _numbers(kind, kind.codes(rows))
+        kind,
+        table=None,
+        scales=lambda rows: kind.scales(rows) * np.float32(steps[0]),
+        mins=lambda rows: kind.scales(rows) * np.float32(first),
     )
 
 
-def quantize_int8(values: Floats) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-    """Codes [n, k] and scales [n, k / 32] of rows rounded to 8 bits in groups of 32."""
-    groups = values.reshape(len(values), -1, GROUP)
+def quantize_int8(
+    values: Floats, group: int = GROUP
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    """Codes [n, k] and scales [n, k / group] of rows rounded to 8 bits in groups."""
+    groups = values.reshape(len(values), -1, group)
     largest = np.abs(groups).max(axis=2)
     scales = (largest / 127).astype(np.float16)
     # Tiny float16 scales are coarse; a scale rounded down too far would clip the largest value.

@@ -5,19 +5,20 @@ A matrix [n, k] becomes codes, a scale and perhaps a min for every 32 inputs of 
     8 bits  codes int8 [n, k];                                value = scale * code (+ min)
     4 bits  codes uint8 [n, k / 2], input 2i in the low half
             of byte i;                                        value = scale * (code - 8),
-                                                              with mins scale * code + min
+                                                              with mins scale * code + min,
+                                                              with a table scale * table[code]
 
-scales and mins are float16 [n, k / 32]. What a file's values change by (root mean square, of random
-codes):
+scales and mins are float16 [n, k / 32], of some types with 8 bits [n, k / 16]; a table is int8
+[16]. What a file's values change by (root mean square, of random codes):
 
     nothing    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, TQ1_0, TQ2_0
-    0.02%      Q4_K, Q5_K, IQ4_XS, IQ1_S, IQ2_XXS, IQ3_XXS: products that are a group's scale are
-               rounded to float16; IQ3_S, where a min is, too: 0.06%
-    0.3-0.6%   Q2_K, Q3_K, Q6_K, NVFP4, IQ1_M, IQ2_XS, IQ2_S: there is a scale for every 16 inputs,
-               so they are quantised anew, to 8 bits
+    0.02%      Q4_K, Q5_K, IQ4_XS, IQ1_S, IQ2_XXS, IQ3_XXS, and in groups of 16 Q3_K, Q6_K, NVFP4,
+               IQ1_M, IQ2_XS, IQ2_S: products that are a group's scale are rounded to float16;
+               IQ3_S, where a min is, too: 0.06%
+    0.4%       Q2_K: it has mins for every 16 inputs, so it is quantised anew, to 8 bits
 
-In Qwen2.5-Coder-0.5B-Instruct's Q4_K_M file it is 0.07% for Q4_K and 0.55% for Q6_K. Below 6e-5,
-where float16 gets coarse, a scale is off by up to 3e-8.
+In Qwen2.5-Coder-0.5B-Instruct's Q4_K_M file it is 0.07% for Q4_K. Below 6e-5, where float16 gets
+coarse, a scale is off by up to 3e-8.
 """
 
 from specdec_native.checkpoints.gguf_blocks import BLOCK_TYPES

@@ -284,7 +284,7 @@ def _read_int8(tensors: _Tensors) -> _Found | None:
     if scale is not None and codes.dtype == "I8":
         symmetric = ".weight_zero_point" not in tensors
         group = width // scale.shape[-1] if len(scale.shape) == 2 else width
-        kind = _integer_kind(8, symmetric) if group < width or not symmetric else "int8 by rows"
+        kind = "int8 by rows" if symmetric and group == width else _integer_kind(8, symmetric)
         label = f"compressed-tensors int-quantized {_integers(8, group, width, symmetric)}"
         return label, kind, rows, width, 1
     if scale is not None and ".weight_scale_2" in tensors:
@@ -335,7 +335,10 @@ def _integers(bits: int, group: int, inputs: int, symmetric: bool) -> str:
 
 
 def _integer_kind(bits: int, symmetric: bool) -> str:
-    return f"int{4 if bits <= 4 else 8}{'' if symmetric else ' with zeros'}"
+    """Codes of 2 and 3 bits less their zeros fit 4 bits."""
+    if bits < 4:
+        return "int4"
+    return f"int{bits}{'' if symmetric else ' with zeros'}"
 
 
 def unread_matrices(weights: Iterable[Weights]) -> Iterator[Weights]:

@@ -32,7 +32,7 @@ FORMATS = {
     "int8_grouped16": Format("8-bit integers in groups of 16", 9),
     "int4_grouped": Format("4-bit integers in groups of 32", 4.5),
     "int4_grouped_min": Format("4-bit integers with minimums in groups of 32", 5),
-    "int4_grouped_zero": Format("4-bit integers with zeros in groups of 32", 4.625),
+    "int4_grouped_zero": Format("4-bit integers with zeros in groups of 32", 5),
     "int4_table": Format("4-bit codes of a table in groups of 32", 4.5),
 }
 """WeightFormat of the core, by its names; "act" is the name of the engine's dtype."""
@@ -66,8 +66,8 @@ RULES = {
     "fp8": Rule("dtype", False, _DECODED),
     "mxfp8": Rule("dtype", False, _DECODED),
     "mxfp4": Rule("int4_table"),
-    "nvfp4": Rule("int8_grouped16", False, "rounded anew to 8 bits"),
-    "nf4": Rule("dtype", False, "decoded to the dtype"),
+    "nvfp4": Rule("int8_grouped16", False, "scales rounded to float16"),
+    "nf4": Rule("int4_table", False, "the table rounded to 8 bits"),
 }
 """By the kinds that stored_weights finds in safetensors files."""
 
@@ -77,14 +77,19 @@ GGUF_NOTES = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), ""),
     **dict.fromkeys(("TQ1_0", "TQ2_0"), ""),
     **dict.fromkeys(("Q4_K", "Q5_K", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ1_S"), _SCALES),
-    **dict.fromkeys(("Q6_K", "Q2_K", "Q3_K", "IQ2_XS", "IQ2_S", "IQ1_M", "NVFP4"), _ANEW),
+    **dict.fromkeys(("Q3_K", "Q6_K", "IQ2_XS", "IQ2_S", "IQ1_M", "NVFP4"), _SCALES),
+    "Q2_K": _ANEW,
 }
 """What is rounded of a GGUF type whose integers are used; "" for one that is kept exactly."""
 
 
 def gguf_rule(type_name: str, integers: IntegerType) -> Rule:
     """The rule of a GGUF type that stays in integers."""
-    held = f"int{integers.bits}_grouped{'_min' if integers.has_mins else ''}"
+    held = f"int{integers.bits}_grouped{'_min' if integers.mins is not None else ''}"
+    if integers.table is not None:
+        held = "int4_table"
+    elif integers.group == 16:
+        held = "int8_grouped16"
     note = GGUF_NOTES.get(type_name, _SCALES)
     return Rule(held, note == "", note)
 
@@ -102,5 +107,12 @@ def fused(held: set[str], dtype: str) -> str:
         return next(iter(held), dtype)
     if not all(name.startswith("int") for name in held):
         return dtype
-    bits = max(name[3] for name in held)
-    return f"int{bits}_grouped{'_min' if any(name.endswith('_min') for name in held) else ''}"
+    if "int8" in held:  # a scale per row
+        return dtype
+    if held == {"int4_grouped", "int4_grouped_zero"}:
+        return "int4_grouped_zero"
+    if held == {"int4_grouped", "int4_grouped_min"}:
+        return "int4_grouped_min"
+    if any(name.endswith("_min") for name in held):
+        return "int8_grouped_min"
+    return "int8_grouped16" if "int8_grouped16" in held else "int8_grouped"

@@ -23,41 +23,47 @@ from specdec_native.checkpoints.gguf_grids import GRID_TYPES
 from specdec_native.checkpoints.gguf_integers import INTEGER_TYPES
 
 # How far a value may be from the file's, relative to the largest of its group of 32: what rounding
-# scale * integer to float16 costs, or a scale for 16 inputs becoming one of 8 bits for 32.
+# scale * integer to float16 costs, or mins for 16 inputs becoming codes of 8 bits.
 EXACT = [
     Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.IQ4_NL, Type.MXFP4, Type.TQ1_0,
     Type.TQ2_0,
 ]  # fmt: skip
 ROUNDED_SCALES = [
     Type.Q4_K, Type.Q5_K, Type.IQ4_XS, Type.IQ1_S, Type.IQ2_XXS, Type.IQ3_XXS, Type.IQ3_S,
+    Type.Q3_K, Type.Q6_K, Type.NVFP4, Type.IQ1_M, Type.IQ2_XS, Type.IQ2_S,
 ]  # fmt: skip
-QUANTISED_ANEW = [
-    Type.Q2_K, Type.Q3_K, Type.Q6_K, Type.NVFP4, Type.IQ1_M, Type.IQ2_XS, Type.IQ2_S,
-]  # fmt: skip
+QUANTISED_ANEW = [Type.Q2_K]
 TOLERANCES = (
     dict.fromkeys(EXACT, 0.0) | dict.fromkeys(ROUNDED_SCALES, 2e-3)
     | dict.fromkeys(QUANTISED_ANEW, 5e-3)
 )  # fmt: skip
-OF_4_BITS = (Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.TQ1_0, Type.TQ2_0, Type.IQ3_S)
+OF_4_BITS = (
+    Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.TQ1_0, Type.TQ2_0, Type.IQ3_S, Type.IQ4_NL, Type.IQ4_XS,
+    Type.MXFP4,
+)  # fmt: skip
 
 Weights = Mapping[str, npt.NDArray[Any]]
 
 
 def dequantize(weights: Weights, name: str) -> npt.NDArray[np.float64]:
     """A matrix of integers as the core's checkpoints define it, one row and group at a time."""
-    codes, scales, mins = (weights.get(name + suffix) for suffix in ("", ".scales", ".mins"))
+    codes, scales, mins, table = (
+        weights.get(name + suffix) for suffix in ("", ".scales", ".mins", ".table")
+    )
     assert codes is not None and scales is not None
+    assert mins is None or table is None
     assert scales.dtype == np.float16 and (mins is None or mins.dtype == np.float16)
     rows = []
     for i, row in enumerate(codes):
         integers = row.astype(np.float64)
         if row.dtype == np.uint8:
-            integers = np.array([half for byte in row for half in (byte % 16, byte // 16)], float)
-            if mins is None:
+            halves = [half for byte in row for half in (byte % 16, byte // 16)]
+            integers = np.array(halves if table is None else table[halves], float)
+            if mins is None and table is None:
                 integers -= 8
         else:
             assert row.dtype == np.int8
-        groups = integers.reshape(-1, 32) * scales[i].astype(np.float64)[:, np.newaxis]
+        groups = integers.reshape(scales.shape[1], -1) * scales[i].astype(np.float64)[:, np.newaxis]
         if mins is not None:
             groups += mins[i].astype(np.float64)[:, np.newaxis]
         rows.append(groups.reshape(-1))
