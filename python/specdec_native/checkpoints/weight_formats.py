@@ -109,10 +109,9 @@ def fused(held: set[str], dtype: str) -> str:
         return dtype
     if "int8" in held:  # a scale per row
         return dtype
-    if held == {"int4_grouped", "int4_grouped_zero"}:
-        return "int4_grouped_zero"
-    if held == {"int4_grouped", "int4_grouped_min"}:
-        return "int4_grouped_min"
+    for extra in ("int4_grouped_zero", "int4_grouped_min"):
+        if held == {"int4_grouped", extra}:
+            return extra
     if any(name.endswith("_min") for name in held):
         return "int8_grouped_min"
     return "int8_grouped16" if "int8_grouped16" in held else "int8_grouped"
