@@ -256,7 +256,7 @@ class Reader : public MatrixTensors {
 
   KeptMatrix read_nvfp4() {
     constexpr int64_t kGroup = 16;
-    const bool is_modelopt = has(stem_ + ".weight_scale_2");
+    const bool is_modelopt = !has(stem_ + ".weight_packed");
     const std::string global_name =
         stem_ + (is_modelopt ? ".weight_scale_2" : ".weight_global_scale");
     const float global = read_scalar(global_name);
@@ -375,8 +375,8 @@ StoredLayout find_layout(const StoredTensors& tensors, const std::string& name,
   }
   const SafetensorsEntry* weight = tensors.find(name);
   if (weight == nullptr) return StoredLayout::kPlain;
-  if (has(".weight.absmax")) return StoredLayout::kNibbles;
-  if (weight->dtype == DType::kU8 && has(".weight_scale_2")) return StoredLayout::kNvfp4;
+  if (has(".weight.absmax") || has(".weight.quant_map")) return StoredLayout::kNibbles;
+  if (weight->dtype == DType::kU8 && has(".weight_scale")) return StoredLayout::kNvfp4;
   if (weight->dtype == DType::kI8 && (has(".SCB") || has(".weight_scale"))) {
     return StoredLayout::kInt8;
   }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from specdec_native.checkpoints.gguf_integers import IntegerType
+from specdec_native.checkpoints.gguf_forms import IntegerType
 
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The engine's names of floating-point types, by those of safetensors and GGUF."""

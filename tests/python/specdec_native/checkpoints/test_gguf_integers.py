@@ -39,7 +39,7 @@ TOLERANCES = (
 )  # fmt: skip
 OF_4_BITS = (
     Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.TQ1_0, Type.TQ2_0, Type.IQ3_S, Type.IQ4_NL, Type.IQ4_XS,
-    Type.MXFP4,
+    Type.MXFP4, Type.IQ1_S, Type.IQ2_XXS, Type.IQ3_XXS,
 )  # fmt: skip
 
 Weights = Mapping[str, npt.NDArray[Any]]
@@ -172,6 +172,8 @@ def test_the_rounding_of_scales_is_as_small_as_documented(tmp_path: Path) -> Non
             f"w{suffix}": np.concatenate(list(tensor.integers(part)))  # type: ignore[arg-type]
             for suffix, part in parts.items()
         }
+        if (table := INTEGER_TYPES[kind.name].table) is not None:
+            weights["w.table"] = np.array(table)
         exact = file_values(values, kind).astype(np.float64)
         error = np.sqrt(np.mean((dequantize(weights, "w") - exact) ** 2) / np.mean(exact**2))
         assert 0 < error < (8e-4 if kind in ROUNDED_SCALES else 6.5e-3), kind

@@ -235,7 +235,7 @@ def test_concurrent_builders_publish_one_whole_entry() -> None:
         (lambda d: (d / "config.json").write_text("{}"), "holds no model"),
         (
             lambda d: [(d / f"{name}.gguf").write_bytes(b"GGUF") for name in "ab"],
-            "2 GGUF files.*a.gguf, b.gguf",
+            "2 GGUF models.*a.gguf, b.gguf",
         ),
         (
             lambda d: [

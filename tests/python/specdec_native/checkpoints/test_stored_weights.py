@@ -75,7 +75,6 @@ NF4 = {
     "weight.nested_quant_map": torch.zeros(256),
     "weight.quant_state.bitsandbytes__nf4": quant_state(),
 }
-ONE = torch.ones(1)
 FOUR_BITS = "integers 4 bits, groups of 32, symmetric"
 EIGHT_BITS = "integers 8 bits, groups of 32, asymmetric"
 CASES: dict[str, dict[str, Any]] = {
@@ -96,8 +95,8 @@ CASES: dict[str, dict[str, Any]] = {
     "compressed-tensors nvfp4": {
         "weight_packed": codes(torch.uint8, INPUTS // 2),
         "weight_scale": codes(FP8, INPUTS // 16),
-        "weight_global_scale": ONE,
-        "input_global_scale": ONE,
+        "weight_global_scale": torch.ones(1),
+        "input_global_scale": torch.ones(1),
     },
     "compressed-tensors mxfp4": {
         "weight_packed": codes(torch.uint8, INPUTS // 2),
@@ -113,7 +112,11 @@ CASES: dict[str, dict[str, Any]] = {
         "weight_scale_2": torch.tensor(1.0),
     },
     "mxfp8": {"weight": codes(FP8), "weight_scale": codes(torch.uint8, INPUTS // 32)},
-    "fp8, a scale a matrix": {"weight": codes(FP8), "weight_scale": ONE, "k_scale": ONE},
+    "fp8, a scale a matrix": {
+        "weight": codes(FP8),
+        "weight_scale": torch.ones(1),
+        "k_scale": torch.ones(1),
+    },
     "fp8, a scale a row": {"weight": codes(FP8), "weight_scale": torch.ones(ROWS, 1)},
     "fp8, block scales": {"weight": codes(FP8), "weight_scale_inv": torch.ones(2, 4)},
     "bitsandbytes nf4, double quantised": NF4,
@@ -204,15 +207,16 @@ def test_what_is_not_read_is_told_from_what_the_text_does_without(tmp_path: Path
 def test_a_gguf_type_is_called_exact_where_it_is(name: str) -> None:
     values = np.random.default_rng(7).standard_normal((4, 512)).astype(np.float32)
     encoded = encode(values, Type[name])
-    integers = INTEGER_TYPES[name].read(encoded.view(np.uint8))
-    read = integers.codes.astype(np.float64)
-    if integers.codes.dtype == np.uint8:
-        halves = [integers.codes & 15, integers.codes >> 4]
-        read = np.stack(halves, axis=-1).reshape(4, -1).astype(np.float64)
-        read -= 8 if integers.mins is None else 0
-    read = read.reshape(4, -1, 32) * integers.scales.astype(np.float64)[..., None]
-    if integers.mins is not None:
-        read += integers.mins.astype(np.float64)[..., None]
+    kind, rows = INTEGER_TYPES[name], encoded.view(np.uint8)
+    codes = kind.codes(rows)
+    read = codes.astype(np.float64)
+    if kind.bits == 4:
+        halves = np.stack([codes & 15, codes >> 4], axis=-1).reshape(4, -1)
+        is_centred = kind.mins is None and kind.table is None
+        read = np.array(kind.table or range(16), float)[halves] - (8 if is_centred else 0)
+    read = read.reshape(4, -1, kind.group) * kind.scales(rows).astype(np.float16)[..., None]
+    if kind.mins is not None:
+        read += kind.mins(rows).astype(np.float16)[..., None]
     expected = dequantize(encoded, Type[name]).astype(np.float64)
     error = np.abs(read.reshape(4, -1) - expected).max() / np.abs(expected).max()
     assert (error < 1e-6) == (GGUF_NOTES[name] == "")

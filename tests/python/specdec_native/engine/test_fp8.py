@@ -44,7 +44,8 @@ def test_checkpoints_are_read_as_what_they_stand_for(
     assert "8-bit floats are held as float32" in caplog.text
     assert "not used" not in caplog.text  # scales of inputs are left out without a word
     info = Engine(model, dtype="bfloat16", device="cpu").model_info()
-    assert info.weight_format == f"bfloat16, from {KINDS[kind].config['quant_method']}"
+    method = KINDS[kind].config["quant_method"]
+    assert info.weight_format.startswith(f"bfloat16, from {method}")
 
 
 @DEVICE
@@ -232,10 +233,8 @@ def test_scales_of_another_shape_are_refused(stored: Path) -> None:
 def test_other_methods_are_refused(stored: Path) -> None:
     path = stored / "config.json"
     config = json.loads(path.read_text())
-    for method in ("modelopt", "awq"):
+    for method in ("hqq", "quark"):
         config["quantization_config"] = {"quant_method": method}
         path.write_text(json.dumps(config))
-        with pytest.raises(
-            ValueError, match=f"quant_method.*'{method}' are not read, only 'fp8', 'fbgemm_fp8' and"
-        ):
+        with pytest.raises(ValueError, match=rf"quant_method.*'{method}' are not read \(.*fp8"):
             Engine(stored, device="cpu")

@@ -201,9 +201,9 @@ def test_foreign_quantised_checkpoints_are_refused(checkpoint: Checkpoint, tmp_p
     directory = tmp_path / "model"
     shutil.copytree(checkpoint("llama"), directory)
     config = json.loads((directory / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    config["quantization_config"] = {"quant_method": "exl3", "bits": 4}
     (directory / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="'gptq' are not read.*unquantized.*GGUF"):
+    with pytest.raises(ValueError, match="'exl3' are not read.*GGUF.*unquantised"):
         Engine(directory)
 
 

@@ -116,16 +116,16 @@ CASES: dict[str, tuple[str, Change, str, str]] = {
             attn_logit_softcapping=50.0),
         "config.json", "transformer_layer_config.attn_logit_softcapping"),
     "eagle3: quantised": (
-        "eagle3_specforge", said(quantization_config={"quant_method": "awq", "bits": 4}),
-        "config.json", "weights quantised by 'awq' are not read"),
+        "eagle3_specforge", said(quantization_config={"quant_method": "hqq", "bits": 4}),
+        "config.json", "weights of 'hqq' are not read"),
     "eagle: a norm of EAGLE-3's": (
         "eagle_no_bias", said(norm_before_fc=True), "config.json", "norm_before_fc"),
     "mlp: quantised": (
-        "mlp", said(quantization_config={"quant_method": "gptq"}), "config.json",
-        "weights quantised by 'gptq' are not read"),
+        "mlp", said(quantization_config={"quant_method": "hqq"}), "config.json",
+        "weights of 'hqq' are not read"),
     "medusa: quantised": (
-        "medusa", said(quantization_config={"quant_method": "gptq"}), "config.json",
-        "weights quantised by 'gptq' are not read"),
+        "medusa", said(quantization_config={"quant_method": "hqq"}), "config.json",
+        "weights of 'hqq' are not read"),
     "medusa: another activation": (
         "medusa", said(medusa_activation="relu"), "config.json", "medusa_activation"),
     "mlp: hidden size": ("mlp", said(emb_dim=65), "config.json", "emb_dim"),
