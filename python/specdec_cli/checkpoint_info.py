@@ -68,7 +68,7 @@ def checkpoint_facts(name: str) -> dict[str, Any]:
         if config.layers.get(key) is not None:
             facts[label] = config.layers[key]
     if method != "draft_model":
-        return facts | _head_facts(name, config, method)
+        return facts | _head_facts(name, config, method) | _head_format(directory)
     return _with_refusal(facts, _model_facts(directory))
 
 
@@ -84,6 +84,14 @@ def _head_facts(name: str, config: DraftConfig, method: str) -> dict[str, Any]:
         "target": config.verifier if known is None else known.target,
     }
     return {key: value for key, value in facts.items() if value is not None}
+
+
+def _head_format(directory: Path) -> dict[str, Any]:
+    if checkpoint_kind(directory) is not CheckpointKind.SAFETENSORS:
+        return {}
+    weights = weights_of(directory, "bfloat16")
+    parameters = sum(w.parameters for w in weights if w.part != UNREAD)
+    return {"format": f"safetensors: {_counts(weights)}", "parameters": parameters}
 
 
 def _text_of_taps(method: str, config: DraftConfig) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.gguf_file import GgufTensor
 from specdec_native.checkpoints.safetensors_file import StoredTensor, open_checkpoint
 from specdec_native.checkpoints.weight_formats import (
@@ -106,13 +107,20 @@ _Group = tuple[str, str, str, bool, str]  # part, stored, held, exact, note
 def weights_of(directory: Path, dtype: str) -> list[Weights]:
     """The weights of the safetensors files of a directory, for a CPU engine with this dtype.
 
-    Raises CheckpointError for a damaged file.
+    Raises CheckpointError for a damaged file, and for tensors of a matrix whose shapes do not fit.
     """
     modules: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     for name, tensor in open_checkpoint(directory).items():
         ending = next((ending for ending in _ENDINGS if name.endswith(ending)), "")
         modules[name.removesuffix(ending)][ending] = tensor
-    return _grouped((_read(name, tensors, dtype) for name, tensors in modules.items()), dtype)
+    found = []
+    for name, tensors in modules.items():
+        try:
+            found.append(_read(name, tensors, dtype))
+        except (ValueError, ArithmeticError, LookupError, TypeError) as fault:
+            message = f"{name}: shapes of its tensors do not fit one another ({fault})"
+            raise CheckpointError(message, directory) from fault
+    return _grouped(found, dtype)
 
 
 def weights_of_gguf(tensors: Iterable[tuple[str, GgufTensor]], dtype: str) -> list[Weights]:

@@ -198,6 +198,9 @@ def test_what_is_not_read_is_told_from_what_the_text_does_without(tmp_path: Path
     assert [w.stored for w in unread_matrices(found)] == ["I16"]
     assert sorted(w.stored for w in found if w.part == UNREAD) == ["BOOL", "float32"]
     assert not any(w.held for w in found)
+    tensors = {f"{NAME}.{ending}": torch.zeros(0, 0) for ending in ("qweight", "qzeros", "scales")}
+    with pytest.raises(CheckpointError, match=NAME):
+        stored(tmp_path, tensors, "bfloat16")
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(CheckpointError, match="safetensors"):
         weights_of(tmp_path, "bfloat16")
