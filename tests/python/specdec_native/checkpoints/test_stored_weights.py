@@ -134,7 +134,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def stored(directory: Path, tensors: dict[str, torch.Tensor], dtype: str) -> list[Weights]:
-    save_file(tensors, directory / "model.safetensors")
+    apart = {name: tensor.clone() for name, tensor in tensors.items()}
+    save_file(apart, directory / "model.safetensors")
     return weights_of(directory, dtype)
 
 
