@@ -82,9 +82,10 @@ def describe_gguf(source: Path, directory: Path) -> list[tuple[str, GgufTensor]]
     file = GgufFile(source)
     tied = "output.weight" not in file.tensors
     config = model_config(file, dtype=_default_dtype(file), tied=tied)
-    tensors = list(_named_tensors(file, config["num_hidden_layers"]))
+    family = family_of(file)
+    tensors = list(_named_tensors(file, family, config["num_hidden_layers"]))
     for _, tensor in tensors:
-        _row_order(file, tensor, config)  # raises for a shape that does not fit
+        _row_order(file, family, tensor, config)  # raises for a shape that does not fit
     _write_json(directory / "config.json", config)
     write_tokenizer(file, directory)
     return tensors

@@ -81,7 +81,7 @@ class GgufTensor:
     @property
     def num_bytes(self) -> int:
         """Its size in the file."""
-        return math.prod(self._data.shape) * self._data.dtype.itemsize
+        return math.prod(self.data.shape) * int(self.data.dtype.itemsize)
 
     @property
     def integer_type(self) -> IntegerType | None:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.gguf_file import GgufTensor
@@ -19,11 +18,16 @@ from specdec_native.checkpoints.safetensors_file import StoredTensor, open_check
 from specdec_native.checkpoints.weight_formats import (
     FLOATS,
     FORMATS,
-    RULES,
+    FP8,
+    MXFP4,
+    NF4,
+    NVFP4,
     Rule,
+    codes_rule,
     float_rule,
     fused,
     gguf_rule,
+    integer_format,
 )
 
 UNREAD = "left out"
@@ -32,10 +36,25 @@ UNREAD = "left out"
 # Endings of the tensors that make up a module's weight, the longest first.
 _ENDINGS = sorted(
     (
-        *(".weight", ".weight.scales", ".weight.mins", ".weight_scale", ".weight_scale_inv"),
+        *(
+            ".weight",
+            ".weight.scales",
+            ".weight.mins",
+            ".weight.table",
+            ".weight_scale",
+            ".weight_scale_inv",
+        ),
         *(".weight_scale_2", ".weight_packed", ".weight_global_scale", ".weight_zero_point"),
         *(".weight_shape", ".weight_g_idx", ".input_scale", ".input_global_scale"),
-        *(".activation_scale", ".input_scale_ub", ".k_scale", ".v_scale", ".qweight", ".qzeros"),
+        *(
+            ".activation_scale",
+            ".input_scale_ub",
+            ".q_scale",
+            ".k_scale",
+            ".v_scale",
+            ".qweight",
+            ".qzeros",
+        ),
         *(".scales", ".g_idx", ".SCB", ".weight_format", ".weight.absmax", ".weight.quant_map"),
         *(".weight.nested_absmax", ".weight.nested_quant_map", "_blocks", "_scales"),
         *(".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4"),
@@ -96,12 +115,12 @@ class _Stored:
     rule: Rule | None
     rows: int
     inputs: int
-    stored_bytes: int
     count: int = 1
+    stored_bytes: int = 0
     is_vector: bool = False
 
 
-_Group = tuple[str, str, str, bool, str]  # part, stored, held, exact, note
+_Group = tuple[str, str, str, str]  # part, stored, held, note
 
 
 def weights_of(directory: Path, dtype: str) -> list[Weights]:
@@ -148,21 +167,23 @@ def _grouped(matrices: Iterable[_Stored], dtype: str) -> list[Weights]:
 def _group_of(matrix: _Stored, held: str, dtype: str) -> _Group:
     part, rule = _part_of(matrix), matrix.rule
     if rule is None or part == UNREAD:
-        return part, matrix.label, "", False, ""
+        return part, matrix.label, "", ""
     if held == dtype and rule.held not in ("dtype", dtype):
-        return part, matrix.label, held, False, "decoded: fused with weights of another kind"
-    return part, matrix.label, held, rule.exact, rule.note
+        return part, matrix.label, held, "decoded: fused with weights of another kind"
+    return part, matrix.label, held, rule.note
 
 
 def _sum(group: _Group, members: list[_Stored]) -> Weights:
-    part, stored, held, exact, note = group
+    part, stored, held, note = group
     num_bytes = 0.0
     if held:
         layout = FORMATS[held]
         for m in members:
             num_bytes += m.count * m.rows * (m.inputs * layout.bits / 8 + layout.row_bytes)
     return Weights(
-        *(part, stored, held, exact, note),
+        *(part, stored, held),
+        exact=bool(held) and not note,
+        note=note,
         count=sum(m.count for m in members),
         parameters=sum(m.count * m.rows * m.inputs for m in members),
         stored_bytes=sum(m.stored_bytes for m in members),
@@ -188,7 +209,7 @@ def _read_gguf(name: str, tensor: GgufTensor, dtype: str) -> _Stored:
     elif tensor.type_name in FLOATS:
         rule = float_rule(FLOATS[tensor.type_name], dtype, is_vector)
     else:
-        rule = Rule("dtype", False, "decoded to the dtype")
+        rule = Rule("dtype", "decoded to the dtype")
     return _of_shape(name, tensor.type_name, rule, tensor.shape, tensor.num_bytes)
 
 
@@ -198,9 +219,9 @@ def _of_shape(
     """A tensor of a vector, a matrix or a stack of matrices."""
     if len(shape) < 2 or name.endswith("bias"):
         size = math.prod(shape)
-        return _Stored(name, label, rule, 1, size, stored_bytes, is_vector=True)
+        return _Stored(name, label, rule, 1, size, 1, stored_bytes, is_vector=True)
     *stack, rows, inputs = shape
-    return _Stored(name, label, rule, rows, inputs, stored_bytes, math.prod(stack))
+    return _Stored(name, label, rule, rows, inputs, math.prod(stack), stored_bytes)
 
 
 # -- safetensors
@@ -211,8 +232,7 @@ def _read(name: str, tensors: Mapping[str, StoredTensor], dtype: str) -> _Stored
     stored_bytes = sum(tensor.num_bytes for tensor in tensors.values())
     found = next(filter(None, (read(tensors) for read in _READERS)), None)
     if found is not None:
-        label, kind, rows, inputs, count = found
-        return _Stored(name, label, RULES[kind], rows, inputs, stored_bytes, count)
+        return _Stored(name, *found, stored_bytes=stored_bytes)
     main = tensors.get(".weight", tensors.get(""))
     if main is not None and main.dtype in FLOATS:
         stored = FLOATS[main.dtype]
@@ -222,7 +242,7 @@ def _read(name: str, tensors: Mapping[str, StoredTensor], dtype: str) -> _Stored
     return _of_shape(name, main.dtype, None, main.shape, stored_bytes)
 
 
-_Found = tuple[str, str, int, int, int]  # label, kind of RULES, rows, inputs, matrices
+_Found = tuple[str, Rule, int, int, int]  # label, rule, rows, inputs, matrices
 _Tensors = Mapping[str, StoredTensor]
 
 
@@ -235,23 +255,41 @@ def _read_gptq(tensors: _Tensors) -> _Found | None:
     is_awq = width * 8 == rows
     bits = 4 if is_awq else round(32 * zeros.shape[1] / rows)
     inputs = height if is_awq else height * 32 // bits
-    symmetric = not is_awq and _all_middle(zeros.values(), bits)
-    name = "AWQ" if is_awq else "GPTQ"
-    label = f"{name} {_integers(bits, inputs // groups, inputs, symmetric)}"
+    group = inputs // groups
     order = tensors.get(".g_idx")
-    if order is not None and np.any(np.diff(order.values().astype(np.int64)) < 0):
-        label += ", act-order"
-    return label, _integer_kind(bits, symmetric), rows, inputs, 1
+    act_order = order is not None and np.any(order.values() != np.arange(inputs) // group)
+    middle = 1 << bits - 1  # which GPTQ's first format stores less 1
+    symmetric = _are_all(zeros, bits, (middle,) if is_awq else (middle, middle - 1))
+    rule = codes_rule(
+        *(bits, group, inputs),
+        symmetric=symmetric,
+        half_scales=_is_half(tensors[".scales"]),
+        act_order=bool(act_order),
+    )
+    label = f"{'AWQ' if is_awq else 'GPTQ'} {_integers(bits, group, inputs, symmetric)}"
+    return label + (", act-order" if act_order else ""), rule, rows, inputs, 1
 
 
-def _all_middle(words: npt.NDArray[np.int32], bits: int) -> bool:
-    """Whether all zero points are the middle of the range, as GPTQ stores it: itself or less 1."""
-    for zero in (2 ** (bits - 1), 2 ** (bits - 1) - 1):
-        stream = np.tile([zero >> bit & 1 for bit in range(bits)], 32).astype(np.uint8)
+def _are_all(zeros: StoredTensor, bits: int, values: Iterable[int]) -> bool:
+    """Whether a stream of codes in words [..., n] repeats one of these values."""
+    words = zeros.values()
+    for value in values:
+        stream = np.tile([value >> bit & 1 for bit in range(bits)], 32).astype(np.uint8)
         pattern = np.packbits(stream, bitorder="little").view("<i4")
         if np.array_equal(words, np.broadcast_to(np.resize(pattern, words.shape[1]), words.shape)):
             return True
     return False
+
+
+def _is_half(scales: StoredTensor) -> bool:
+    """Whether every scale is a float16."""
+    if scales.dtype == "F16":
+        return True
+    values = scales.values()
+    if scales.dtype == "BF16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(values, values.astype(np.float16)))
 
 
 def _read_packed(tensors: _Tensors) -> _Found | None:
@@ -261,92 +299,100 @@ def _read_packed(tensors: _Tensors) -> _Found | None:
     if packed is None or scale is None:
         return None
     rows, width = packed.shape
+    if packed.dtype == "U8" and ".weight_global_scale" in tensors:
+        return "compressed-tensors nvfp4", NVFP4, rows, 2 * width, 1
     if packed.dtype == "U8":
-        if scale.dtype == "U8":
-            return "compressed-tensors mxfp4", "mxfp4", rows, 2 * width, 1
-        return "compressed-tensors nvfp4", "nvfp4", rows, 2 * width, 1
+        return "compressed-tensors mxfp4", _mxfp4_rule(scale), rows, 2 * width, 1
     shape = tensors.get(".weight_shape")
     inputs = 8 * width if shape is None else int(shape.values()[1])
-    bits = 32 * width // inputs
+    bits, group = 32 * width // inputs, inputs // scale.shape[-1]
     symmetric = ".weight_zero_point" not in tensors
-    text = _integers(bits, inputs // scale.shape[-1], inputs, symmetric)
-    label = f"compressed-tensors pack-quantized {text}"
-    return label, _integer_kind(bits, symmetric), rows, inputs, 1
+    act_order = ".weight_g_idx" in tensors
+    rule = codes_rule(
+        *(bits, group, inputs),
+        symmetric=symmetric,
+        half_scales=_is_half(scale),
+        act_order=act_order,
+    )
+    label = f"compressed-tensors pack-quantized {_integers(bits, group, inputs, symmetric)}"
+    return label + (", act-order" if act_order else ""), rule, rows, inputs, 1
+
+
+def _mxfp4_rule(exponents: StoredTensor) -> Rule:
+    """Scales are powers of 2, of which float16 has some."""
+    values = exponents.values()
+    fits = values.size == 0 or (values.min() >= 104 and values.max() <= 143)
+    return MXFP4 if fits else Rule("dtype", "decoded: a scale is no float16")
 
 
 def _read_int8(tensors: _Tensors) -> _Found | None:
-    """One integer in a byte, or two: ours, compressed-tensors' and bitsandbytes'."""
+    """One integer in a byte: compressed-tensors' and bitsandbytes'."""
     codes = tensors.get(".weight")
-    if codes is None or codes.dtype not in ("I8", "U8") or len(codes.shape) != 2:
+    scale = tensors.get(".SCB", tensors.get(".weight_scale"))
+    if codes is None or scale is None or codes.dtype != "I8" or len(codes.shape) != 2:
+        return None
+    rows, inputs = codes.shape
+    group = inputs // scale.shape[-1] if len(scale.shape) == 2 else inputs
+    symmetric = ".weight_zero_point" not in tensors
+    rule = codes_rule(8, group, inputs, symmetric=symmetric, half_scales=_is_half(scale))
+    label = f"compressed-tensors int-quantized {_integers(8, group, inputs, symmetric)}"
+    return "bitsandbytes int8" if ".SCB" in tensors else label, rule, rows, inputs, 1
+
+
+def _read_own(tensors: _Tensors) -> _Found | None:
+    """The layout that a GGUF file is converted to."""
+    codes, scales = tensors.get(".weight"), tensors.get(".weight.scales")
+    if codes is None or scales is None or len(codes.shape) != 2:
         return None
     rows, width = codes.shape
-    if ".weight.scales" in tensors:
-        bits = 8 if codes.dtype == "I8" else 4
-        inputs = width * 8 // bits
-        symmetric = ".weight.mins" not in tensors
-        kind = f"int{bits}" if symmetric else f"int{bits} with minimums"
-        return f"integers {_integers(bits, 32, inputs, symmetric)}", kind, rows, inputs, 1
-    if ".SCB" in tensors:
-        return "bitsandbytes int8", "int8 by rows", rows, width, 1
-    scale = tensors.get(".weight_scale")
-    if scale is not None and codes.dtype == "I8":
-        symmetric = ".weight_zero_point" not in tensors
-        group = width // scale.shape[-1] if len(scale.shape) == 2 else width
-        kind = "int8 by rows" if symmetric and group == width else _integer_kind(8, symmetric)
-        label = f"compressed-tensors int-quantized {_integers(8, group, width, symmetric)}"
-        return label, kind, rows, width, 1
-    if scale is not None and ".weight_scale_2" in tensors:
-        return "ModelOpt nvfp4", "nvfp4", rows, 2 * width, 1
-    return None
+    bits = 8 if codes.dtype == "I8" else 4
+    inputs = width * 8 // bits
+    group = inputs // scales.shape[1]
+    has_mins, has_table = ".weight.mins" in tensors, ".weight.table" in tensors
+    more = " with minimums" if has_mins else " of a table" if has_table else ""
+    label = f"{bits}-bit integers{more} in groups of {group}"
+    rule = Rule(integer_format(bits, group, has_mins, has_table))
+    return label, rule, rows, inputs, 1
 
 
-def _read_bitsandbytes(tensors: _Tensors) -> _Found | None:
+def _read_4_bit_floats(tensors: _Tensors) -> _Found | None:
+    """bitsandbytes', ModelOpt's, and gpt-oss's stacked experts [experts, rows, inputs / 32, 16]."""
     for kind in ("nf4", "fp4"):
         state = tensors.get(f".weight.quant_state.bitsandbytes__{kind}")
         if state is not None:
             rows, inputs = json.loads(bytes(state.values()))["shape"]
             nested = ", double quantised" if ".weight.nested_absmax" in tensors else ""
-            return f"bitsandbytes {kind}{nested}", "nf4", rows, inputs, 1
+            return f"bitsandbytes {kind}{nested}", NF4, rows, inputs, 1
+    if ".weight" in tensors and ".weight_scale_2" in tensors and tensors[".weight"].dtype == "U8":
+        rows, width = tensors[".weight"].shape
+        return "ModelOpt nvfp4", NVFP4, rows, 2 * width, 1
+    if "_blocks" in tensors and "_scales" in tensors:
+        count, rows, groups, _ = tensors["_blocks"].shape
+        return "mxfp4", _mxfp4_rule(tensors["_scales"]), rows, 32 * groups, count
     return None
 
 
 def _read_fp8(tensors: _Tensors) -> _Found | None:
     codes = tensors.get(".weight")
-    scale = tensors.get(".weight_scale_inv") or tensors.get(".weight_scale")
+    scale = tensors.get(".weight_scale_inv", tensors.get(".weight_scale"))
     if codes is None or codes.dtype != "F8_E4M3" or scale is None or len(codes.shape) != 2:
         return None
     rows, inputs = codes.shape
     if scale.dtype == "U8":
-        return "mxfp8", "mxfp8", rows, inputs, 1
+        return "mxfp8", FP8, rows, inputs, 1
     num_scales = math.prod(scale.shape)
     by = "a scale a matrix" if num_scales == 1 else "a scale a row"
     if num_scales not in (1, rows):
         by = "block scales"
-    return f"fp8, {by}", "fp8", rows, inputs, 1
+    return f"fp8, {by}", FP8, rows, inputs, 1
 
 
-def _read_mxfp4(tensors: _Tensors) -> _Found | None:
-    """gpt-oss's stacked experts: [experts, rows, inputs / 32, 16]."""
-    blocks = tensors.get("_blocks")
-    if blocks is None or "_scales" not in tensors or len(blocks.shape) != 4:
-        return None
-    count, rows, groups, _ = blocks.shape
-    return "mxfp4", "mxfp4", rows, 32 * groups, count
-
-
-_READERS = (_read_gptq, _read_packed, _read_int8, _read_bitsandbytes, _read_fp8, _read_mxfp4)
+_READERS = (_read_gptq, _read_packed, _read_int8, _read_own, _read_4_bit_floats, _read_fp8)
 
 
 def _integers(bits: int, group: int, inputs: int, symmetric: bool) -> str:
     groups = "a scale a row" if group >= inputs else f"groups of {group}"
     return f"{bits} bits, {groups}, {'' if symmetric else 'a'}symmetric"
-
-
-def _integer_kind(bits: int, symmetric: bool) -> str:
-    """Codes of 2 and 3 bits less their zeros fit 4 bits."""
-    if bits < 4:
-        return "int4"
-    return f"int{bits}{'' if symmetric else ' with zeros'}"
 
 
 def unread_matrices(weights: Iterable[Weights]) -> Iterator[Weights]:

@@ -1,13 +1,15 @@
-"""What the engine makes of stored weights: one table of formats, one of stored kinds.
+"""What the engine makes of stored weights, by the rules of the core (weight_format, kept_matrix).
 
-The numbers and their error are those of docs/quantization.md.
+Each rule says what is rounded; docs/supported.md has the errors.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from specdec_native.checkpoints.gguf_forms import IntegerType
+from specdec_native.checkpoints.gguf_blocks import BLOCK_TYPES
+from specdec_native.checkpoints.gguf_forms import GROUP, IntegerType
+from specdec_native.checkpoints.gguf_grids import GRID_TYPES
 
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The engine's names of floating-point types, by those of safetensors and GGUF."""
@@ -40,78 +42,89 @@ FORMATS = {
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What becomes of a stored kind.
+    """What becomes of a stored matrix.
 
     Attributes:
         held: a name of FORMATS, or "dtype" for the engine's dtype.
-        exact: whether every weight keeps its value.
-        note: what is rounded, where it is not exact.
+        note: what is rounded; empty where every weight keeps its value.
     """
 
     held: str
-    exact: bool = True
     note: str = ""
 
 
-_DECODED = "decoded to the dtype; a GPU keeps the codes"
-
-RULES = {
-    "int4": Rule("int4_grouped"),
-    "int4 with minimums": Rule("int4_grouped_min"),
-    "int4 with zeros": Rule("int4_grouped_zero"),
-    "int8": Rule("int8_grouped"),
-    "int8 with minimums": Rule("int8_grouped_min"),
-    "int8 with zeros": Rule("int8_grouped_min", False, "minimums rounded to float16"),
-    "int8 by rows": Rule("int8"),
-    "fp8": Rule("dtype", False, _DECODED),
-    "mxfp8": Rule("dtype", False, _DECODED),
-    "mxfp4": Rule("int4_table"),
-    "nvfp4": Rule("int8_grouped16", False, "scales rounded to float16"),
-    "nf4": Rule("int4_table", False, "the table rounded to 8 bits"),
-}
-"""By the kinds that stored_weights finds in safetensors files."""
-
-_SCALES = "scales rounded to float16"
-_ANEW = "rounded anew to 8 bits"
-GGUF_NOTES = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), ""),
-    **dict.fromkeys(("TQ1_0", "TQ2_0"), ""),
-    **dict.fromkeys(("Q4_K", "Q5_K", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ1_S"), _SCALES),
-    **dict.fromkeys(("Q3_K", "Q6_K", "IQ2_XS", "IQ2_S", "IQ1_M", "NVFP4"), _SCALES),
-    "Q2_K": _ANEW,
-}
-"""What is rounded of a GGUF type whose integers are used; "" for one that is kept exactly."""
+FP8 = Rule("dtype", "decoded to the dtype; a GPU keeps the codes")
+MXFP4 = Rule("int4_table")
+NVFP4 = Rule("int8_grouped16", "scales rounded to float16")
+NF4 = Rule("int4_table", "the table rounded to 8 bits, scales to float16")
 
 
-def gguf_rule(type_name: str, integers: IntegerType) -> Rule:
-    """The rule of a GGUF type that stays in integers."""
-    held = f"int{integers.bits}_grouped{'_min' if integers.mins is not None else ''}"
-    if integers.table is not None:
-        held = "int4_table"
-    elif integers.group == 16:
-        held = "int8_grouped16"
-    note = GGUF_NOTES.get(type_name, _SCALES)
-    return Rule(held, note == "", note)
+def codes_rule(
+    bits: int,
+    group: int,
+    inputs: int,
+    *,
+    symmetric: bool,
+    half_scales: bool = True,
+    act_order: bool = False,
+) -> Rule:
+    """Of integers with a scale for `group` inputs of a row.
+
+    symmetric: the zero points are all in the middle. half_scales: each scale is a float16.
+    """
+    if bits == 8 and group >= inputs and symmetric:
+        return Rule("int8")
+    if act_order:
+        return Rule("dtype", "decoded: act-order scatters the groups of inputs")
+    if group % GROUP:
+        return Rule("dtype", f"decoded: groups of {group} are no multiple of {GROUP}")
+    if not half_scales:
+        return Rule("dtype", "decoded: a scale is no float16")
+    if bits == 8:
+        rounded = Rule("int8_grouped_min", "minimums rounded to float16")
+        return Rule("int8_grouped") if symmetric else rounded
+    return Rule("int4_grouped" if symmetric or bits < 4 else "int4_grouped_zero")
+
+
+_EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "TQ1_0", "TQ2_0")
+
+
+def gguf_rule(type_name: str, kind: IntegerType) -> Rule:
+    """Of a GGUF type that stays in integers, in the form `kind`."""
+    stored = (BLOCK_TYPES | GRID_TYPES)[type_name]
+    note = "" if type_name in _EXACT else "scales rounded to float16"
+    if stored.group != kind.group:
+        note = f"rounded anew to {kind.bits} bits"
+    return Rule(
+        integer_format(kind.bits, kind.group, kind.mins is not None, bool(kind.table)), note
+    )
+
+
+def integer_format(bits: int, group: int, has_mins: bool, has_table: bool = False) -> str:
+    """The format of integers as this package writes them."""
+    if bits == 8 or group % GROUP:
+        form = "_min" if has_mins else "16" if group % GROUP else ""
+        return f"int8_grouped{form}"
+    if has_table:
+        return "int4_table"
+    return "int4_grouped_min" if has_mins else "int4_grouped"
 
 
 def float_rule(stored: str, dtype: str, is_vector: bool) -> Rule:
-    """The rule of floating-point numbers; vectors are float32 whatever the dtype."""
+    """Of floating-point numbers; vectors are float32 whatever the dtype."""
     held = "float32" if is_vector else dtype
-    exact = held in (stored, "float32")
-    return Rule(held, exact, "" if exact else f"rounded to {held}")
+    return Rule(held, "" if held in (stored, "float32") else f"rounded to {held}")
 
 
 def fused(held: set[str], dtype: str) -> str:
     """The format of a matrix whose parts, such as q, k and v, would be held in these formats."""
     if len(held) < 2:
         return next(iter(held), dtype)
-    if not all(name.startswith("int") for name in held):
+    if "int8" in held or not all(name.startswith("int") for name in held):
         return dtype
-    if "int8" in held:  # a scale per row
-        return dtype
-    for extra in ("int4_grouped_zero", "int4_grouped_min"):
-        if held == {"int4_grouped", extra}:
-            return extra
+    for wide in ("int4_grouped_min", "int4_grouped_zero"):
+        if held <= {"int4_grouped", wide}:
+            return wide
     if any(name.endswith("_min") for name in held):
         return "int8_grouped_min"
     return "int8_grouped16" if "int8_grouped16" in held else "int8_grouped"

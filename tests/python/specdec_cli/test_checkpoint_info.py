@@ -13,9 +13,12 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
+import make_wrappers
 from command_line import run
 from make_fp8 import KINDS, make_fp8
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
+from make_wrappers import WRAPPERS
+from quantised_checkpoints import FORMATS, Maker
 from specdec_cli.checkpoint_info import checkpoint_facts
 from specdec_native import Engine, _core
 from specdec_native.checkpoints import hub
@@ -27,6 +30,11 @@ Checkpoint = Callable[[str], Path]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SPECDEC_HOME", "HF_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    return Maker(tmp_path_factory.mktemp("formats"))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +58,7 @@ def check_against_engine(name: Path) -> dict[str, Any]:
     per_token = 2 * info.num_layers * info.num_kv_heads * info.head_dim
     element = 4 if info.dtype == "float32" else 2
     assert facts["kv_bytes_per_token"] == per_token * element
-    assert (facts["family"], facts["dtype"]) == (info.architecture, info.dtype)
+    assert facts["dtype"] == info.dtype and facts["family"].startswith(info.architecture)
     assert facts["most_tokens_per_second"] == facts["read_bandwidth"] / facts["step_bytes"]
     return facts
 
@@ -73,6 +81,25 @@ def test_8_bit_floats_and_what_they_become(checkpoint: Checkpoint, tmp_path: Pat
     assert facts["format"] == "safetensors: 17 x fp8, a scale a matrix; 6 x bfloat16"
     fp8 = [w for w in facts["weights"] if w["stored"].startswith("fp8")]
     assert {(w["held"], w["exact"]) for w in fp8} == {("bfloat16", False)}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantised_checkpoints_are_held_as_the_engine_holds_them(
+    maker: Maker, name: str
+) -> None:
+    facts = check_against_engine(maker(name).quantised)
+    codes = [w for w in facts["weights"] if w["stored"] != "float32"]
+    assert codes and all(w["exact"] == (w["note"] == "") for w in codes)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_the_text_part_of_a_wrapper(tmp_path: Path, name: str) -> None:
+    path = make_wrappers.make(name, tmp_path / name)
+    facts = check_against_engine(path)
+    named = json.loads((path / "config.json").read_text())["architectures"][0]
+    assert facts["family"].endswith(f", the text part of {named}")
+    unread = [w for w in facts["weights"] if w["part"] == "left out"]
+    assert unread and not any(w["held"] for w in unread)
 
 
 def test_a_step_reads_the_chosen_experts_and_no_embedding(checkpoint: Checkpoint) -> None:

@@ -17,7 +17,7 @@ from make_gguf import encode
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.gguf_integers import INTEGER_TYPES
 from specdec_native.checkpoints.stored_weights import UNREAD, Weights, unread_matrices, weights_of
-from specdec_native.checkpoints.weight_formats import GGUF_NOTES
+from specdec_native.checkpoints.weight_formats import gguf_rule
 
 ROWS, INPUTS = 64, 128
 NAME = "model.layers.0.self_attn.o_proj"
@@ -75,8 +75,9 @@ NF4 = {
     "weight.nested_quant_map": torch.zeros(256),
     "weight.quant_state.bitsandbytes__nf4": quant_state(),
 }
-FOUR_BITS = "integers 4 bits, groups of 32, symmetric"
-EIGHT_BITS = "integers 8 bits, groups of 32, asymmetric"
+ONE = torch.ones(1)
+FOUR_BITS = "4-bit integers in groups of 32"
+EIGHT_BITS = "8-bit integers with minimums in groups of 32"
 CASES: dict[str, dict[str, Any]] = {
     "GPTQ 4 bits, groups of 32, symmetric": gptq(4, 7, g_idx=PLAIN_ORDER),
     "GPTQ 3 bits, groups of 64, symmetric": gptq(3, 4, 64),
@@ -210,17 +211,19 @@ def test_what_is_not_read_is_told_from_what_the_text_does_without(tmp_path: Path
 @pytest.mark.parametrize("name", INTEGER_TYPES)
 def test_a_gguf_type_is_called_exact_where_it_is(name: str) -> None:
     values = np.random.default_rng(7).standard_normal((4, 512)).astype(np.float32)
-    encoded = encode(values, Type[name])
-    kind, rows = INTEGER_TYPES[name], encoded.view(np.uint8)
-    codes = kind.codes(rows)
-    read = codes.astype(np.float64)
+    encoded = encode(values, Type[name]).view(np.uint8)
+    kind = INTEGER_TYPES[name]
+    codes = kind.codes(encoded)
     if kind.bits == 4:
-        halves = np.stack([codes & 15, codes >> 4], axis=-1).reshape(4, -1)
-        is_centred = kind.mins is None and kind.table is None
-        read = np.array(kind.table or range(16), float)[halves] - (8 if is_centred else 0)
-    read = read.reshape(4, -1, kind.group) * kind.scales(rows).astype(np.float16)[..., None]
+        codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(4, -1)
+    if kind.table is not None:
+        numbers = np.array(kind.table, np.float64)[codes]
+    else:
+        numbers = codes.astype(np.float64) - (8 if kind.bits == 4 and kind.mins is None else 0)
+    scales = kind.scales(encoded).astype(np.float16).astype(np.float64)
+    read = numbers.reshape(4, -1, kind.group) * scales[..., None]
     if kind.mins is not None:
-        read += kind.mins(rows).astype(np.float16)[..., None]
+        read += kind.mins(encoded).astype(np.float16).astype(np.float64)[..., None]
     expected = dequantize(encoded, Type[name]).astype(np.float64)
     error = np.abs(read.reshape(4, -1) - expected).max() / np.abs(expected).max()
-    assert (error < 1e-6) == (GGUF_NOTES[name] == "")
+    assert (error < 1e-6) == (gguf_rule(name, kind).note == "")
