@@ -13,11 +13,10 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
-import make_wrappers
 from command_line import run
 from make_fp8 import KINDS, make_fp8
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
-from make_wrappers import WRAPPERS
+from make_wrappers import WRAPPERS, make_wrapper
 from quantised_checkpoints import FORMATS, Maker
 from specdec_cli.checkpoint_info import checkpoint_facts
 from specdec_native import Engine, _core
@@ -52,7 +51,7 @@ def check_against_engine(name: Path) -> dict[str, Any]:
     """Parameters and KV are the engine's, and weights but for rows that it fills up to 16."""
     facts = checkpoint_facts(str(name))
     with Engine(hub.resolve_model(name), skip_tokenizer_init=True, max_model_len=64) as engine:
-        info = engine.model_info
+        info = engine.model_info()
     assert facts["parameters"] == info.num_parameters
     assert facts["weight_bytes"] <= info.weight_bytes <= 1.02 * facts["weight_bytes"]
     per_token = 2 * info.num_layers * info.num_kv_heads * info.head_dim
@@ -84,9 +83,7 @@ def test_8_bit_floats_and_what_they_become(checkpoint: Checkpoint, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_quantised_checkpoints_are_held_as_the_engine_holds_them(
-    maker: Maker, name: str
-) -> None:
+def test_quantised_checkpoints_are_held_as_the_engine_holds_them(maker: Maker, name: str) -> None:
     facts = check_against_engine(maker(name).quantised)
     codes = [w for w in facts["weights"] if w["stored"] != "float32"]
     assert codes and all(w["exact"] == (w["note"] == "") for w in codes)
@@ -94,7 +91,7 @@ def test_quantised_checkpoints_are_held_as_the_engine_holds_them(
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_the_text_part_of_a_wrapper(tmp_path: Path, name: str) -> None:
-    path = make_wrappers.make(name, tmp_path / name)
+    path = make_wrapper(name, tmp_path / name)
     facts = check_against_engine(path)
     named = json.loads((path / "config.json").read_text())["architectures"][0]
     assert facts["family"].endswith(f", the text part of {named}")
@@ -164,7 +161,7 @@ def test_the_reason_of_a_refusal_is_the_loaders(checkpoint: Checkpoint, tmp_path
     with pytest.raises(_core.CheckpointError) as error:
         Engine(tmp_path)
     assert str(error.value) == reason and "exl3" in reason
-    assert "1 x I16" in facts["format"] and "weight_bytes" not in facts
+    assert "4 x I16" in facts["format"] and "weight_bytes" not in facts
     del config["quantization_config"]  # as where another tool has rewritten the file
     (tmp_path / "config.json").write_text(json.dumps(config))
     _, reason = refused(tmp_path)
