@@ -112,7 +112,7 @@ FORMATS: dict[str, Format] = {
     "gptq_2": _gptq(bits=2, group=64),
     "gptq_3": _gptq(bits=3),
     "gptq_3_asym": _gptq(bits=3, group=32, symmetric=False, scale_dtype=torch.bfloat16),
-    "gptq_8": _gptq(bits=8, head=True),
+    "gptq_8": _gptq(bits=8, group=64, head=True),
     "gptq_8_asym": _gptq(bits=8, group=32, symmetric=False, first=False),
     # Zeros decide, not what the flag says.
     "gptq_false_sym": _gptq(group=64, symmetric=False, changes={"sym": True}),
@@ -142,7 +142,7 @@ FORMATS: dict[str, Format] = {
     "ct_float32": _integers(group=64, scale_dtype=torch.float32, symmetric=False),
     "ct_asym": _integers(symmetric=False, source="qwen3"),
     "ct_row": _integers(group=-1, head=True),
-    "ct_8": _integers(bits=8),
+    "ct_8": _integers(bits=8, group=64),
     "ct_8_row": _integers(bits=8, group=-1, symmetric=False, scale_dtype=torch.float32),
     "ct_weight_order": _integers(actorder="weight", group=32),
     "ct_group_order": _integers(actorder="group", group=32),
