@@ -49,7 +49,7 @@ inline specdec::testing::QuantizedMatrix codes_for(WeightFormat format, int64_t 
   specdec::testing::QuantizedMatrix codes(n, k, is_int4(format) ? 4 : 8, has_mins(format), seed,
                                           group_of(format));
   if (format == WeightFormat::kInt4GroupedZero) codes.add_zeros(seed);
-  if (format == WeightFormat::kInt4Table) codes.add_table(seed);
+  if (format == WeightFormat::kInt4Table) codes.add_table(7);
   return codes;
 }
 
