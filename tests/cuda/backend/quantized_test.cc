@@ -170,14 +170,17 @@ TEST_P(CudaQuantized, StoredIntegersKeepTheirCodes) {
       SCOPED_TRACE(::testing::Message() << name << ", groups of " << group_size);
       const WeightView view = codes.view();
       expect_same_codes(world, view);
-      const std::vector<double> expected = reference::values_of(view);
+      const std::vector<double> values = reference::values_of(view);
+      const std::vector<float> expected(values.begin(), values.end());
       for (WeightFormat format : kIntFormats) {
         if (!keeps(format, view)) continue;
         const std::vector<float> stored = world.unpacked(*world.pack(view, format));
         for (size_t i = 0; i < stored.size(); ++i) {
-          ASSERT_EQ(stored[i], static_cast<float>(expected[i])) << name_of(format) << " at " << i;
+          ASSERT_EQ(stored[i], expected[i]) << name_of(format) << " at " << i;
         }
       }
+      EXPECT_EQ(world.unpacked(*world.pack(view, WeightFormat::kAct)),
+                specdec::testing::rounded(expected, DType::kBF16));
     }
   }
 }
