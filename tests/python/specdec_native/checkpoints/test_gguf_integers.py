@@ -26,11 +26,11 @@ from specdec_native.checkpoints.gguf_integers import INTEGER_TYPES
 # scale * integer to float16 costs, or mins for 16 inputs becoming codes of 8 bits.
 EXACT = [
     Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.IQ4_NL, Type.MXFP4, Type.TQ1_0,
-    Type.TQ2_0,
+    Type.TQ2_0, Type.NVFP4,
 ]  # fmt: skip
 ROUNDED_SCALES = [
     Type.Q4_K, Type.Q5_K, Type.IQ4_XS, Type.IQ1_S, Type.IQ2_XXS, Type.IQ3_XXS, Type.IQ3_S,
-    Type.Q3_K, Type.Q6_K, Type.NVFP4, Type.IQ1_M, Type.IQ2_XS, Type.IQ2_S,
+    Type.Q3_K, Type.Q6_K, Type.IQ1_M, Type.IQ2_XS, Type.IQ2_S,
 ]  # fmt: skip
 QUANTISED_ANEW = [Type.Q2_K]
 TOLERANCES = (
