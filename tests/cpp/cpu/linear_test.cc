@@ -389,7 +389,8 @@ class AmxTilesTest : public ::testing::Test {
                    .sums_stride = stride,
                    .plane_stride = 0,
                    .partials = partials.data(),
-                   .scales_outputs = true},
+                   .scales_outputs = true,
+                   .table = nullptr},
                   tiles);
     std::vector<float> out;
     for (int row = 0; row < rows; ++row) {
