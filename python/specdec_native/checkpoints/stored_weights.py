@@ -134,6 +134,9 @@ def weights_of(directory: Path, dtype: str) -> list[Weights]:
         modules[name.removesuffix(ending)][ending] = tensor
     found = []
     for name, tensors in modules.items():
+        beside = modules.get(name.removesuffix(".bias"), {})
+        if ".qweight" in beside and "" in tensors and not tensors[""].values().any():
+            continue  # zeros that some tools add, and that the engine leaves out
         try:
             found.append(_read(name, tensors, dtype))
         except (ValueError, ArithmeticError, LookupError, TypeError) as fault:
@@ -170,6 +173,13 @@ def _group_of(matrix: _Stored, held: str, dtype: str) -> _Group:
         return part, matrix.label, "", ""
     if held == dtype and rule.held not in ("dtype", dtype):
         return part, matrix.label, held, "decoded: fused with weights of another kind"
+    if rule.held == "int8_grouped16" != held:
+        return (
+            part,
+            matrix.label,
+            held,
+            "rounded anew to 8 bits: fused with weights in groups of 32",
+        )
     return part, matrix.label, held, rule.note
 
 
@@ -256,15 +266,14 @@ def _read_gptq(tensors: _Tensors) -> _Found | None:
     bits = 4 if is_awq else round(32 * zeros.shape[1] / rows)
     inputs = height if is_awq else height * 32 // bits
     group = inputs // groups
-    order = tensors.get(".g_idx")
-    act_order = order is not None and np.any(order.values() != np.arange(inputs) // group)
+    act_order = _is_scattered(tensors.get(".g_idx"), inputs, group)
     middle = 1 << bits - 1  # which GPTQ's first format stores less 1
     symmetric = _are_all(zeros, bits, (middle,) if is_awq else (middle, middle - 1))
     rule = codes_rule(
         *(bits, group, inputs),
         symmetric=symmetric,
         half_scales=_is_half(tensors[".scales"]),
-        act_order=bool(act_order),
+        act_order=act_order,
     )
     label = f"{'AWQ' if is_awq else 'GPTQ'} {_integers(bits, group, inputs, symmetric)}"
     return label + (", act-order" if act_order else ""), rule, rows, inputs, 1
@@ -279,6 +288,11 @@ def _are_all(zeros: StoredTensor, bits: int, values: Iterable[int]) -> bool:
         if np.array_equal(words, np.broadcast_to(np.resize(pattern, words.shape[1]), words.shape)):
             return True
     return False
+
+
+def _is_scattered(groups: StoredTensor | None, inputs: int, size: int) -> bool:
+    """Whether inputs of a group are not neighbours; `groups` has each input's group."""
+    return groups is not None and bool(np.any(groups.values() != np.arange(inputs) // size))
 
 
 def _is_half(scales: StoredTensor) -> bool:
@@ -307,7 +321,7 @@ def _read_packed(tensors: _Tensors) -> _Found | None:
     inputs = 8 * width if shape is None else int(shape.values()[1])
     bits, group = 32 * width // inputs, inputs // scale.shape[-1]
     symmetric = ".weight_zero_point" not in tensors
-    act_order = ".weight_g_idx" in tensors
+    act_order = _is_scattered(tensors.get(".weight_g_idx"), inputs, group)
     rule = codes_rule(
         *(bits, group, inputs),
         symmetric=symmetric,

@@ -47,13 +47,15 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(path, "llama", LLAMA_METADATA, tensors, kinds)
 
 
-def check_against_engine(name: Path) -> dict[str, Any]:
-    """Parameters and KV are the engine's, and weights but for rows that it fills up to 16."""
+def check_against_engine(name: Path, most_filling: float = 0) -> dict[str, Any]:
+    """Figures are the engine's. It fills up rows of matrices to multiples of 16, which adds at most
+    that share."""
     facts = checkpoint_facts(str(name))
     with Engine(hub.resolve_model(name), skip_tokenizer_init=True, max_model_len=64) as engine:
         info = engine.model_info()
     assert facts["parameters"] == info.num_parameters
-    assert facts["weight_bytes"] <= info.weight_bytes <= 1.02 * facts["weight_bytes"]
+    filled = facts["weight_bytes"] * (1 + most_filling) + 1024  # and tables of codes
+    assert facts["weight_bytes"] <= info.weight_bytes <= filled
     per_token = 2 * info.num_layers * info.num_kv_heads * info.head_dim
     element = 4 if info.dtype == "float32" else 2
     assert facts["kv_bytes_per_token"] == per_token * element
@@ -66,7 +68,7 @@ def check_against_engine(name: Path) -> dict[str, Any]:
     "variant", ["llama_bfloat16", "llama_float16", "llama_sharded", "gemma3", "opt", "gpt_neox"]
 )
 def test_figures_are_those_of_the_loaded_model(checkpoint: Checkpoint, variant: str) -> None:
-    facts = check_against_engine(checkpoint(variant))
+    facts = check_against_engine(checkpoint(variant), most_filling=0.01)
     stored = {"llama_bfloat16": "bfloat16", "llama_float16": "float16"}.get(variant, "float32")
     assert facts["format"] == f"safetensors: {stored}"
     matrices = [w for w in facts["weights"] if w["part"] != "norms, biases"]
@@ -84,7 +86,8 @@ def test_8_bit_floats_and_what_they_become(checkpoint: Checkpoint, tmp_path: Pat
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_quantised_checkpoints_are_held_as_the_engine_holds_them(maker: Maker, name: str) -> None:
-    facts = check_against_engine(maker(name).quantised)
+    is_uneven = FORMATS[name].source in ("uneven", "mixtral", "qwen3_moe")  # two routers' rows
+    facts = check_against_engine(maker(name).quantised, most_filling=0.06 if is_uneven else 0)
     codes = [w for w in facts["weights"] if w["stored"] != "float32"]
     assert codes and all(w["exact"] == (w["note"] == "") for w in codes)
 
@@ -101,7 +104,7 @@ def test_the_text_part_of_a_wrapper(tmp_path: Path, name: str) -> None:
 
 def test_a_step_reads_the_chosen_experts_and_no_embedding(checkpoint: Checkpoint) -> None:
     path = checkpoint("mixtral")  # 2 of 4 experts
-    facts = check_against_engine(path)
+    facts = check_against_engine(path, most_filling=0.01)
     expected = 0.0
     for name, tensor in load_file(path / "model.safetensors").items():
         share = 0.5 if "experts" in name else 0.0 if "embed" in name else 1.0
@@ -120,10 +123,12 @@ def test_a_gguf_file_is_described_and_not_converted(mixed: Path, tmp_path: Path)
         ("attention", "Q6_K", "int8_grouped_min"): 1,
         ("attention", "Q4_K", "int4_grouped_min"): 1,
         ("MLP", "Q4_K", "int4_grouped_min"): 2,
-        ("MLP", "Q6_K", "int8_grouped"): 1,
-        ("embedding", "Q6_K", "int8_grouped"): 1,
+        ("MLP", "Q6_K", "int8_grouped16"): 1,
+        ("embedding", "Q6_K", "int8_grouped16"): 1,
         ("norms, biases", "F32", "float32"): 3,
     }
+    anew = [w["part"] for w in facts["weights"] if w["note"].startswith("rounded anew")]
+    assert anew == ["attention"]  # a scale for every 16 inputs became one for 32
     size = sum(w["stored_bytes"] for w in facts["weights"])
     blocks = {"Q4_K": 144, "Q6_K": 210}  # bytes of 256 weights
     quantised = [w for w in facts["weights"] if w["stored"] in blocks]
