@@ -243,7 +243,7 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield (
                 "speed",
                 f"at most {value:,.1f} tokens/s for one request on this CPU: a step reads {step}, "
-                f"memory gives {rate:.1f} GB/s (measured)",
+                f"memory gives {rate:.1f} GB/s (measured now, beside whatever else runs)",
             )
         elif key not in ("step_bytes", "read_bandwidth", "refused"):
             yield key, ", ".join(value) if isinstance(value, list) else str(value)

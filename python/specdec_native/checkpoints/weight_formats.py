@@ -93,7 +93,7 @@ def gguf_rule(type_name: str, kind: IntegerType) -> Rule:
     """Of a GGUF type that stays in integers, in the form `kind`."""
     stored = (BLOCK_TYPES | GRID_TYPES)[type_name]
     note = "" if type_name in _EXACT else "scales rounded to float16"
-    if stored.group != kind.group:
+    if stored.group != kind.group or (stored.mins is not None and kind.mins is None):
         note = f"rounded anew to {kind.bits} bits"
     return Rule(
         integer_format(kind.bits, kind.group, kind.mins is not None, bool(kind.table)), note
