@@ -226,6 +226,8 @@ _TEXTS = {
 def checkpoint_table(facts: Mapping[str, Any]) -> rich.table.Table:
     """The facts as a table."""
     table = rich.table.Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # paths are not cut
     for key, value in _rows(facts):
         table.add_row(key, rich.text.Text(value))
     return table
