@@ -86,7 +86,7 @@ def codes_rule(
     return Rule("int4_grouped" if symmetric or bits < 4 else "int4_grouped_zero")
 
 
-_EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "TQ1_0", "TQ2_0")
+_EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0")
 
 
 def gguf_rule(type_name: str, kind: IntegerType) -> Rule:
