@@ -208,6 +208,8 @@ class GgufMetadata:
                 + ", ".join(SUPPORTED_TENSOR_TYPES)
             )
         shape = tuple(int(n) for n in reversed(tensor.shape.tolist()))
+        if not shape or 0 in shape:
+            raise self.error(f"tensor {tensor.name} has no values; its extents are {shape}")
         stored = tensor.data.shape
         if len(shape) == 1 and type_name not in ("F32", "F16"):
             stored = (tensor.data.size,)

@@ -41,34 +41,25 @@ class IntegerType:
 
 
 def lowered(kind: IntegerType) -> IntegerType:
-    """The form of `kind` that the core takes.
+    """The form of `kind` that the core takes: groups of 16 become 8 bits.
 
-    Groups of 16 become 8 bits, and a table of equal steps a min, which changes no value. Groups of
-    16 with mins are quantised anew.
+    That changes no value, unless they have mins: then they are quantised anew, without.
     """
-    if kind.group != GROUP and kind.mins is not None:
-        return IntegerType(
-            bits=8,
-            codes=lambda rows: quantize_int8(_values(kind, rows), kind.group)[0],
-            scales=lambda rows: quantize_int8(_values(kind, rows), kind.group)[1].astype(
-                np.float32
-            ),
-            group=kind.group,
-        )
-    if kind.group != GROUP:
+    if kind.group == GROUP:
+        return kind
+    if kind.mins is None:
         return dataclasses.replace(
             kind, bits=8, table=None, codes=lambda rows: _numbers(kind, kind.codes(rows))
         )
-    if kind.table is None:
-        return kind
-    first, steps = kind.table[0], np.diff(kind.table)
-    if not np.all(steps == steps[0]):
-        return kind
-    return dataclasses.replace(
-        kind,
-        table=None,
-        scales=lambda rows: kind.scales(rows) * np.float32(steps[0]),
-        mins=lambda rows: kind.scales(rows) * np.float32(first),
+
+    def quantized(rows: Bytes) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+        return quantize_int8(_values(kind, rows), kind.group)
+
+    return IntegerType(
+        bits=8,
+        codes=lambda rows: quantized(rows)[0],
+        scales=lambda rows: quantized(rows)[1].astype(np.float32),
+        group=kind.group,
     )
 
 

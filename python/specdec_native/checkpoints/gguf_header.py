@@ -22,12 +22,17 @@ _STRING, _ARRAY = 8, 9
 _MAX_ARRAY_ELEMENTS = 1 << 22
 
 
+class _UnknownTypeError(Exception):
+    """The file may be whole, but cannot be read."""
+
+
 class _MetadataCheck:
     """Walks over metadata and tensor infos and compares every length with the size of the file: the
     reader trusts the lengths and would read on past the end of the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self._known_types = {int(kind) for kind in import_gguf().GGMLQuantizationType}
         self._left = os.fstat(file.fileno()).st_size - _HEADER_BYTES
         self._elements_left = _MAX_ARRAY_ELEMENTS
 
@@ -40,8 +45,15 @@ class _MetadataCheck:
             except ValueError as fault:
                 raise ValueError(f"metadata {key!r:.200}: {fault}") from None
         for _ in range(num_tensors):
-            self._skip_string()
-            self._skip(8 * self._number("<I") + 12, "tensor's description")  # extents, type, offset
+            name = self._skip_string(keep=True)
+            self._skip(8 * self._number("<I"), "tensor's extents")
+            kind = self._number("<I")
+            if kind not in self._known_types:
+                raise _UnknownTypeError(
+                    f"tensor {name:.200} has the type of number {kind}, which this version of the "
+                    "gguf package does not know; update it, or take a file of other types"
+                )
+            self._skip(8, "tensor's offset")
 
     def _skip_value(self, kind: int) -> None:
         if kind == _STRING:
@@ -123,6 +135,8 @@ def open_gguf(path: Path) -> Any:
     try:
         with path.open("rb") as file, _header_copy(file, header) as copy:
             return gguf.GGUFReader(copy)
+    except _UnknownTypeError as fault:
+        raise CheckpointError(str(fault), path) from fault
     except (ValueError, IndexError, KeyError, OverflowError, struct.error) as fault:
         raise CheckpointError(
             f"the file is truncated or malformed ({fault}); download it again", path

@@ -11,11 +11,11 @@ A matrix [n, k] becomes codes, a scale and perhaps a min for every 32 inputs of 
 scales and mins are float16 [n, k / 32], of some types with 8 bits [n, k / 16]; a table is int8
 [16]. What a file's values change by (root mean square, of random codes):
 
-    nothing    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, NVFP4, TQ1_0, TQ2_0
-    0.02%      Q4_K, Q5_K, IQ4_XS, IQ1_S, IQ2_XXS, IQ3_XXS, and in groups of 16 Q3_K, Q6_K,
-               IQ1_M, IQ2_XS, IQ2_S: products that are a group's scale are rounded to float16;
-               IQ3_S, where a min is, too: 0.06%
-    0.4%       Q2_K: it has mins for every 16 inputs, so it is quantised anew, to 8 bits
+    nothing    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, TQ1_0, TQ2_0; NVFP4 without a scale
+               beside the matrix
+    0.02%      Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S:
+               products that are a group's scale are rounded to float16
+    0.3%       Q2_K: it has mins for every 16 inputs, so it is quantised anew, to 8 bits
 
 In Qwen2.5-Coder-0.5B-Instruct's Q4_K_M file it is 0.07% for Q4_K. Below 6e-5, where float16 gets
 coarse, a scale is off by up to 3e-8.

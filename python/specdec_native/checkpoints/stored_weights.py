@@ -215,7 +215,7 @@ def _read_gguf(name: str, tensor: GgufTensor, dtype: str) -> _Stored:
     is_vector = len(tensor.shape) == 1
     kind = tensor.integer_type
     if kind is not None:
-        rule = gguf_rule(tensor.type_name, kind)
+        rule = gguf_rule(tensor.type_name, kind, is_scaled=tensor.factors != (1.0,))
     elif tensor.type_name in FLOATS:
         rule = float_rule(FLOATS[tensor.type_name], dtype, is_vector)
     else:

@@ -86,14 +86,17 @@ def codes_rule(
     return Rule("int4_grouped" if symmetric or bits < 4 else "int4_grouped_zero")
 
 
-_EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0")
+_EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "TQ1_0", "TQ2_0", "NVFP4")
 
 
-def gguf_rule(type_name: str, kind: IntegerType) -> Rule:
-    """Of a GGUF type that stays in integers, in the form `kind`."""
+def gguf_rule(type_name: str, kind: IntegerType, *, is_scaled: bool = False) -> Rule:
+    """Of a GGUF type that stays in integers, in the form `kind`.
+
+    is_scaled: whether the matrix has a scale beside it.
+    """
     stored = (BLOCK_TYPES | GRID_TYPES)[type_name]
-    note = "" if type_name in _EXACT else "scales rounded to float16"
-    if stored.group != kind.group or (stored.mins is not None and kind.mins is None):
+    note = "" if type_name in _EXACT and not is_scaled else "scales rounded to float16"
+    if stored.mins is not None and kind.mins is None:
         note = f"rounded anew to {kind.bits} bits"
     return Rule(
         integer_format(kind.bits, kind.group, kind.mins is not None, bool(kind.table)), note

@@ -321,6 +321,25 @@ def test_unsupported_type_names_the_supported_ones(tmp_path: Path) -> None:
         convert(source)
 
 
+def test_a_type_that_the_gguf_package_does_not_know_is_named(tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_METADATA, llama_tensors())
+    name = b"blk.0.ffn_up.weight"
+    content = bytearray(whole.read_bytes())
+    kind = content.index(name) + len(name) + 4 + 2 * 8  # past the number of extents and these
+    content[kind : kind + 4] = (99).to_bytes(4, "little")
+    whole.write_bytes(content)
+    with pytest.raises(CheckpointError, match="ffn_up.weight has the type of number 99.*update"):
+        convert(whole)
+
+
+@pytest.mark.parametrize("shape", [(0, 256), (0,), (4, 0)])
+def test_a_tensor_without_values_is_named(shape: tuple[int, ...], tmp_path: Path) -> None:
+    tensors = llama_tensors() | {"blk.0.ffn_up.weight": np.zeros(shape, np.float32)}
+    source = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_METADATA, tensors)
+    with pytest.raises(CheckpointError, match=r"blk.0.ffn_up.weight has no values"):
+        convert(source)
+
+
 def test_unsupported_architecture_names_the_known_ones(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf", "gemma4", LLAMA_METADATA, llama_tensors())
     with pytest.raises(CheckpointError, match="'gemma4' is not supported.*llama, qwen2, qwen3"):
