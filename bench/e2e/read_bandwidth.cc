@@ -1,4 +1,6 @@
 // `read_bandwidth BYTES THREADS [PASSES]`: how fast that much memory is read through, as JSON.
+#include "core/read_bandwidth.h"
+
 #include <cstdlib>
 #include <iostream>
 #include <vector>
@@ -14,7 +16,7 @@ int main(int argc, char** argv) {
   }
   const int num_passes = argc > 3 ? std::atoi(argv[3]) : 15;
   specdec::ThreadPool pool(std::atoi(argv[2]));
-  specdec::bench::ReadBandwidth probe(std::strtoull(argv[1], nullptr, 10), pool);
+  specdec::ReadBandwidth probe(std::strtoull(argv[1], nullptr, 10), pool);
   probe.read_seconds();  // warm-up
   std::vector<double> seconds;
   for (int pass = 0; pass < num_passes; ++pass) seconds.push_back(probe.read_seconds());

@@ -188,7 +188,7 @@ TEST(WeightStore, ReadsMatricesOfEightBitFloatsWithTheirScales) {
   for (const Case& good : cases) {
     TempDirectory directory;
     directory.write("model.safetensors", good.tensor.bytes());
-    WeightStore store(directory.path(), good.block);
+    WeightStore store(directory.path(), {.block = good.block});
     const WeightView view = store.matrix("w", 3, 40);
     EXPECT_TRUE(view.is_fp8() && view.is_quantized() && !view.is_integer());
     EXPECT_EQ(view.values.dtype, DType::kF8E4M3);
@@ -207,7 +207,7 @@ TEST(WeightStore, RowsOfEightBitFloatsBeginWithTheirBlock) {
   TempDirectory directory;
   const Fp8Tensor tensor = {.scale_shape = {2, 2}, .scales = {1, 2, 3, 4}, .code = 0x7f};
   directory.write("model.safetensors", tensor.bytes());
-  WeightStore store(directory.path(), {.rows = 2, .cols = 32});
+  WeightStore store(directory.path(), {.block = {.rows = 2, .cols = 32}});
   EXPECT_EQ(store.matrix("w", 3, 40, {1, 1}).block_scales[1], 2);  // the NaN is not among them
   EXPECT_TRUE(has_text(checkpoint_error_of([&] { store.matrix("w", 3, 40, {2, 1}); }).what(),
                        "a value is NaN"));
@@ -236,7 +236,7 @@ TEST(WeightStore, OddMatricesOfEightBitFloatsAreRefused) {
   for (const Case& odd : cases) {
     TempDirectory directory;
     directory.write("model.safetensors", odd.tensor.bytes());
-    WeightStore store(directory.path(), {.rows = 2, .cols = 32});
+    WeightStore store(directory.path(), {.block = {.rows = 2, .cols = 32}});
     const CheckpointError error = checkpoint_error_of([&] { store.matrix("w", 3, 40); });
     EXPECT_EQ(error.tensor(), odd.name);
     EXPECT_TRUE(has_text(error.what(), odd.message));

@@ -27,8 +27,7 @@ WORDS = [
 
 
 def load(directory: Path) -> None:
-    options = {"num_threads": 1, "skip_tokenizer_init": True, "max_model_len": 16}
-    with Engine(directory, **options) as engine:
+    with Engine(directory, num_threads=1, skip_tokenizer_init=True, max_model_len=16) as engine:
         engine.generate([[5, 6]], SamplingParams(max_tokens=2), use_tqdm=False)
 
 

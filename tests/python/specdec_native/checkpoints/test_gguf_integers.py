@@ -286,6 +286,6 @@ def test_quantising_to_eight_bits_is_within_half_a_step() -> None:
     values = (rng.standard_normal((50, 96)) * 10.0 ** rng.integers(-4, 4, (50, 1))).astype("f4")
     values[3] = 0
     codes, scales = quantize_int8(values)
-    weights = {"w": codes, "w.scales": scales}
+    weights: Weights = {"w": codes, "w.scales": scales}
     steps = np.repeat(scales.astype(np.float64), 32, axis=1)
     assert np.all(np.abs(dequantize(weights, "w") - values) <= steps * (0.5 + 1e-5))
