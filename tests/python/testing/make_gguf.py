@@ -49,15 +49,9 @@ def random_blocks(num_values: int, kind: Type, size: float) -> npt.NDArray[np.ui
     if kind is Type.NVFP4:  # four floats of 8 bits, between 1/64 and 1/8
         blocks[:, :4] = 8 + blocks[:, :4] % 24
     if kind is Type.IQ1_M:  # a float16 in the upper four bits of four words
-<<<<<<< Updated upstream
         bits = spread.astype(np.float16).view(np.uint16)
         for word in range(4):
             high = (bits >> (4 * word)) % 16
-=======
-        words = spread.astype(np.float16).view(np.uint16)
-        for word in range(4):
-            high = (words >> (4 * word)) % 16
->>>>>>> Stashed changes
             blocks[:, 49 + 2 * word] = blocks[:, 49 + 2 * word] % 16 + 16 * high
     return blocks
 

@@ -85,16 +85,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
 def computed(config: PreTrainedConfig) -> dict[str, Any]:
     """What of a config decides the computation."""
     ignored = {
-<<<<<<< Updated upstream
         "_name_or_path", "dtype", "initializer_range", "transformers_version", "classifier_dropout",
         "use_cache", "output_router_logits", "router_aux_loss_coef", "max_window_layers",
     }  # fmt: skip
-=======
-        *("_name_or_path", "dtype", "initializer_range", "transformers_version"),
-        *("classifier_dropout", "use_cache", "output_router_logits", "router_aux_loss_coef"),
-        "max_window_layers",
-    }
->>>>>>> Stashed changes
     values = {key: value for key, value in config.to_dict().items() if key not in ignored}
     if values.get("head_dim", 0) is None:
         values["head_dim"] = config.hidden_size // config.num_attention_heads
