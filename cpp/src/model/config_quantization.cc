@@ -241,8 +241,11 @@ void parse_group(const JsonFields& group, ModelConfig& config) {
   if (!group.has("weights")) return;
   const JsonFields weights = group.get_object("weights");
   // How codes were found does not matter, and the tensors give the dtypes of scales.
-  weights.pass_over(
-      {"observer", "observer_kwargs", "scale_dtype", "zp_dtype", "actorder", "dynamic"});
+  weights.pass_over({"observer", "observer_kwargs", "scale_dtype", "zp_dtype", "actorder"});
+  if (weights.get_bool("dynamic", false)) {
+    weights.fail("dynamic",
+                 str_cat("is true, and weights are not quantised at run time", kInstead));
+  }
   parse_group_size(weights, "group_size", config);
   if (get_one_of(weights, "type", std::to_array<std::string_view>({"int", "float"})) == "int") {
     get_bits(weights, "num_bits", {2, 3, 4, 8});

@@ -28,7 +28,7 @@ TEST(EngineConfig, EachBadFieldIsNamed) {
   };
   const std::vector<Case> cases = {
       {"model", [](EngineConfig& c) { c.model = ""; }},
-      {"quantization", [](EngineConfig& c) { c.quantization = "awq"; }},
+      {"quantization", [](EngineConfig& c) { c.quantization = "hqq"; }},
       {"max_model_len", [](EngineConfig& c) { c.max_model_len = -1; }},
       {"max_num_seqs", [](EngineConfig& c) { c.max_num_seqs = -1; }},
       {"max_num_batched_tokens", [](EngineConfig& c) { c.max_num_batched_tokens = -1; }},

@@ -176,7 +176,7 @@ TEST(SpeculativeConfig, BadDrafterValuesAreRefused) {
       {"suffix_decoding_min_token_prob", DraftMethod::kSuffix,
        drafter(&D::suffix_min_token_prob, kNan)},
       {"model", DraftMethod::kDraftModel, drafter(&D::model, std::string())},
-      {"quantization", DraftMethod::kDraftModel, drafter(&D::quantization, std::string("awq"))},
+      {"quantization", DraftMethod::kDraftModel, drafter(&D::quantization, std::string("hqq"))},
       {"min_confidence", DraftMethod::kDraftModel, drafter(&D::min_confidence, -0.1)},
       {"min_confidence", DraftMethod::kDraftModel, drafter(&D::min_confidence, kNan)},
       {"method", DraftMethod::kCustom, drafter(&D::custom, std::shared_ptr<CustomDrafter>())},
@@ -192,7 +192,7 @@ TEST(SpeculativeConfig, HeadsAreCheckedAsDraftModelsAre) {
     if (!is_draft_head(method)) continue;
     expect_all_refused({
         {"model", method, drafter(&D::model, std::string())},
-        {"quantization", method, drafter(&D::quantization, std::string("awq"))},
+        {"quantization", method, drafter(&D::quantization, std::string("hqq"))},
         {"min_confidence", method, drafter(&D::min_confidence, 1.1)},
         {"max_model_len", method, drafter(&D::max_model_len, -1)},
     });
