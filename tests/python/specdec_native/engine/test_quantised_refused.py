@@ -24,7 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Maker:
 
 def message_of(model: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        Engine(model, max_model_len=64).close()
+        Engine(model, max_model_len=64, num_threads=1).close()
     return str(caught.value)
 
 
@@ -238,3 +238,12 @@ def test_tensors(made: Maker, case: str, tmp_path: Path) -> None:
     edit_tensors(model, change)
     message = message_of(model)
     assert f"{MODULE}.{suffix}" in message
+
+
+def test_a_shorter_last_group(made: Maker, tmp_path: Path) -> None:
+    """128 inputs in groups of 96 have two scales per output, as in groups of 64."""
+    model = made.copy("gptq_v2", tmp_path / "model")
+    edit_config(model, group_size=96)
+    message = message_of(model)
+    assert f"{MODULE}.scales" in message
+    assert "group_size" in message

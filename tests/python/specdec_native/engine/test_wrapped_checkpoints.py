@@ -14,6 +14,8 @@ from make_wrappers import PREFIXES, WRAPPERS, edit, make_wrapper, reference_logp
 from packed_integers import CompressedIntegers
 from quantised_checkpoints import Format, make_quantised
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 NUM_TOKENS = 100  # past the windows
 TOKENS = [9 + token % 150 for token in random_tokens(NUM_TOKENS, seed=8)]  # none is of an image
 
@@ -25,7 +27,7 @@ def wrapper(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def assert_is_transformers(model: Path, reference: Path) -> None:
     expected = reference_logprobs(reference, TOKENS)[:-1]
-    found = engine_logprobs(model, TOKENS, dtype="float32", quantization="none")
+    found = engine_logprobs(model, TOKENS, dtype="float32", num_threads=1, quantization="none")
     assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
 
 
@@ -34,11 +36,11 @@ def test_logprobs_agree_wherever_the_tensors_are(
 ) -> None:
     with caplog.at_level(logging.WARNING, "specdec_native"):
         assert_is_transformers(wrapper, wrapper)
-        expected = engine_logprobs(wrapper, TOKENS, dtype="float32")
+        expected = engine_logprobs(wrapper, TOKENS, dtype="float32", num_threads=1)
         for prefixes in PREFIXES:
             model = Path(shutil.copytree(wrapper, tmp_path / prefixes))
             rename(model, prefixes)
-            found = engine_logprobs(model, TOKENS, dtype="float32")
+            found = engine_logprobs(model, TOKENS, dtype="float32", num_threads=1)
             assert (found == expected).all(), prefixes
     assert "not used" not in caplog.text  # tensors of images are left out without a word
 
