@@ -236,6 +236,7 @@ WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView
                     [&](WeightFormat candidate) { return backend_.supports(candidate); });
   if (format == WeightFormat::kAct && quantization_ == Quantization::kAuto) {
     widens_fp8_ |= std::ranges::any_of(parts, &WeightView::is_fp8);
+    widens_integers_ |= std::ranges::any_of(parts, &WeightView::is_integer);
   }
   if (role != MatrixRole::kFloat) formats_.insert(format);
   return format;
@@ -448,6 +449,10 @@ void TensorLoader::finish(LoadedParts& loaded) {
     log_info(source(), ": some 8-bit floats are held as ", name_of(backend_.act_dtype()), ": ",
              backend_.device_info().name,
              " has no products with them, or they are fused with weights of another kind");
+  }
+  if (widens_integers_) {
+    log_info(source(), ": some matrices of integers are held as ", name_of(backend_.act_dtype()),
+             ": they are fused with weights of another kind");
   }
   for (const auto& [reason, names] : store_.widened()) {
     log_info(source(), ": ", names.size(), " matrices (", names.front(),

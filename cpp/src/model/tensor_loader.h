@@ -119,6 +119,7 @@ class TensorLoader {
   int64_t size_bytes_ = 0;
   std::set<WeightFormat> formats_;
   bool widens_fp8_ = false;  // stored 8-bit floats are packed in more bits
+  bool widens_integers_ = false;
 };
 
 }  // namespace specdec
