@@ -203,7 +203,7 @@ TEST_P(CudaQuantized, ZerosAndTablesAreOnlyKept) {
     }
   }
   const QuantizedMatrix first = codes_for(WeightFormat::kInt4Table, 8, 64, 7);
-  const QuantizedMatrix second = codes_for(WeightFormat::kInt4Table, 8, 64, 8);
+  const QuantizedMatrix second = QuantizedMatrix(8, 64, 4, false, 8).add_table(9);
   const WeightView views[] = {first.view(), second.view()};
   EXPECT_THROW(world.backend->pack_linear({.parts = views, .format = WeightFormat::kInt4Table}),
                InternalError);
