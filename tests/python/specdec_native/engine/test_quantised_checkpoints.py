@@ -8,6 +8,7 @@ GPTQModel 7.7: no value differs.
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 NUM_TOKENS = 40
 NUM_STEPS = 64
-OPTIONS = {"dtype": "float32", "num_threads": 1}
-EXACT = {**OPTIONS, "quantization": "none"}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1}
+EXACT: dict[str, Any] = {**OPTIONS, "quantization": "none"}
 ROUNDING = 2e-5  # of float32
 
 # A CPU holds these at the dtype: groups of scattered inputs, scales that are no float16, 8-bit
