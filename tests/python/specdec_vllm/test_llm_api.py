@@ -353,9 +353,9 @@ def test_a_vllm_script_runs_with_its_import_changed(model: Path, tmp_path: Path)
     [
         ({"tensor_parallel_size": 99}, ValueError, "tensor_parallel_size.*8"),
         (
-            {"quantization": "awq"},
+            {"quantization": "torchao"},
             ValueError,
-            "quantization: 'awq'.*'none', 'int8', 'int4' or 'fp8'.*GGUF",
+            "quantization: 'torchao'.*'none', 'int8', 'int4' or 'fp8'.*GGUF",
         ),
         ({"quantization": "fp8"}, ValueError, "quantization: 'fp8' needs a GPU.*use 'int8'"),
         ({"quantization": "fbgemm_fp8"}, ValueError, "leave it out"),

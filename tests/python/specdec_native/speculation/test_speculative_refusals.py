@@ -165,7 +165,7 @@ def test_a_wrong_list_of_drafters_says_what_to_write(config: dict[str, Any], mes
         ({"min_confidence": 1.5}, "min_confidence"),
         ({"min_confidence": -0.5}, "min_confidence"),
         ({"draft_sample_method": "random"}, "greedy, probabilistic, got"),
-        ({"quantization": "awq"}, "quantization: 'awq' is not supported.*'int4'"),
+        ({"quantization": "hqq"}, "quantization: 'hqq' is not supported.*'int4'"),
         ({"quantization": 8}, "quantization must be a string"),
         ({"revision": 8}, "revision must be a string"),
     ],
@@ -192,7 +192,7 @@ def test_a_wrong_draft_model_option_says_what_to_write(
         ({"method": "draft_model", "speculative_token_map": [1]}, 'not to "draft_model"'),
         ({"method": "medusa", "prompt_lookup_max": 3}, 'belongs to the method "ngram"'),
         ({"method": "eagle3", "parallel_drafting": "yes"}, "True or False"),
-        ({"method": "eagle", "quantization": "awq"}, "'awq' is not supported"),
+        ({"method": "eagle", "quantization": "hqq"}, "'hqq' is not supported"),
         ({"method": "eagle", "min_confidence": 2}, "min_confidence"),
     ],
 )
