@@ -51,7 +51,7 @@ std::vector<Layout> layouts() {
        {{"x.qweight", {"I32", {k, n / 8}}},
         {"x.qzeros", {"I32", {3, n / 8}}},
         {"x.scales", {"F16", {3, n}}}},
-       {.is_awq = true}},
+       {.block = {}, .is_awq = true}},
       {"packed",
        {{"x.weight_packed", {"I32", {n, k / 8}}},
         {"x.weight_scale", {"BF16", {n, 3}}},
