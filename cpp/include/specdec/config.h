@@ -114,12 +114,15 @@ inline constexpr std::tuple kEngineOptions = {
         {.name = "quantization",
          .help = "how weights are held: \"auto\" (as stored), \"none\" (at dtype), \"int8\", "
                  "\"int4\", or \"fp8\" on a GPU",
-         .details = "\"auto\" uses a GGUF file's integers as they are. \"int8\": a scale for each "
+         .details = "\"auto\" keeps the codes of a quantised checkpoint (GGUF, GPTQ, AWQ, "
+                    "compressed-tensors and the others of docs/quantization.md); `specdec-native "
+                    "info MODEL` says what each kind of matrix becomes. \"int8\": a scale for each "
                     "output. \"int4\": a scale for every 32 inputs of an output; embedding and "
                     "head in 8 bits, grouped likewise. \"fp8\": 8-bit floats, a scale for each "
                     "output; embedding and head stay at dtype. Integers stored in as few bits "
                     "stay as they are. On a CPU products with integers round their inputs to 8 "
-                    "bits, a scale for every 32 of a row."}),
+                    "bits, a scale for every 32 of a row (of 16 where the weights' groups are of "
+                    "16)."}),
     option(
         &EngineConfig::device,
         {.name = "device",

@@ -62,8 +62,8 @@ struct WeightView {
 };
 
 // How a packed matrix is stored. On the CPU, projections with integer weights also round their
-// inputs to 8 bits, with a scale per group of kQuantGroup. A GPU uses the inputs unrounded, as with
-// 8-bit floats.
+// inputs to 8 bits, with a scale per group of kQuantGroup (kInt8Grouped16: of kShortGroup). A GPU
+// uses the inputs unrounded, as with 8-bit floats.
 enum class WeightFormat : uint8_t {
   kAct,             // the backend's act dtype
   kInt8,            // one scale an output
