@@ -97,6 +97,8 @@ class CudaBackend final : public Backend {
 
  private:
   void linear_by_inputs(const LinearArgs& args);
+  // The rows with all ranks' inputs, valid until the next call.
+  ProjectionInput gather_inputs(const CudaPackedLinear& weight, const ProjectionInput& in);
   void linear_by_outputs(const LinearArgs& args);
   void embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args);
   void gather_embeddings(const EmbedArgs& args);

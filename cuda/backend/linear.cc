@@ -59,7 +59,9 @@ void CudaBackend::linear_by_inputs(const LinearArgs& args) {
   const CudaPackedLinear& weight = packed(args.weight);
   const int num_rows = args.in.num_rows;
   const int out_features = static_cast<int>(weight.out_features());
-  projector_.run(weight, args.in,
+  const ProjectionInput in =
+      weight.input_order() != nullptr ? gather_inputs(weight, args.in) : args.in;
+  projector_.run(weight, in,
                  {.kind = Finish::kStore,
                   .out_features = out_features,
                   .out = rank_exchange_.own_planes(weight, num_rows),
@@ -74,6 +76,22 @@ void CudaBackend::linear_by_inputs(const LinearArgs& args) {
                       .scale = args.scale,
                       .soft_cap = args.soft_cap,
                       .heads = {}});
+}
+
+ProjectionInput CudaBackend::gather_inputs(const CudaPackedLinear& weight,
+                                           const ProjectionInput& in) {
+  SPECDEC_CHECK(in.dtype == act_dtype_ && in.norm == nullptr && in.row_ids == nullptr);
+  const RankShare& share = weight.share();
+  const int64_t width = share.num_inputs(share.ranks()->rank());
+  kernels_.pointwise.load_rows(*stream_, {.from = in.x,
+                                          .slots = nullptr,
+                                          .act_dtype = act_dtype_,
+                                          .from_stride = width,
+                                          .out = rank_exchange_.own_floats(in.num_rows * width),
+                                          .accumulate = false,
+                                          .dim = static_cast<int>(width),
+                                          .num_rows = in.num_rows});
+  return {.x = rank_exchange_.gather_inputs(share, in.num_rows), .num_rows = in.num_rows};
 }
 
 void CudaBackend::linear_by_outputs(const LinearArgs& args) {

@@ -31,7 +31,7 @@ void set_weights(std::span<const PackedLinear* const> experts, ExpertProjections
     params.scales_offset = first.code_layout().scales_offset;
   for (size_t i = 0; i < experts.size(); ++i) {
     const CudaPackedLinear& expert = packed(experts[i]);
-    SPECDEC_CHECK(expert.format() == first.format());
+    SPECDEC_CHECK(expert.format() == first.format() && expert.input_order() == nullptr);
     SPECDEC_CHECK_EQ(expert.out_features(), first.out_features());
     SPECDEC_CHECK_EQ(expert.in_features(), first.in_features());
     params.weights[i] = expert.data();

@@ -26,6 +26,15 @@ void check_codes(WeightFormat format, const WeightView& part, const WeightView& 
   SPECDEC_CHECK(!has_table || std::memcmp(part.table, first.table, kCodeTableBytes) == 0);
 }
 
+// Parts keep their codes in the order that they all have.
+void check_input_order(const PackArgs& args, const WeightView& part) {
+  const int32_t* first = args.parts[0].input_order;
+  SPECDEC_CHECK((part.input_order == nullptr) == (first == nullptr));
+  if (first == nullptr) return;
+  SPECDEC_CHECK(args.format != WeightFormat::kAct && part.is_integer());
+  SPECDEC_CHECK(std::equal(first, first + part.in_features(), part.input_order));
+}
+
 void check_parts(const PackArgs& args) {
   SPECDEC_CHECK(!args.parts.empty());
   if (args.gated) {
@@ -36,38 +45,13 @@ void check_parts(const PackArgs& args) {
     SPECDEC_CHECK(part.is_quantized() || is_floating(part.values.dtype));
     SPECDEC_CHECK_EQ(part.values.shape.size(), 2u);
     SPECDEC_CHECK_EQ(part.in_features(), args.parts[0].in_features());
+    check_input_order(args, part);
     check_codes(args.format, part, args.parts[0]);
   }
 }
 
 bool is_fp8(WeightFormat format) {
   return format == WeightFormat::kFp8 || format == WeightFormat::kFp8Grouped;
-}
-
-// The values of a row of codes, in float32.
-void dequantize_row(const WeightView& part, int64_t row, float* out) {
-  if (part.is_fp8()) return dequantize_fp8_row(part, row, out);
-  const int64_t num_k = part.in_features();
-  const int64_t group_size = part.has_row_scales() ? num_k : part.group_size;
-  const uint8_t* bytes = static_cast<const uint8_t*>(part.values.data);
-  for (int64_t k = 0; k < num_k; ++k) {
-    const int64_t group = (row * num_k + k) / group_size;
-    const float scale =
-        part.has_row_scales() ? part.block_scales[row] : half_to_float(part.scales[group]);
-    int code;
-    if (part.bits() == 8) {
-      code = static_cast<int8_t>(bytes[row * num_k + k]);
-    } else {
-      code = bytes[(row * num_k + k) / 2] >> (k % 2 * 4) & 15;
-      if (part.table != nullptr) {
-        code = part.table[code];
-      } else if (part.mins == nullptr) {
-        code -= part.zeros != nullptr ? part.zeros[group] : 8;
-      }
-    }
-    const float min = part.mins != nullptr ? half_to_float(part.mins[group]) : 0.0f;
-    out[k] = scale * static_cast<float>(code) + min;
-  }
 }
 
 // Splits a row's block scales of 8-bit floats into one float32 scale, which is returned, and a
@@ -127,8 +111,9 @@ const float* CudaPackedLinear::scales() const {
   return reinterpret_cast<const float*>(data_.as<char>() + layout.scales_offset);
 }
 
-CudaPackedLinear::CudaPackedLinear(const Shape& shape, Buffer data, const PackArgs& args)
-    : shape_(shape), data_(std::move(data)), share_(args) {
+CudaPackedLinear::CudaPackedLinear(const Shape& shape, Buffer data, const PackArgs& args,
+                                   Buffer input_order)
+    : shape_(shape), data_(std::move(data)), input_order_(std::move(input_order)), share_(args) {
   if (share_.by_outputs()) {
     SPECDEC_CHECK_EQ(shape.out_features, share_.num_outputs(share_.ranks()->rank()));
   }
@@ -170,7 +155,24 @@ std::unique_ptr<CudaPackedLinear> WeightPacker::pack(const PackArgs& args) {
       shape = own;
     }
   }
-  return std::make_unique<CudaPackedLinear>(shape, std::move(data), args);
+  return std::make_unique<CudaPackedLinear>(shape, std::move(data), args, copy_input_order(args));
+}
+
+Buffer WeightPacker::copy_input_order(const PackArgs& args) {
+  const WeightView& part = args.parts[0];
+  if (part.input_order == nullptr) return {};
+  const int64_t begin = args.k_slices != nullptr ? args.k_slices->begin() : 0;
+  const int64_t count =
+      args.k_slices != nullptr ? args.k_slices->in_features() : part.in_features();
+  SPECDEC_CHECK_EQ(count % kBlockInputs, 0);
+  const size_t size_bytes = static_cast<size_t>(count) * sizeof(int32_t);
+  StagingBuffer& staging = next_staging_buffer(size_bytes);
+  std::memcpy(staging.pinned.data(), part.input_order + begin, size_bytes);
+  Buffer order = device_.allocate(size_bytes, "an order of inputs");
+  stream_.copy_to_device(order.data(), staging.pinned.data(), size_bytes);
+  stream_.record(*staging.packed);
+  staging.in_flight = true;
+  return order;
 }
 
 // Every rank quantises the whole matrix and then cuts, so that codes and scales do not depend on

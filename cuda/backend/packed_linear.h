@@ -22,15 +22,18 @@ class CudaPackedLinear final : public PackedLinear {
     WeightFormat format = WeightFormat::kAct;
     bool is_gated = false;
   };
-  // `data` has the blocks of all tiles.
-  CudaPackedLinear(const Shape& shape, Buffer data, const PackArgs& args = {});
+  // `data` has the blocks of all tiles; `input_order`, which may be empty, an int32 per column.
+  CudaPackedLinear(const Shape& shape, Buffer data, const PackArgs& args = {},
+                   Buffer input_order = {});
 
   int64_t out_features() const override {
     return share_.by_outputs() ? share_.num_outputs() : shape_.out_features;
   }
   int64_t num_outputs() const { return shape_.out_features; }  // this rank's
   int64_t in_features() const override { return shape_.in_features; }
-  int64_t size_bytes() const override { return static_cast<int64_t>(data_.size_bytes()); }
+  int64_t size_bytes() const override {
+    return static_cast<int64_t>(data_.size_bytes() + input_order_.size_bytes());
+  }
   WeightFormat format() const override { return shape_.format; }
 
   // The slices of k that this rank's weights have, the number of partial sums per output that they
@@ -40,6 +43,12 @@ class CudaPackedLinear final : public PackedLinear {
   const RankShare& share() const { return share_; }
 
   bool is_gated() const { return shape_.is_gated; }
+  // The input, of all ranks' inputs, that each column has: [in_features] on the device. Null: they
+  // are in order.
+  const int32_t* input_order() const { return input_order_.as<int32_t>(); }
+  int64_t all_inputs() const {  // of all ranks
+    return share_.by_inputs() ? share_.inputs().back() : shape_.in_features;
+  }
   int num_tiles() const { return num_tiles_of(shape_); }
   int num_k_blocks() const { return num_k_blocks_of(shape_); }
   const void* data() const { return data_.data(); }
@@ -56,6 +65,7 @@ class CudaPackedLinear final : public PackedLinear {
  private:
   Shape shape_;
   Buffer data_;
+  Buffer input_order_;
   RankShare share_;
   SliceParams slices_;
 };
@@ -80,6 +90,8 @@ class WeightPacker {
   };
 
   Buffer pack_parts(const PackArgs& args, const CudaPackedLinear::Shape& shape);
+  // The order of this rank's columns; empty: they are in order.
+  Buffer copy_input_order(const PackArgs& args);
   // Copies the blocks of a rank's inputs, a run of slices, from a packed matrix with all inputs.
   Buffer cut(const Buffer& whole, const CudaPackedLinear::Shape& shape, const KSlices& slices,
              const CudaPackedLinear::Shape& own);

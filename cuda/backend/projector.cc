@@ -29,7 +29,8 @@ RowsParams rows_of(const CudaPackedLinear& weight, const ProjectionInput& in) {
           .is_float = in.dtype == DType::kF32,
           .row_ids = in.row_ids,
           .num_rows = in.num_rows,
-          .dim = static_cast<int>(weight.in_features()),
+          .dim = static_cast<int>(weight.input_order() != nullptr ? weight.all_inputs()
+                                                                  : weight.in_features()),
           .norm = kind_of(in.norm),
           .weight = in.norm != nullptr ? in.norm->weight : nullptr,
           .bias = in.norm != nullptr ? in.norm->bias : nullptr,
@@ -91,6 +92,8 @@ Projector::Projector(Device& device, Stream& stream, const ProjectionKernels& ke
       act_dtype_(act_dtype),
       deterministic_(deterministic),
       chooser_(device, stream, kernels, std::move(gemms)),
+      natural_rows_(device, stream, "rows to reorder"),
+      ordered_rows_(device, stream, "reordered rows"),
       records_(device, stream, "rows of projections"),
       exchange_counts_(device, stream, "counts of projections"),
       head_sums_(device, stream, "sums of projections"),
@@ -102,7 +105,8 @@ Projector::Projector(Device& device, Stream& stream, const ProjectionKernels& ke
 
 bool Projector::finds_best(const CudaPackedLinear& weight, const ProjectionInput& in) const {
   const RowsParams rows = rows_of(weight, in);
-  return in.num_rows <= kFewRows && weight.share().ranks() == nullptr && is_plain(rows) &&
+  return in.num_rows <= kFewRows && weight.share().ranks() == nullptr &&
+         weight.input_order() == nullptr && is_plain(rows) &&
          row_source(weight, rows, Finish::kBest) != RowSource::kRecords;
 }
 
@@ -158,10 +162,30 @@ void Projector::run_all_heads(const CudaPackedLinear& weight, const RowsParams& 
                        {.act_dtype = act_dtype_, .finish = finish, .num_rows = rows.num_rows});
 }
 
+RowsParams Projector::reordered(const CudaPackedLinear& weight, const RowsParams& rows) {
+  ReorderParams params = {.rows = rows.x,
+                          .row_stride = rows.dim,
+                          .order = weight.input_order(),
+                          .num_rows = rows.num_rows,
+                          .dim = static_cast<int>(weight.in_features())};
+  if (rows.is_float || rows.row_ids != nullptr) {
+    params.row_stride = int64_t{ceil_div(rows.dim, kBlockInputs)} * kBlockInputs;
+    void* natural =
+        natural_rows_.get<uint16_t>(static_cast<size_t>(rows.num_rows * params.row_stride));
+    kernels_.prepare_rows(stream_, {.rows = rows, .act_dtype = act_dtype_, .out = natural});
+    params.rows = natural;
+  }
+  params.out =
+      ordered_rows_.get<uint16_t>(static_cast<size_t>(int64_t{rows.num_rows} * params.dim));
+  kernels_.reorder_rows(stream_, params);
+  return {.x = params.out, .is_float = false, .num_rows = rows.num_rows, .dim = params.dim};
+}
+
 // The only place, besides ProjectionChooser, that chooses a kernel.
-void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
+void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& given,
                          const FinishParams& finish) {
-  if (finish.heads.norm_all_heads) return run_all_heads(weight, rows, finish);
+  if (finish.heads.norm_all_heads) return run_all_heads(weight, given, finish);
+  const RowsParams rows = weight.input_order() != nullptr ? reordered(weight, given) : given;
   ProjectionParams params = {.format = weight.format(),
                              .act_dtype = act_dtype_,
                              .weights = weight.data(),

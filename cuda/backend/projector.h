@@ -28,6 +28,8 @@ class Projector {
   ProjectionChooser& chooser() { return chooser_; }
 
  private:
+  // The rows, prepared, with their inputs in the order of the weight's columns.
+  RowsParams reordered(const CudaPackedLinear& weight, const RowsParams& rows);
   void run_rows(const CudaPackedLinear& weight, const RowsParams& rows, const FinishParams& finish);
   void run_all_heads(const CudaPackedLinear& weight, const RowsParams& rows, FinishParams finish);
   // For few rows: where the kernel gets its rows from.
@@ -48,6 +50,8 @@ class Projector {
   DType act_dtype_;
   bool deterministic_;
   ProjectionChooser chooser_;
+  Workspace natural_rows_;
+  Workspace ordered_rows_;
   Workspace records_;
   Workspace exchange_counts_;
   Workspace head_sums_;

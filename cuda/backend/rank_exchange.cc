@@ -248,19 +248,28 @@ void RankExchange::sum(const CudaPackedLinear& weight, int num_rows, const Finis
 }
 
 void RankExchange::gather_outputs(const RankShare& share, int num_rows, float* out) {
-  Communicator& ranks = *share.ranks();
-  const int64_t own_width = share.num_outputs(ranks.rank());
-  GatherColumnsParams params = {.own = own_floats(num_rows * own_width),
-                                .own_stride = own_width,
-                                .num_rows = num_rows,
-                                .out = out,
-                                .out_stride = share.num_outputs()};
+  gather_columns(*share.ranks(), share.outputs(), num_rows, out);
+}
+
+const float* RankExchange::gather_inputs(const RankShare& share, int num_rows) {
+  float* all = all_.get<float>(static_cast<size_t>(num_rows * share.inputs().back()));
+  gather_columns(*share.ranks(), share.inputs(), num_rows, all);
+  return all;
+}
+
+void RankExchange::gather_columns(Communicator& ranks, std::span<const int64_t> bounds,
+                                  int num_rows, float* out) {
+  GatherColumnsParams params = {.num_rows = num_rows, .out = out, .out_stride = bounds.back()};
   std::vector<int64_t> counts;
-  for (int rank = 0; rank < ranks.size(); ++rank) {
-    counts.push_back(num_rows * share.num_outputs(rank));
-    params.columns[rank] = {.first = {static_cast<int>(share.first_output(rank))},
-                            .count = {static_cast<int>(share.num_outputs(rank))}};
+  for (size_t rank = 0; rank + 1 < bounds.size(); ++rank) {
+    const int64_t width = bounds[rank + 1] - bounds[rank];
+    counts.push_back(num_rows * width);
+    params.columns[rank] = {.first = {static_cast<int>(bounds[rank])},
+                            .count = {static_cast<int>(width)}};
   }
+  const auto own = static_cast<size_t>(ranks.rank());
+  params.own = own_floats(counts[own]);
+  params.own_stride = bounds[own + 1] - bounds[own];
   params.links = links_for(ranks, params.own, counts);
   kernels_.gather_columns(stream_, params);
 }

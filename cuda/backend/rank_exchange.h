@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "backend/rank_share.h"
@@ -38,6 +39,9 @@ class RankExchange {
   float* own_floats(int64_t count) { return own_.get<float>(static_cast<size_t>(count)); }
   // out [num_rows, num_outputs] = all ranks' columns; own_floats() holds this rank's.
   void gather_outputs(const RankShare& share, int num_rows, float* out);
+  // Returns the rows with all ranks' inputs, on the device, valid until the next call. own_floats()
+  // holds this rank's inputs.
+  const float* gather_inputs(const RankShare& share, int num_rows);
   // out [num_rows, dim]: row i comes from the rank that has output token_ids[i] + index_offset.
   // own_floats() [num_rows, dim] holds this rank's rows.
   void gather_rows(const RankShare& share, const int32_t* token_ids, int index_offset, int num_rows,
@@ -71,6 +75,10 @@ class RankExchange {
   void link(Communicator& ranks, Group& group);
   // Opens the mailboxes of all ranks. Returns the obstacle if some rank cannot, else "".
   std::string open_mailboxes(Communicator& ranks, Group& group);
+  // out [num_rows, bounds.back()] = all ranks' columns, those of rank r from bounds[r] on;
+  // own_floats() holds this rank's.
+  void gather_columns(Communicator& ranks, std::span<const int64_t> bounds, int num_rows,
+                      float* out);
   const float* without_gaps(const float* rows, int num_rows, int stride, int width);
   // Joins the ranks in an NCCL group; returns likewise.
   std::string join_nccl(Communicator& ranks, Group& group);

@@ -15,6 +15,27 @@ void prepare_rows(Stream& stream, const PrepareParams& params) {
   }
 }
 
+constexpr int kReorderThreads = 256;
+
+__global__ void __launch_bounds__(kReorderThreads) reorder_rows_kernel(const ReorderParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int j = blockIdx.y * kReorderThreads + threadIdx.x;
+  if (j >= params.dim) return;
+  const int64_t row = blockIdx.x;
+  const auto* from = static_cast<const uint16_t*>(params.rows) + row * params.row_stride;
+  static_cast<uint16_t*>(params.out)[row * params.dim + j] = from[params.order[j]];
+}
+
+void reorder_rows(Stream& stream, const ReorderParams& params) {
+  launch("reorder_rows", stream, reorder_rows_kernel,
+         {.grid = {static_cast<unsigned>(params.num_rows),
+                   static_cast<unsigned>((params.dim + kReorderThreads - 1) / kReorderThreads)},
+          .block = {kReorderThreads},
+          .overlaps_previous = true},
+         params);
+}
+
 void run_projection(Stream& stream, const ProjectionParams& params) {
   switch (params.format) {
     case WeightFormat::kAct:
@@ -52,6 +73,7 @@ void finish_sums(Stream& stream, const FinishSumsParams& params);
 ProjectionKernels projection_kernels() {
   return {.pack = pack_weights,
           .prepare_rows = prepare_rows,
+          .reorder_rows = reorder_rows,
           .project = run_projection,
           .project_wide = project_wide(),
           .unpack = unpack_weights,

@@ -64,6 +64,16 @@ struct PrepareParams {
   void* out = nullptr;  // [num_rows, ceil(dim / 32)] records
 };
 
+// Reorders rows of elements of 16 bits: out[row, j] = rows[row, order[j]].
+struct ReorderParams {
+  const void* rows = nullptr;  // [num_rows, row_stride] act
+  int64_t row_stride = 0;
+  const int32_t* order = nullptr;  // [dim]
+  int num_rows = 0;
+  int dim = 0;
+  void* out = nullptr;  // [num_rows, dim] act
+};
+
 // Heads of q, k and v: see QkvArgs.
 struct HeadsParams {
   const float* q_norm = nullptr;
@@ -271,6 +281,7 @@ struct FinishSumsParams {
 struct ProjectionKernels {
   void (*pack)(Stream& stream, const PackParams& params) = nullptr;
   void (*prepare_rows)(Stream& stream, const PrepareParams& params) = nullptr;
+  void (*reorder_rows)(Stream& stream, const ReorderParams& params) = nullptr;
   void (*project)(Stream& stream, const ProjectionParams& params) = nullptr;
   // WeightFormat::kAct on compute capability 9.0, by wgmma, whose order of addition is its own.
   // Null if the build has no kernels for it.

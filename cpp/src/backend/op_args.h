@@ -46,6 +46,9 @@ struct WeightView {
   const float* block_scales = nullptr;
   int64_t block_rows = 0;
   int64_t block_cols = 0;
+  // Of integers in groups: column j has the weights of input input_order[j], [in_features],
+  // distinct; null: of input j. Groups are of columns.
+  const int32_t* input_order = nullptr;
   // For a floating-point matrix that is generated where it is needed: values.data is null. Only for
   // backends with makes_random_weights().
   RandomSource random = {};
@@ -96,13 +99,14 @@ inline constexpr int kTableSize = 16;   // of WeightView::table
 
 // Whether 8-bit floats `part` can be held as they are in `format`.
 bool keeps_fp8(WeightFormat format, const WeightView& part);
-// out [in_features] = row `row` of a matrix of 8-bit floats.
-void dequantize_fp8_row(const WeightView& part, int64_t row, float* out);
+// out [in_features] = row `row` of a quantised matrix, in order of inputs.
+void dequantize_row(const WeightView& part, int64_t row, float* out);
 
 struct PackArgs {
   std::span<const WeightView> parts;  // one after another: [out_features, in_features]
   // Parts already in a grouped format (of kQuantGroup), or of 8-bit floats, keep their codes where
-  // `format` can hold them; everything else is converted to float32 first.
+  // `format` can hold them; everything else is converted to float32 first. With an input_order, all
+  // parts have the same and keep their codes: the weight then reorders the rows that it multiplies.
   WeightFormat format = WeightFormat::kAct;
   // Two parts of equal shape, gate and up, laid side by side for ActivatedLinearArgs::gated.
   bool gated = false;

@@ -29,7 +29,9 @@ RankShare::RankShare(const PackArgs& args) : ranks_(args.ranks) {
     const auto subtrees = subtrees_of(run);
     nodes.insert(nodes.end(), subtrees.begin(), subtrees.end());
     num_planes_.push_back(subtrees.count);
+    inputs_.push_back(args.k_slices->bounds[run.first]);
   }
+  inputs_.push_back(args.k_slices->whole_features());
   SPECDEC_CHECK(!nodes.empty() && nodes.front().first == 0 && nodes.back().end() == kNumSlices);
   fold_order_ = fold_order_of(nodes);
   SPECDEC_CHECK_EQ(fold_order_.num_left, 1);

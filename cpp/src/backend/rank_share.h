@@ -31,7 +31,13 @@ class RankShare {
   std::array<const float*, kNumSlices> planes_of(std::span<const std::span<const std::byte>> parts,
                                                  int64_t plane_floats) const;
 
-  // For weights split by outputs.
+  // By rank, where its inputs begin, then the number of all inputs: [size + 1]. Where a weight has
+  // an input_order, a rank gets these inputs and computes these columns.
+  std::span<const int64_t> inputs() const { return inputs_; }
+  int64_t num_inputs(int rank) const { return inputs_[rank + 1] - inputs_[rank]; }
+
+  // For weights split by outputs; likewise.
+  std::span<const int64_t> outputs() const { return outputs_; }
   int64_t first_output(int rank) const { return outputs_[rank]; }
   int64_t num_outputs(int rank) const { return outputs_[rank + 1] - outputs_[rank]; }
   int64_t num_outputs() const { return outputs_.back(); }
@@ -41,6 +47,7 @@ class RankShare {
   Communicator* ranks_;
   std::vector<int> num_planes_;
   FoldOrder fold_order_;
+  std::vector<int64_t> inputs_;
   std::vector<int64_t> outputs_;
 };
 

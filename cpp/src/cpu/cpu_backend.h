@@ -83,6 +83,8 @@ class CpuBackend final : public Backend {
   }
   // linear() for weights whose inputs are split over ranks (shared_linear.cc).
   void linear_by_inputs(const LinearArgs& args);
+  // The rows with all ranks' inputs, valid until the next call.
+  ProjectionInput gather_inputs(const CpuPackedLinear& weight, const ProjectionInput& in);
   void linear_by_outputs(const LinearArgs& args);
   void gather_embeddings(const EmbedArgs& args, float* out);
   // This rank's buffer for the planes of `num_rows` rows: [num_planes, num_rows, padded_outputs].

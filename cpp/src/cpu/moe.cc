@@ -90,7 +90,7 @@ void CpuBackend::moe(const MoeArgs& args) {
     const auto& down = static_cast<const CpuPackedLinear&>(*args.down[expert]);
     const ProjectionInput in = {.x = act, .dtype = act_dtype_, .num_rows = num_rows};
     if (is_shared) {
-      SPECDEC_CHECK(down.share().by_inputs());
+      SPECDEC_CHECK(down.share().by_inputs() && !down.has_input_order());
       compute_planes(down, in, own + begin * down.padded_outputs(), num_choices);
     } else {
       linear({.weight = &down, .in = in, .out = results + begin * hidden});

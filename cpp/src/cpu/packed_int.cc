@@ -57,9 +57,9 @@ class SourceRow {
   }
   bool is_int4() const { return is_int4_; }
   bool has_mins() const { return mins_ != nullptr; }
-  // As stored, 4-bit codes in the low bits.
+  uint8_t stored(int64_t i) const { return codes_[i]; }  // a byte
+  // In the low bits, of 4 bits.
   uint8_t code(int64_t k) const {
-    if (!is_int4_) return codes_[k];
     return k % 2 == 0 ? codes_[k / 2] & 0x0f : codes_[k / 2] >> 4;
   }
   // What the code stands for: the weight is scale * level + min.
@@ -71,10 +71,7 @@ class SourceRow {
   int zero(int64_t k) const { return zeros_ != nullptr ? zeros_[k / group_size_] : kInt4Offset; }
   uint16_t scale(int64_t k) const { return scales_[k / group_size_]; }
   uint16_t min(int64_t k) const { return has_mins() ? mins_[k / group_size_] : uint16_t{0}; }
-  int64_t group_size() const { return group_size_; }
-  float float_scale(int64_t k) const {
-    return row_scale_ != nullptr ? *row_scale_ : half_to_float(scale(k));
-  }
+  float row_scale() const { return *row_scale_; }
 
  private:
   int64_t group_size_;
@@ -122,7 +119,7 @@ IntLayout::IntLayout(PackedFormat format, bool signed_int8, int64_t in_features,
                      const int8_t* table)
     : format_(format),
       signed_int8_(signed_int8),
-      is_int4_(format >= kPackedInt4Grouped && format <= kPackedInt4Table),
+      is_int4_(format >= kPackedInt4Grouped && format <= kPackedInt4SmallTable),
       has_mins_(format == kPackedInt8GroupedMin || format == kPackedInt4GroupedMin),
       is_grouped_(format != kPackedInt8),
       table_(table),
@@ -186,12 +183,22 @@ bool IntRow::can_keep(const WeightView& part, int64_t row) const {
 
 void IntRow::keep(const WeightView& part, int64_t row) {
   const SourceRow source(part, row);
-  for (int64_t k = 0; k < layout_.in_features(); ++k) {
-    codes_[k] =
-        layout_.is_int4() ? source.code(k) : static_cast<uint8_t>(source.level(k) + kInt8Offset);
+  if (layout_.is_int4()) {
+    for (int64_t i = 0; i < layout_.in_features() / 2; ++i) {
+      codes_[2 * i] = source.stored(i) & 0x0f;
+      codes_[2 * i + 1] = source.stored(i) >> 4;
+    }
+  } else if (!source.is_int4()) {
+    for (int64_t k = 0; k < layout_.in_features(); ++k) {
+      codes_[k] = static_cast<uint8_t>(source.stored(k) + kInt8Offset);
+    }
+  } else {
+    for (int64_t k = 0; k < layout_.in_features(); ++k) {
+      codes_[k] = static_cast<uint8_t>(source.level(k) + kInt8Offset);
+    }
   }
   if (!layout_.is_grouped()) {
-    output_scale_ = source.float_scale(0);
+    output_scale_ = source.row_scale();
     return;
   }
   const bool eights_in_mins = layout_.is_int4() && layout_.has_mins() && !source.has_mins();
@@ -206,6 +213,7 @@ void IntRow::keep(const WeightView& part, int64_t row) {
 
 void IntRow::read(const WeightView& part, int64_t row, const QuantizeKernels& kernels) {
   if (can_keep(part, row)) return keep(part, row);
+  SPECDEC_CHECK(part.input_order == nullptr);
   QuantizeTask task{.x = nullptr,
                     .element = kElementF32,
                     .dim = layout_.in_features(),
@@ -292,18 +300,6 @@ void IntRow::to_float(float* out) const {
     for (int64_t k = begin; k < end; ++k) {
       const int level = table != nullptr ? table[codes_[k]] : codes_[k] - offset;
       out[k] = scale * static_cast<float>(level) + min;
-    }
-  }
-}
-
-void dequantize_row(const WeightView& part, int64_t row, float* out) {
-  if (part.is_fp8()) return dequantize_fp8_row(part, row, out);
-  const SourceRow source(part, row);
-  for (int64_t begin = 0; begin < part.in_features(); begin += source.group_size()) {
-    const float scale = source.float_scale(begin);
-    const float min = half_to_float(source.min(begin));
-    for (int64_t k = begin; k < begin + source.group_size(); ++k) {
-      out[k] = scale * static_cast<float>(source.level(k)) + min;
     }
   }
 }

@@ -19,7 +19,7 @@ int group_size(PackedFormat format);  // k that share a scale
 // Sizes and offsets within a block of 16 outputs.
 class IntLayout {
  public:
-  // `signed_int8`: see LinearKernels. `table`: [16], of kPackedInt4Table.
+  // `signed_int8`: see LinearKernels. `table`: [16], of formats with a table.
   IntLayout(PackedFormat format, bool signed_int8, int64_t in_features,
             const int8_t* table = nullptr);
 
@@ -83,8 +83,5 @@ class IntRow {
   float output_scale_ = 0.0f;
   std::vector<float> values_;  // [in_features], of rows that are converted
 };
-
-// out [in_features] = the values of row `row` of a quantised matrix.
-void dequantize_row(const WeightView& part, int64_t row, float* out);
 
 }  // namespace specdec::cpu

@@ -5,6 +5,7 @@
 
 #include "comm/communicator.h"
 #include "core/check.h"
+#include "cpu/kernels/linear_int.h"
 
 namespace specdec::cpu {
 namespace {
@@ -14,8 +15,13 @@ constexpr int64_t kBf16Depth = 32;  // k of an AMX tile product
 // Slices end at multiples of this, so no kernel step and no record of integers spans two slices.
 constexpr int64_t kSliceUnit = 64;
 
-PackedFormat packed_format_of(WeightFormat format, DType act_dtype) {
-  switch (format) {
+bool is_small(std::span<const int8_t> table) {
+  return std::ranges::all_of(
+      table, [](int value) { return value >= -kSmallTableOffset && value < kSmallTableOffset; });
+}
+
+PackedFormat packed_format_of(const PackArgs& args, DType act_dtype) {
+  switch (args.format) {
     case WeightFormat::kAct:
       return act_dtype == DType::kBF16 ? kPackedBf16 : kPackedF32;
     case WeightFormat::kInt8:
@@ -31,7 +37,8 @@ PackedFormat packed_format_of(WeightFormat format, DType act_dtype) {
     case WeightFormat::kInt4GroupedZero:
       return kPackedInt4GroupedZero;
     case WeightFormat::kInt4Table:
-      return kPackedInt4Table;
+      SPECDEC_CHECK(args.parts[0].table != nullptr);
+      return is_small({args.parts[0].table, kTableSize}) ? kPackedInt4SmallTable : kPackedInt4Table;
     case WeightFormat::kInt8Grouped16:
       return kPackedInt8Grouped16;
     case WeightFormat::kFp8:
@@ -69,6 +76,11 @@ void with_source_type(DType dtype, Body&& body) {
   if (dtype == DType::kF32) return body(static_cast<const float*>(nullptr));
   if (dtype == DType::kBF16) return body(static_cast<const BFloat16*>(nullptr));
   return body(static_cast<const Half*>(nullptr));
+}
+
+bool has_order_of(const WeightView& a, const WeightView& b) {
+  if (a.input_order == nullptr || b.input_order == nullptr) return a.input_order == b.input_order;
+  return std::equal(a.input_order, a.input_order + a.in_features(), b.input_order);
 }
 
 // Maps each lane of a block to a row of a part.
@@ -152,17 +164,22 @@ void unpack(const T* block, int64_t lane, int64_t num_k, float* out) {
 CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype, const KernelTable& kernels,
                                  HostArena& arena, ThreadPool& pool)
     : format_(args.format),
-      packed_format_(packed_format_of(args.format, act_dtype)),
       signed_int8_(kernels.linear.signed_int8),
       is_gated_(args.gated),
       share_(args) {
   SPECDEC_CHECK(act_dtype == DType::kF32 || act_dtype == DType::kBF16);
   check(args);
-  in_features_ = args.parts[0].in_features();
+  packed_format_ = packed_format_of(args, act_dtype);
+  in_features_ = all_inputs_ = args.parts[0].in_features();
   if (args.k_slices != nullptr) {
     SPECDEC_CHECK_EQ(args.k_slices->whole_features(), in_features_);
     first_input_ = args.k_slices->begin();
     in_features_ = args.k_slices->in_features();
+  }
+  if (const int32_t* order = args.parts[0].input_order; order != nullptr) {
+    SPECDEC_CHECK(is_integer());
+    has_input_order_ = true;
+    input_order_.assign(order + first_input_, order + first_input_ + in_features_);
   }
   for (const WeightView& part : args.parts) num_outputs_ += part.rows();
   if (share_.by_outputs()) {
@@ -187,6 +204,7 @@ void CpuPackedLinear::check(const PackArgs& args) const {
     SPECDEC_CHECK(part.is_quantized() || is_weight_dtype(part.values.dtype));
     SPECDEC_CHECK_EQ(part.values.shape.size(), 2u);
     SPECDEC_CHECK_EQ(part.in_features(), args.parts[0].in_features());
+    SPECDEC_CHECK(has_order_of(part, args.parts[0]));
   }
 }
 
@@ -212,7 +230,7 @@ void CpuPackedLinear::set_steps(const PackArgs& args) {
 }
 
 IntLayout CpuPackedLinear::layout_of(int64_t in_features) const {
-  const bool has_table = packed_format_ == kPackedInt4Table;
+  const bool has_table = format_ == WeightFormat::kInt4Table;
   return IntLayout(packed_format_, signed_int8_, in_features, has_table ? table_.data() : nullptr);
 }
 
@@ -243,8 +261,7 @@ void CpuPackedLinear::pack_floats(const PackArgs& args, HostArena& arena, Thread
 
 void CpuPackedLinear::pack_integers(const PackArgs& args, const QuantizeKernels& kernels,
                                     HostArena& arena, ThreadPool& pool) {
-  if (packed_format_ == kPackedInt4Table) {
-    SPECDEC_CHECK(args.parts[0].table != nullptr);
+  if (format_ == WeightFormat::kInt4Table) {
     std::copy_n(args.parts[0].table, table_.size(), table_.begin());
   }
   const IntLayout layout = layout_of(std::max<int64_t>(in_features_, 1));
@@ -268,7 +285,7 @@ void CpuPackedLinear::pack_integers(const PackArgs& args, const QuantizeKernels&
 }
 
 void CpuPackedLinear::unpack_row(int64_t output, float* out) const {
-  SPECDEC_CHECK(!is_gated_ && !share_.by_inputs());
+  SPECDEC_CHECK(!is_gated_ && !share_.by_inputs() && !has_input_order_);
   const void* from = block(output / kLanes);
   if (is_integer()) {
     const IntLayout layout = layout_of(in_features_);

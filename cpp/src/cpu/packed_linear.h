@@ -32,19 +32,26 @@ class CpuPackedLinear final : public PackedLinear {
     return share_.by_outputs() ? share_.num_outputs() : num_outputs_;
   }
   int64_t in_features() const override { return in_features_; }
-  int64_t size_bytes() const override { return static_cast<int64_t>(data_.size_bytes()); }
+  int64_t size_bytes() const override {
+    return static_cast<int64_t>(data_.size_bytes() + input_order_.size() * sizeof(int32_t));
+  }
   WeightFormat format() const override { return format_; }
 
   PackedFormat packed_format() const { return packed_format_; }
   bool is_integer() const { return packed_format_ >= kPackedInt8; }
   bool is_gated() const { return is_gated_; }
+  // The input, of all ranks' inputs, that each column has: [in_features], where they are not in
+  // order.
+  bool has_input_order() const { return has_input_order_; }
+  std::span<const int32_t> input_order() const { return input_order_; }
+  int64_t all_inputs() const { return all_inputs_; }  // of all ranks
   int64_t padded_k() const { return padded_k_; }
   int64_t num_blocks() const { return num_blocks_; }
   int64_t block_bytes() const { return block_bytes_; }
   const void* block(int64_t index) const { return data_.as<char>() + index * block_bytes_; }
   int64_t num_outputs() const { return num_outputs_; }  // packed on this rank
   int64_t padded_outputs() const { return num_blocks_ * kBlockOutputs; }
-  // What the codes of kPackedInt4Table stand for: [16].
+  // What the codes stand for in formats with a table: [16].
   const int8_t* table() const { return table_.data(); }
 
   // The slices of its sums, and the number of sums that they leave per output.
@@ -55,8 +62,8 @@ class CpuPackedLinear final : public PackedLinear {
   // none.
   const float* output_scales(int64_t block) const;
 
-  // Writes row `output` as stored, in float32, to out [in_features]. Gated weights are not
-  // supported.
+  // Writes row `output` as stored, in float32, to out [in_features]. Neither gated weights nor
+  // those with an input_order are supported.
   void unpack_row(int64_t output, float* out) const;
 
  private:
@@ -68,13 +75,16 @@ class CpuPackedLinear final : public PackedLinear {
                      ThreadPool& pool);
 
   WeightFormat format_;
-  PackedFormat packed_format_;
+  PackedFormat packed_format_ = kPackedF32;
   bool signed_int8_;  // see LinearKernels
   bool is_gated_;
   RankShare share_;
   int64_t num_outputs_ = 0;
   int64_t first_input_ = 0;  // of the parts' inputs
   int64_t in_features_ = 0;
+  int64_t all_inputs_ = 0;
+  bool has_input_order_ = false;
+  std::vector<int32_t> input_order_;
   int64_t padded_k_ = 0;
   int64_t num_blocks_ = 0;
   int64_t block_bytes_ = 0;

@@ -56,6 +56,29 @@ DType dtype_of_rows(PackedFormat format, const LinearKernels& kernels) {
   }
 }
 
+// Makes room; what the buffer held is lost.
+void grow(Buffer& buffer, int64_t size_bytes, const char* what) {
+  if (static_cast<int64_t>(buffer.size_bytes()) >= size_bytes) return;
+  buffer = {};
+  buffer = Buffer::host(size_bytes, what);
+}
+
+// A task without its rows and where they go.
+RowsTask rows_task(const ProjectionInput& in, int64_t dim) {
+  RowsTask task{};
+  task.x = in.x;
+  task.x_bf16 = in.dtype == DType::kBF16;
+  task.row_ids = in.row_ids;
+  task.dim = dim;
+  task.norm = kind_of(in.norm);
+  if (in.norm != nullptr) {
+    task.weight = in.norm->weight;
+    task.bias = in.norm->bias;
+    task.eps = in.norm->eps;
+  }
+  return task;
+}
+
 }  // namespace
 
 RowNorm kind_of(const NormParams* norm) {
@@ -121,33 +144,53 @@ ProjectionTiling Projector::make_tiling(const CpuPackedLinear& weight, int64_t n
   return tiling;
 }
 
+ProjectionInput Projector::reordered(const CpuPackedLinear& weight, const ProjectionInput& in) {
+  const int64_t all = weight.all_inputs();
+  const std::span<const int32_t> order = weight.input_order();
+  const auto width = static_cast<int64_t>(order.size());
+  const auto row_bytes = static_cast<int64_t>(in.num_rows * sizeof(float));
+  grow(natural_rows_, row_bytes * all, "rows to reorder");
+  grow(ordered_rows_, row_bytes * width, "reordered rows");
+  pool_.parallel_for(in.num_rows, 1, [&](int64_t begin, int64_t end, int) {
+    RowsTask task = rows_task(in, all);
+    task.row_begin = begin;
+    task.row_end = end;
+    task.out = natural_rows_.data();
+    task.out_stride = all;
+    kernels_.rows.to_f32(task);
+    for (int64_t row = begin; row < end; ++row) {
+      const float* from = natural_rows_.as<float>() + row * all;
+      float* to = ordered_rows_.as<float>() + row * width;
+      for (int64_t k = 0; k < width; ++k) to[k] = from[order[k]];
+    }
+  });
+  return {.x = ordered_rows_.data(), .num_rows = in.num_rows};
+}
+
 void Projector::begin(const CpuPackedLinear& weight, const ProjectionInput& in) {
   SPECDEC_CHECK(in.norm == nullptr || in.dtype == DType::kF32);
   weight_ = &weight;
-  in_ = in;
+  in_ = weight.has_input_order() ? reordered(weight, in) : in;
   shared_rows_ = nullptr;
   const RowsLayout layout = rows_layout();
   const bool keeps_values = weight.packed_format() == kPackedF32 || layout.dtype == DType::kBF16;
-  if (keeps_values && in.dtype == layout.dtype && in.norm == nullptr && in.row_ids == nullptr &&
+  if (keeps_values && in_.dtype == layout.dtype && in_.norm == nullptr && in_.row_ids == nullptr &&
       layout.stride == weight.in_features()) {
-    shared_rows_ = in.x;
+    shared_rows_ = in_.x;
     return;
   }
-  storage_bytes_ = round_up(in.num_rows * layout.stride * layout.element_bytes, kAlignment);
+  storage_bytes_ = round_up(in_.num_rows * layout.stride * layout.element_bytes, kAlignment);
   const int64_t most_private = weight.is_integer() ? kPrivateCodes : kPrivateElements;
   const bool is_private =
-      pool_.num_threads() == 1 || in.num_rows * weight.padded_k() <= most_private;
+      pool_.num_threads() == 1 || in_.num_rows * weight.padded_k() <= most_private;
   const int64_t wanted = storage_bytes_ * (is_private ? pool_.num_threads() : 1);
-  if (static_cast<int64_t>(row_storage_.size_bytes()) < wanted) {
-    row_storage_ = {};
-    row_storage_ = Buffer::host(wanted, "prepared rows");
-  }
+  grow(row_storage_, wanted, "prepared rows");
   if (is_private) {
     ++turn_;
     return;
   }
   char* storage = row_storage_.as<char>();
-  pool_.parallel_for(in.num_rows, 1, [&](int64_t row_begin, int64_t row_end, int) {
+  pool_.parallel_for(in_.num_rows, 1, [&](int64_t row_begin, int64_t row_end, int) {
     prepare(row_begin, row_end, storage);
   });
   shared_rows_ = storage;
@@ -155,21 +198,14 @@ void Projector::begin(const CpuPackedLinear& weight, const ProjectionInput& in) 
 
 void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const {
   const RowsLayout layout = rows_layout();
-  const RowsTask task = {.x = in_.x,
-                         .x_bf16 = in_.dtype == DType::kBF16,
-                         .row_ids = in_.row_ids,
-                         .dim = weight_->in_features(),
-                         .norm = kind_of(in_.norm),
-                         .weight = in_.norm != nullptr ? in_.norm->weight : nullptr,
-                         .bias = in_.norm != nullptr ? in_.norm->bias : nullptr,
-                         .eps = in_.norm != nullptr ? in_.norm->eps : 0.0f,
-                         .row_begin = row_begin,
-                         .row_end = row_end,
-                         .out = storage,
-                         .out_stride = layout.stride,
-                         .group_size = group_size(weight_->packed_format()),
-                         .code_offset = code_offset(weight_->packed_format()),
-                         .has_zeros = weight_->packed_format() == kPackedInt4GroupedZero};
+  RowsTask task = rows_task(in_, weight_->in_features());
+  task.row_begin = row_begin;
+  task.row_end = row_end;
+  task.out = storage;
+  task.out_stride = layout.stride;
+  task.group_size = group_size(weight_->packed_format());
+  task.code_offset = code_offset(weight_->packed_format());
+  task.has_zeros = weight_->packed_format() == kPackedInt4GroupedZero;
   const RowsKernels& to = kernels_.rows;
   const bool is_bf16 = weight_->packed_format() == kPackedBf16;
   switch (layout.dtype) {

@@ -72,6 +72,8 @@ class Projector {
  private:
   ProjectionTiling make_tiling(const CpuPackedLinear& weight, int64_t num_rows,
                                int64_t unit_blocks) const;
+  // The rows, normalised, with their inputs in the order of the weight's columns.
+  ProjectionInput reordered(const CpuPackedLinear& weight, const ProjectionInput& in);
   // Prepares the rows for all threads, or has each thread prepare its own copy.
   void begin(const CpuPackedLinear& weight, const ProjectionInput& in);
   struct RowsLayout;
@@ -83,9 +85,11 @@ class Projector {
 
   const KernelTable& kernels_;
   ThreadPool& pool_;
-  Buffer row_storage_;  // prepared rows, of all threads together or of each
-  Buffer sums_;         // [num_threads, kCellFloats]
-  Buffer partials_;     // [num_threads, kPartialFloats]
+  Buffer natural_rows_;  // [rows, all inputs] float32, and
+  Buffer ordered_rows_;  // [rows, in_features], of weights with an order of inputs
+  Buffer row_storage_;   // prepared rows, of all threads together or of each
+  Buffer sums_;          // [num_threads, kCellFloats]
+  Buffer partials_;      // [num_threads, kPartialFloats]
 
   // The projection being run.
   const CpuPackedLinear* weight_ = nullptr;

@@ -1,6 +1,7 @@
 // Projections with weights that the ranks of a group share: each rank computes its share, the
 // communicator brings every share to every rank, and every rank finishes the whole result.
 #include <algorithm>
+#include <cstring>
 
 #include "backend/shared_heads.h"
 #include "comm/communicator.h"
@@ -89,10 +90,34 @@ void CpuBackend::finish_planes(const LinearArgs& args,
                      });
 }
 
+ProjectionInput CpuBackend::gather_inputs(const CpuPackedLinear& weight,
+                                          const ProjectionInput& in) {
+  SPECDEC_CHECK(in.row_ids == nullptr && in.norm == nullptr);
+  const RankShare& share = weight.share();
+  Communicator& ranks = *share.ranks();
+  const int64_t element = static_cast<int64_t>(size_of(in.dtype));
+  const int64_t own_bytes = in.num_rows * share.num_inputs(ranks.rank()) * element;
+  std::memcpy(ranks.part(static_cast<size_t>(own_bytes)), in.x, static_cast<size_t>(own_bytes));
+  const auto parts = ranks.exchange(static_cast<size_t>(own_bytes));
+  const int64_t row_bytes = share.inputs().back() * element;
+  auto* rows = reinterpret_cast<std::byte*>(
+      grow_scratch(gather_scratch_, (in.num_rows * row_bytes + 3) / int64_t{sizeof(float)}));
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    const int64_t width = share.num_inputs(rank) * element;
+    const std::byte* from = parts[static_cast<size_t>(rank)].data();
+    std::byte* to = rows + share.inputs()[static_cast<size_t>(rank)] * element;
+    for (int row = 0; row < in.num_rows; ++row, from += width, to += row_bytes) {
+      std::copy_n(from, width, to);
+    }
+  }
+  return {.x = rows, .dtype = in.dtype, .num_rows = in.num_rows};
+}
+
 void CpuBackend::linear_by_inputs(const LinearArgs& args) {
   const auto& weight = static_cast<const CpuPackedLinear&>(*args.weight);
   const int64_t num_rows = args.in.num_rows;
-  compute_planes(weight, args.in, part_for_planes(weight, num_rows), num_rows);
+  const ProjectionInput in = weight.has_input_order() ? gather_inputs(weight, args.in) : args.in;
+  compute_planes(weight, in, part_for_planes(weight, num_rows), num_rows);
   finish_planes(args, exchange_planes(weight, num_rows), 0);
 }
 

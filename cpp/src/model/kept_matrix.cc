@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "core/str_cat.h"
@@ -52,7 +53,11 @@ void KeptMatrix::for_each_code(const DecodedCodes& decoded, const Visit& visit) 
 }
 
 std::string KeptMatrix::reason_against(const DecodedCodes& decoded) {
-  if (!decoded.group_of.empty()) return "act-order (g_idx) scatters the groups of inputs";
+  std::vector<int64_t> sizes(static_cast<size_t>(num_groups()));
+  for (const int32_t group : decoded.group_of) ++sizes[static_cast<size_t>(group)];
+  if (std::ranges::any_of(sizes, [&](int64_t size) { return size != 0 && size != group_size_; })) {
+    return "act-order (g_idx) has groups of several sizes";
+  }
   if (group_size_ % kQuantGroup != 0) {
     return str_cat("groups of ", group_size_, " inputs are no multiple of ", kQuantGroup);
   }
@@ -89,11 +94,43 @@ void KeptMatrix::keep(DecodedCodes decoded) {
     for_each_code(decoded, [&](int64_t at, int level, size_t scale) {
       values_[static_cast<size_t>(at)] = decoded.scales[scale] * static_cast<float>(level);
     });
-  } else if (decoded.bits == 8) {
+    return;
+  }
+  if (!decoded.group_of.empty()) sort_columns(decoded);
+  if (decoded.bits == 8) {
     keep_bytes(std::move(decoded));
   } else {
     keep_nibbles(std::move(decoded));
   }
+}
+
+void KeptMatrix::sort_columns(DecodedCodes& decoded) {
+  input_order_.resize(static_cast<size_t>(in_features_));
+  std::iota(input_order_.begin(), input_order_.end(), 0);
+  std::ranges::stable_sort(input_order_, {}, [&](int32_t input) {
+    return decoded.group_of[static_cast<size_t>(input)];
+  });
+  decoded.group_of.clear();
+  std::vector<uint8_t> sorted(decoded.codes.size());
+  const auto num_k = static_cast<size_t>(in_features_);
+  const size_t row_bytes = decoded.bits == 8 ? num_k : num_k / 2;
+  std::vector<uint8_t> row(num_k);  // a byte a code
+  for (size_t begin = 0; begin < sorted.size(); begin += row_bytes) {
+    const uint8_t* from = decoded.codes.data() + begin;
+    uint8_t* to = sorted.data() + begin;
+    if (decoded.bits == 8) {
+      for (size_t k = 0; k < num_k; ++k) to[k] = from[input_order_[k]];
+      continue;
+    }
+    for (size_t i = 0; i < row_bytes; ++i) {
+      row[2 * i] = from[i] & 15;
+      row[2 * i + 1] = from[i] >> 4;
+    }
+    for (size_t i = 0; i < row_bytes; ++i) {
+      to[i] = static_cast<uint8_t>(row[input_order_[2 * i]] | row[input_order_[2 * i + 1]] << 4);
+    }
+  }
+  decoded.codes = std::move(sorted);
 }
 
 void KeptMatrix::keep_nibbles(DecodedCodes decoded) {
@@ -182,7 +219,8 @@ WeightView KeptMatrix::view(RowRange own) const {
           .group_size = is_by_row ? 0 : static_cast<int>(group_size_),
           .block_scales = from(row_scales_, 1),
           .block_rows = is_by_row ? 1 : 0,
-          .block_cols = is_by_row ? in_features_ : 0};
+          .block_cols = is_by_row ? in_features_ : 0,
+          .input_order = input_order_.empty() ? nullptr : input_order_.data()};
 }
 
 }  // namespace specdec

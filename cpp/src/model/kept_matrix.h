@@ -51,6 +51,8 @@ class KeptMatrix {
   int64_t num_groups() const { return in_features_ / group_size_; }
   std::string reason_against(const DecodedCodes& decoded);
   bool set_scales(const std::vector<float>& scales, bool rounds);
+  // Puts columns in order of their groups, whose sizes must be equal.
+  void sort_columns(DecodedCodes& decoded);
   void keep_nibbles(DecodedCodes decoded);
   void keep_bytes(DecodedCodes decoded);
   template <class Visit>
@@ -67,6 +69,7 @@ class KeptMatrix {
   std::vector<uint16_t> mins_;
   std::vector<uint8_t> zeros_;
   std::array<int8_t, 16> table_{};
+  std::vector<int32_t> input_order_;  // [in_features], see WeightView
   std::vector<float> row_scales_;
   std::vector<float> values_;  // [rows, in_features], in place of codes
   std::string why_float_;

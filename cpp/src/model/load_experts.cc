@@ -14,9 +14,9 @@ namespace {
 void add_expert(TensorLoader& loader, const WeightView& gate, const WeightView& up,
                 const WeightView& down, const SharedSums& sums, Experts& experts) {
   const std::array gate_up = {gate, up};
-  experts.storage.push_back(loader.pack(MatrixRole::kLayer, gate_up, {.gated = true}));
+  experts.storage.push_back(loader.pack(MatrixRole::kExpert, gate_up, {.gated = true}));
   experts.gate_up.push_back(experts.storage.back().get());
-  experts.storage.push_back(loader.pack(MatrixRole::kLayer, std::array{down}, {.sums = &sums}));
+  experts.storage.push_back(loader.pack(MatrixRole::kExpert, std::array{down}, {.sums = &sums}));
   experts.down.push_back(experts.storage.back().get());
 }
 

@@ -36,8 +36,9 @@ uint32_t code_at(const uint32_t* words, int64_t index, int bits) {
 
 class Reader : public MatrixTensors {
  public:
-  Reader(StoredTensors& tensors, const StoredScheme& scheme, const MatrixShape& shape)
-      : MatrixTensors(tensors, shape, scheme.group_size), scheme_(scheme) {}
+  Reader(StoredTensors& tensors, const StoredScheme& scheme, const MatrixShape& shape,
+         ThreadPool* pool)
+      : MatrixTensors(tensors, shape, scheme.group_size), scheme_(scheme), pool_(pool) {}
 
   KeptMatrix read(StoredLayout layout) {
     switch (layout) {
@@ -71,16 +72,21 @@ class Reader : public MatrixTensors {
 
   // --- Codes in words ---
 
-  // Appends the codes of a row, whose stream is `words`, as DecodedCodes holds them.
-  void append_codes(const uint32_t* words, DecodedCodes& decoded) const {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(words);
-    if (decoded.bits == 4 || decoded.bits == 8) {
-      decoded.codes.insert(decoded.codes.end(), bytes, bytes + num_k_ * decoded.bits / 8);
+  // Makes room for the codes of the own rows.
+  void resize_codes(DecodedCodes& decoded) const {
+    decoded.codes.resize(static_cast<size_t>(own_.count * row_bytes(decoded.bits)));
+  }
+  int64_t row_bytes(int bits) const { return bits == 8 ? num_k_ : num_k_ / 2; }
+  // Puts the codes of an own row, whose stream is `words`, where DecodedCodes has them.
+  void put_codes(const uint32_t* words, int64_t row, DecodedCodes& decoded) const {
+    const int bits = decoded.bits;
+    uint8_t* out = decoded.codes.data() + row * row_bytes(bits);
+    if (bits == 4 || bits == 8) {
+      std::memcpy(out, words, static_cast<size_t>(row_bytes(bits)));
       return;
     }
     for (int64_t k = 0; k < num_k_; k += 2) {
-      decoded.codes.push_back(static_cast<uint8_t>(code_at(words, k, decoded.bits) |
-                                                   code_at(words, k + 1, decoded.bits) << 4));
+      out[k / 2] = static_cast<uint8_t>(code_at(words, k, bits) | code_at(words, k + 1, bits) << 4);
     }
   }
   KeptMatrix read_gptq() {
@@ -96,18 +102,18 @@ class Reader : public MatrixTensors {
     decoded.group_of = read_group_index(stem_ + ".g_idx");
     const Buffer bytes = read_whole(name);
     const uint32_t* words = bytes.as<uint32_t>();
-    decoded.codes.reserve(static_cast<size_t>(num_rows_ * num_k_ / (decoded.bits == 8 ? 1 : 2)));
+    resize_codes(decoded);
     // The words of an output stand below each other. A tile of outputs is made into rows.
-    std::vector<uint32_t> rows(static_cast<size_t>(kTileColumns * num_words));
-    for (int64_t first = 0; first < num_rows_; first += kTileColumns) {
-      const int64_t count = std::min(kTileColumns, num_rows_ - first);
+    for_tiles(num_rows_, [&](int64_t first, int64_t count) {
+      std::vector<uint32_t> rows(static_cast<size_t>(count * num_words));
       for (int64_t word = 0; word < num_words; ++word) {
         for (int64_t i = 0; i < count; ++i) {
           rows[static_cast<size_t>(i * num_words + word)] = words[word * num_rows_ + first + i];
         }
       }
-      for (int64_t i = 0; i < count; ++i) append_codes(rows.data() + i * num_words, decoded);
-    }
+      for (int64_t i = 0; i < count; ++i)
+        put_codes(rows.data() + i * num_words, first + i, decoded);
+    });
     return kept(std::move(decoded));
   }
 
@@ -127,11 +133,11 @@ class Reader : public MatrixTensors {
     });
     const Buffer bytes = read_whole(name);
     const uint32_t* words = bytes.as<uint32_t>();
-    decoded.codes.resize(static_cast<size_t>(num_rows_ * num_k_ / 2));
+    resize_codes(decoded);
     constexpr int64_t kTileInputs = 128;
-    for (int64_t first = 0; first < width; first += kTileColumns) {
+    for_tiles(width, [&](int64_t first, int64_t count) {
       for (int64_t begin = 0; begin < num_k_; begin += kTileInputs) {
-        for (int64_t column = first; column < std::min(width, first + kTileColumns); ++column) {
+        for (int64_t column = first; column < first + count; ++column) {
           for (int64_t k = begin; k < std::min(num_k_, begin + kTileInputs); k += 2) {
             const uint32_t even = words[k * width + column];
             const uint32_t odd = words[(k + 1) * width + column];
@@ -143,8 +149,17 @@ class Reader : public MatrixTensors {
           }
         }
       }
-    }
+    });
     return kept(std::move(decoded));
+  }
+
+  // Calls body(first, count) for the tiles of as many columns.
+  void for_tiles(int64_t num_columns, const auto& body) const {
+    const int64_t num_tiles = (num_columns + kTileColumns - 1) / kTileColumns;
+    for_each_index(pool_, static_cast<size_t>(num_tiles), [&](size_t tile) {
+      const int64_t first = static_cast<int64_t>(tile) * kTileColumns;
+      body(first, std::min(kTileColumns, num_columns - first));
+    });
   }
 
   // Scales and zeros of layouts that run along outputs. zero_of(words of a group, output) has the
@@ -183,9 +198,11 @@ class Reader : public MatrixTensors {
     decoded.zeros = read_packed_zeros(decoded.bits);
     decoded.group_of = read_group_index(stem_ + ".weight_g_idx");
     const Buffer bytes = tensors_.read_raw(name, own_);
-    for (int64_t row = 0; row < own_.count; ++row) {
-      append_codes(bytes.as<uint32_t>() + row * num_words, decoded);
-    }
+    resize_codes(decoded);
+    for_each_index(pool_, static_cast<size_t>(own_.count), [&](size_t index) {
+      const auto row = static_cast<int64_t>(index);
+      put_codes(bytes.as<uint32_t>() + row * num_words, row, decoded);
+    });
     return kept(std::move(decoded));
   }
 
@@ -358,6 +375,7 @@ class Reader : public MatrixTensors {
   }
 
   const StoredScheme& scheme_;
+  ThreadPool* pool_;
 };
 
 }  // namespace
@@ -384,8 +402,8 @@ StoredLayout find_layout(const StoredTensors& tensors, const std::string& name,
 }
 
 KeptMatrix read_stored_matrix(StoredTensors& tensors, const StoredScheme& scheme,
-                              StoredLayout layout, const MatrixShape& shape) {
-  return Reader(tensors, scheme, shape).read(layout);
+                              StoredLayout layout, const MatrixShape& shape, ThreadPool* pool) {
+  return Reader(tensors, scheme, shape, pool).read(layout);
 }
 
 }  // namespace specdec

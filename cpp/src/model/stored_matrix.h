@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/thread_pool.h"
 #include "model/config.h"
 #include "model/kept_matrix.h"
 #include "model/stored_tensors.h"
@@ -41,9 +42,11 @@ enum class StoredLayout : uint8_t {
 StoredLayout find_layout(const StoredTensors& tensors, const std::string& name,
                          const StoredScheme& scheme);
 
-// Reads the rows `own`, or, where a layout runs along outputs, all rows. Throws CheckpointError for
-// tensors that are missing or do not fit together.
+// Reads the rows `own`, or, where a layout runs along outputs, all rows; on the threads of `pool`,
+// or where it is null on this one. Throws CheckpointError for tensors that are missing or do not
+// fit together.
 KeptMatrix read_stored_matrix(StoredTensors& tensors, const StoredScheme& scheme,
-                              StoredLayout layout, const MatrixShape& shape);
+                              StoredLayout layout, const MatrixShape& shape,
+                              ThreadPool* pool = nullptr);
 
 }  // namespace specdec

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <list>
 #include <numeric>
 
 #include "core/check.h"
@@ -131,9 +132,35 @@ bool same_bytes(const WeightView& a, const WeightView& b) {
   const int64_t num_blocks = blocks(a.rows(), a.block_rows) * blocks(a.in_features(), a.block_cols);
   return same(a.values.data, b.values.data, a.values.size_bytes()) &&
          same(a.scales, b.scales, num_groups * 2) && same(a.mins, b.mins, num_groups * 2) &&
+         same(a.input_order, b.input_order, a.in_features() * 4) &&
          same(a.zeros, b.zeros, num_groups) && same(a.table, b.table, 16) &&
          same(a.block_scales, b.block_scales, num_blocks * 4);
 }
+
+// Parts whose columns a packed matrix can have in their order: those that it cannot are converted
+// to float32, with their inputs in order.
+class InInputOrder {
+ public:
+  InInputOrder(std::span<const WeightView> parts, bool keeps_order)
+      : parts_(parts.begin(), parts.end()) {
+    for (WeightView& part : parts_) {
+      if (keeps_order || part.input_order == nullptr) continue;
+      std::vector<float>& values = values_.emplace_back();
+      values.resize(static_cast<size_t>(part.rows() * part.in_features()));
+      for (int64_t row = 0; row < part.rows(); ++row) {
+        dequantize_row(part, row, values.data() + row * part.in_features());
+      }
+      part = {.values = {.data = values.data(),
+                         .dtype = DType::kF32,
+                         .shape = {part.rows(), part.in_features()}}};
+    }
+  }
+  std::span<const WeightView> parts() const { return parts_; }
+
+ private:
+  std::vector<WeightView> parts_;
+  std::list<std::vector<float>> values_;
+};
 
 // Of checkpoints whose network is the text part of another. The others are of its other parts.
 constexpr auto kTextPrefixes =
@@ -161,8 +188,9 @@ TensorLoader::TensorLoader(const ModelConfig& config, const std::string& directo
                            const RankCoordinates& coordinates)
     : config_(config),
       quantization_(quantization),
-      store_(config.random_weights ? WeightStore::random(config, !backend.makes_random_weights())
-                                   : WeightStore(directory, scheme_of(config, quantization))),
+      store_(config.random_weights
+                 ? WeightStore::random(config, !backend.makes_random_weights())
+                 : WeightStore(directory, scheme_of(config, quantization), &backend.thread_pool())),
       backend_(backend),
       shard_(config, coordinates) {}
 
@@ -242,27 +270,30 @@ WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView
   return format;
 }
 
-std::unique_ptr<const PackedLinear> TensorLoader::pack(PackArgs args) {
-  auto packed = backend_.pack_linear(args);
-  size_bytes_ += packed->size_bytes();
-  return packed;
-}
-
 std::unique_ptr<const PackedLinear> TensorLoader::pack(MatrixRole role,
                                                        std::span<const WeightView> parts,
                                                        MatrixForm form) {
-  PackArgs args = {.parts = parts, .format = format_of(role, parts), .gated = form.gated};
+  const WeightFormat format = format_of(role, parts);
+  const InInputOrder ordered(parts, keeps_input_order(role, parts, format));
+  PackArgs args = {.parts = ordered.parts(), .format = format, .gated = form.gated};
   if (form.sums != nullptr) {
     args.k_slices = &form.sums->slices;
     args.rank_runs = form.sums->rank_runs;
     if (!form.sums->rank_runs.empty()) args.ranks = shard_.ranks();
   }
-  return pack(args);
+  if (!form.rank_outputs.empty()) {
+    args.ranks = shard_.ranks();
+    args.rank_outputs = form.rank_outputs;
+  }
+  auto packed = backend_.pack_linear(args);
+  size_bytes_ += packed->size_bytes();
+  return packed;
 }
 
 std::unique_ptr<const EmbeddingTable> TensorLoader::table(WeightFormat format,
                                                           const WeightView& weights) {
-  auto table = backend_.make_embedding(weights, format);
+  const InInputOrder ordered({&weights, 1}, false);
+  auto table = backend_.make_embedding(ordered.parts().front(), format);
   size_bytes_ += table->size_bytes();
   return table;
 }
@@ -292,11 +323,8 @@ std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
     const std::vector<WeightView> pieces = read_rows(part, in_features);
     views.insert(views.end(), pieces.begin(), pieces.end());
   }
-  auto packed = shares_outputs ? pack({.parts = views,
-                                       .format = format_of(role, views),
-                                       .ranks = shard_.ranks(),
-                                       .rank_outputs = rank_outputs})
-                               : pack(role, views, form);
+  form.rank_outputs = rank_outputs;
+  auto packed = pack(role, views, form);
   for (const TensorPart& part : parts) release(part.name);
   return packed;
 }
@@ -310,7 +338,7 @@ std::unique_ptr<const PackedLinear> TensorLoader::columns(MatrixRole role, const
     std::vector<float> row(static_cast<size_t>(matrix.in_features()));
     std::vector<float> values;
     for (int64_t i = 0; i < matrix.rows(); ++i) {
-      dequantize_fp8_row(matrix, i, row.data());
+      dequantize_row(matrix, i, row.data());
       values.insert(values.end(), row.begin() + begin, row.begin() + begin + count);
     }
     const WeightView part = {

@@ -39,6 +39,7 @@ struct SharedSums {
 struct MatrixForm {
   bool gated = false;                // see PackArgs
   const SharedSums* sums = nullptr;  // for its inputs; null: one sum in order, not split over ranks
+  std::span<const int64_t> rank_outputs = {};  // see PackArgs
 };
 
 // The config and the arguments give sizes of the whole model; only this rank's share is packed.
@@ -107,7 +108,6 @@ class TensorLoader {
   bool is_empty_bias(const std::string& name);
   void warn_about_unused();
   void count(const std::string& name, int64_t num_parameters);
-  std::unique_ptr<const PackedLinear> pack(PackArgs args);
 
   const ModelConfig& config_;
   Quantization quantization_;

@@ -58,9 +58,20 @@ WeightFormat stored_format(std::span<const WeightView> parts, const SupportsForm
   return kInt8Grouped;
 }
 
+// Whether all parts are integers that one format can hold, in the order that their columns have.
+bool are_stored(MatrixRole role, std::span<const WeightView> parts) {
+  if (!std::ranges::all_of(parts, [](const WeightView& part) { return part.is_integer(); })) {
+    return false;
+  }
+  const bool has_order = std::ranges::any_of(
+      parts, [](const WeightView& part) { return part.input_order != nullptr; });
+  return !has_order || keeps_input_order(role, parts, format_of(parts.front()));
+}
+
 // 4-bit formats: weights stored in four bits keep their codes, mins and zeros.
-WeightFormat int4_format(std::span<const WeightView> parts, const SupportsFormat& supports) {
-  if (std::ranges::all_of(parts, [](const WeightView& part) { return part.is_integer(); })) {
+WeightFormat int4_format(bool is_stored, std::span<const WeightView> parts,
+                         const SupportsFormat& supports) {
+  if (is_stored) {
     const WeightFormat format = stored_format(parts, supports);
     if (is_int4(format)) return format;
   }
@@ -83,11 +94,19 @@ bool is_fp8(WeightFormat format) {
 
 }  // namespace
 
+bool keeps_input_order(MatrixRole role, std::span<const WeightView> parts, WeightFormat format) {
+  const int32_t* order = parts.front().input_order;
+  if (order == nullptr || role != MatrixRole::kLayer) return false;
+  return std::ranges::all_of(parts, [&](const WeightView& part) {
+    return part.input_order != nullptr && format_of(part) == format &&
+           std::equal(order, order + part.in_features(), part.input_order);
+  });
+}
+
 WeightFormat choose_format(Quantization quantization, MatrixRole role,
                            std::span<const WeightView> parts, const SupportsFormat& supports) {
   if (role == MatrixRole::kFloat || quantization == Quantization::kNone) return WeightFormat::kAct;
-  const bool is_stored =
-      std::ranges::all_of(parts, [](const WeightView& part) { return part.is_integer(); });
+  const bool is_stored = are_stored(role, parts);
   const bool has_fp8 = supports(WeightFormat::kFp8);
   const bool is_kept_fp8 = has_fp8 && std::ranges::all_of(parts, [](const WeightView& part) {
                              return keeps_fp8(WeightFormat::kFp8Grouped, part);
@@ -101,7 +120,7 @@ WeightFormat choose_format(Quantization quantization, MatrixRole role,
       return stored != WeightFormat::kAct ? stored : WeightFormat::kInt8;
     }
     case Quantization::kInt4:
-      if (role == MatrixRole::kLayer) return int4_format(parts, supports);
+      if (role != MatrixRole::kVocabulary) return int4_format(is_stored, parts, supports);
       return is_stored ? stored_format(parts, supports) : WeightFormat::kInt8Grouped;
     case Quantization::kFp8:
       SPECDEC_CHECK(has_fp8);

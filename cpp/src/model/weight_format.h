@@ -13,6 +13,7 @@ namespace specdec {
 
 enum class MatrixRole : uint8_t {
   kLayer,
+  kExpert,      // of a mixture; its inputs stay in order
   kVocabulary,  // embedding or LM head
   kFloat,       // stays floating point whatever quantisation is asked for
 };
@@ -25,6 +26,10 @@ using SupportsFormat = std::function<bool(WeightFormat)>;
 // else gets the format asked for.
 WeightFormat choose_format(Quantization quantization, MatrixRole role,
                            std::span<const WeightView> parts, const SupportsFormat& supports);
+
+// Whether a matrix of `parts` has columns in their input_order: all parts have the same order and
+// keep their codes.
+bool keeps_input_order(MatrixRole role, std::span<const WeightView> parts, WeightFormat format);
 
 // "bfloat16", "int8", "int4+int8", "fp8": the kinds of numbers among `formats`, with kAct given as
 // `act`.

@@ -125,8 +125,8 @@ WeightStore WeightStore::random(const ModelConfig& config, bool fills_matrices) 
   return store;
 }
 
-WeightStore::WeightStore(const std::string& directory, const StoredScheme& scheme)
-    : scheme_(scheme) {
+WeightStore::WeightStore(const std::string& directory, const StoredScheme& scheme, ThreadPool* pool)
+    : scheme_(scheme), pool_(pool) {
   require_directory(directory);
   const fs::path root(directory);
   const std::string index = (root / kIndexName).string();
@@ -371,7 +371,7 @@ WeightView WeightStore::stored_matrix(StoredLayout layout, const MatrixShape& sh
     return matrix.rows().begin <= shape.own.begin && shape.own.end() <= matrix.rows().end();
   });
   if (found == kept.end()) {
-    found = kept.insert(found, read_stored_matrix(*this, scheme_, layout, shape));
+    found = kept.insert(found, read_stored_matrix(*this, scheme_, layout, shape, pool_));
     if (!found->why_float().empty()) widened_[found->why_float()].push_back(shape.name);
   }
   return found->view(shape.own);

@@ -23,8 +23,11 @@ namespace specdec {
 class WeightStore final : public StoredTensors {
  public:
   // Opens and checks model.safetensors, or the shards that model.safetensors.index.json names, or
-  // the only file *.safetensors (files of draft heads have any name). Throws CheckpointError.
-  explicit WeightStore(const std::string& directory, const StoredScheme& scheme = {});
+  // the only file *.safetensors (files of draft heads have any name). Codes of other layouts are
+  // rearranged on the threads of `pool`, or where it is null on the calling one. Throws
+  // CheckpointError.
+  explicit WeightStore(const std::string& directory, const StoredScheme& scheme = {},
+                       ThreadPool* pool = nullptr);
 
   // A store without files: every tensor asked for exists, in the config's dtype, with random values
   // that depend on its name and shape. There is a separate LM head unless the embeddings are tied.
@@ -107,6 +110,7 @@ class WeightStore final : public StoredTensors {
   std::string random_lm_head_;  // empty: none
   DType random_dtype_ = DType::kF32;
   StoredScheme scheme_;
+  ThreadPool* pool_ = nullptr;
   std::vector<std::unique_ptr<SafetensorsFile>> shards_;
   std::map<std::string, const SafetensorsFile*> shard_of_;  // by tensor
   std::map<std::string, std::vector<HeldRows>> held_;       // by tensor, until it is released

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -161,10 +162,20 @@ def _grouped(matrices: Iterable[_Stored], dtype: str) -> list[Weights]:
     for members in parts.values():
         rules = [member.rule for member in members if member.rule is not None]
         held = fused({dtype if rule.held == "dtype" else rule.held for rule in rules}, dtype)
+        if not _keeps_order(members, rules):
+            held = dtype
         for member in members:
             groups[_group_of(member, held, dtype)].append(member)
     found = [_sum(group, members) for group, members in groups.items()]
     return sorted(found, key=lambda weights: -weights.stored_bytes)
+
+
+def _keeps_order(members: list[_Stored], rules: list[Rule]) -> bool:
+    """Whether a matrix can have its inputs in the order of its parts, where those have one."""
+    if not any(rule.order for rule in rules):
+        return True
+    are_alike = len({(rule.order, rule.held) for rule in rules}) == 1
+    return are_alike and _part_of(members[0]) in ("attention", "MLP")
 
 
 def _group_of(matrix: _Stored, held: str, dtype: str) -> _Group:
@@ -172,7 +183,9 @@ def _group_of(matrix: _Stored, held: str, dtype: str) -> _Group:
     if rule is None or part == UNREAD:
         return part, matrix.label, "", ""
     if held == dtype and rule.held not in ("dtype", dtype):
-        return part, matrix.label, held, "decoded: fused with weights of another kind"
+        ordered = "act-order of an expert, of a head or of parts that differ"
+        reason = ordered if rule.order else "fused with weights of another kind"
+        return part, matrix.label, held, f"decoded: {reason}"
     if rule.held == "int8_grouped16" != held:
         return (
             part,
@@ -266,17 +279,16 @@ def _read_gptq(tensors: _Tensors) -> _Found | None:
     bits = 4 if is_awq else round(32 * zeros.shape[1] / rows)
     inputs = height if is_awq else height * 32 // bits
     group = inputs // groups
-    act_order = _is_scattered(tensors.get(".g_idx"), inputs, group)
+    order = _order_of(tensors.get(".g_idx"), inputs, group)
     middle = 1 << bits - 1  # which GPTQ's first format stores less 1
     symmetric = _are_all(zeros, bits, (middle,) if is_awq else (middle, middle - 1))
     rule = codes_rule(
         *(bits, group, inputs),
         symmetric=symmetric,
         half_scales=_is_half(tensors[".scales"]),
-        act_order=act_order,
     )
     label = f"{'AWQ' if is_awq else 'GPTQ'} {_integers(bits, group, inputs, symmetric)}"
-    return label + (", act-order" if act_order else ""), rule, rows, inputs, 1
+    return _ordered(label, rule, order), rows, inputs, 1
 
 
 def _are_all(zeros: StoredTensor, bits: int, values: Iterable[int]) -> bool:
@@ -290,9 +302,17 @@ def _are_all(zeros: StoredTensor, bits: int, values: Iterable[int]) -> bool:
     return False
 
 
-def _is_scattered(groups: StoredTensor | None, inputs: int, size: int) -> bool:
-    """Whether inputs of a group are not neighbours; `groups` has each input's group."""
-    return groups is not None and bool(np.any(groups.values() != np.arange(inputs) // size))
+def _order_of(groups: StoredTensor | None, inputs: int, size: int) -> int:
+    """Rule.order, by each input's group; 0 where inputs of a group are neighbours."""
+    if groups is None or np.array_equal(values := groups.values(), np.arange(inputs) // size):
+        return 0
+    return 1 + zlib.crc32(values.tobytes())
+
+
+def _ordered(label: str, rule: Rule, order: int) -> tuple[str, Rule]:
+    if order == 0 or rule.held == "dtype":
+        return label, rule
+    return f"{label}, act-order", dataclasses.replace(rule, order=order)
 
 
 def _is_half(scales: StoredTensor) -> bool:
@@ -321,15 +341,14 @@ def _read_packed(tensors: _Tensors) -> _Found | None:
     inputs = 8 * width if shape is None else int(shape.values()[1])
     bits, group = 32 * width // inputs, inputs // scale.shape[-1]
     symmetric = ".weight_zero_point" not in tensors
-    act_order = _is_scattered(tensors.get(".weight_g_idx"), inputs, group)
+    order = _order_of(tensors.get(".weight_g_idx"), inputs, group)
     rule = codes_rule(
         *(bits, group, inputs),
         symmetric=symmetric,
         half_scales=_is_half(scale),
-        act_order=act_order,
     )
     label = f"compressed-tensors pack-quantized {_integers(bits, group, inputs, symmetric)}"
-    return label + (", act-order" if act_order else ""), rule, rows, inputs, 1
+    return _ordered(label, rule, order), rows, inputs, 1
 
 
 def _mxfp4_rule(exponents: StoredTensor) -> Rule:

@@ -47,10 +47,12 @@ class Rule:
     Attributes:
         held: a name of FORMATS, or "dtype" for the engine's dtype.
         note: what is rounded; empty where every weight keeps its value.
+        order: a hash of the order of the inputs (act-order); 0: they are in order.
     """
 
     held: str
     note: str = ""
+    order: int = 0
 
 
 FP8 = Rule("dtype", "decoded to the dtype; a GPU keeps the codes")
@@ -66,7 +68,6 @@ def codes_rule(
     *,
     symmetric: bool,
     half_scales: bool = True,
-    act_order: bool = False,
 ) -> Rule:
     """Of integers with a scale for `group` inputs of a row.
 
@@ -74,8 +75,6 @@ def codes_rule(
     """
     if bits == 8 and group >= inputs and symmetric:
         return Rule("int8")
-    if act_order:
-        return Rule("dtype", "decoded: act-order scatters the groups of inputs")
     if group % GROUP:
         return Rule("dtype", f"decoded: groups of {group} are no multiple of {GROUP}")
     if not half_scales:

@@ -79,6 +79,43 @@ TEST_P(CpuIntLinearTest, GroupsOfTheLargestCodesDoNotOverflow) {
   }
 }
 
+// A table of small values has kernels of its own, where products of bytes are widened. The same
+// values as 8-bit codes have the same products, also where sums are the largest.
+TEST(CpuIntTables, SmallValuesHaveTheProductsOfEightBitCodes) {
+  constexpr int64_t kN = 37, kK = 192;
+  constexpr int kMostRows = 17;
+  std::vector<float> x = random_values(kMostRows * kK, 2);
+  std::fill_n(x.begin(), 2 * kK, -1.0f);
+  std::fill_n(x.begin() + kK, kK, 1.0f);
+  for (const int8_t edge : {-16, 15}) {
+    for (const bool is_uniform : {false, true}) {
+      QuantizedMatrix small(kN, kK, 4, false, 1);
+      for (int i = 0; i < 16; ++i) small.table.push_back(static_cast<int8_t>(i * 2 - 16));
+      small.table[15] = edge;
+      if (is_uniform) std::ranges::fill(small.codes, uint8_t{0xff});
+      QuantizedMatrix wide(kN, kK, 8, false, 1);
+      wide.scales = small.scales;
+      for (size_t i = 0; i < wide.codes.size(); ++i) {
+        const int code = small.codes[i / 2] >> (i % 2 * 4) & 15;
+        wide.codes[i] = static_cast<uint8_t>(small.table[static_cast<size_t>(code)]);
+      }
+      const WeightView views[] = {small.view(), wide.view()};
+      for (const Isa isa : supported_isas()) {
+        CpuBackend backend(isa, 2, DType::kF32);
+        const auto packed =
+            backend.pack_linear({.parts = {&views[0], 1}, .format = WeightFormat::kInt4Table});
+        const auto expected =
+            backend.pack_linear({.parts = {&views[1], 1}, .format = WeightFormat::kInt8Grouped});
+        EXPECT_EQ(unpacked(*packed), unpacked(*expected));
+        for (int rows : {1, 2, 3, 4, 5, 8, kMostRows}) {
+          EXPECT_EQ(run(backend, *packed, x.data(), rows), run(backend, *expected, x.data(), rows))
+              << name_of(isa) << ", " << rows << " rows";
+        }
+      }
+    }
+  }
+}
+
 TEST_P(CpuIntLinearTest, PartsOfAnyKindLieInOneMatrix) {
   CpuBackend backend = make_backend(2);
   const int64_t k = 160;

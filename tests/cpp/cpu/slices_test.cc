@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <span>
@@ -325,6 +326,105 @@ TEST_P(CpuSlices, RanksThatAreLateChangeNothing) {
     });
   }
 }
+
+// Columns in an order of their own: the product of a matrix without it and rows reordered.
+class CpuInputOrder : public IntFormatTest {
+ protected:
+  static constexpr int kRows = 19;
+  static constexpr int64_t kN = 37, kK = 640;
+
+  CpuInputOrder() : order_(kK), x_(random_values(kRows * kK, 2)) {
+    std::iota(order_.begin(), order_.end(), 0);
+    std::shuffle(order_.begin(), order_.end(), std::mt19937(3));
+  }
+  std::vector<float> reordered(const std::vector<float>& x) const {
+    std::vector<float> rows(x.size());
+    for (size_t i = 0; i < x.size(); ++i) rows[i] = x[i / kK * kK + order_[i % kK]];
+    return rows;
+  }
+  WeightView ordered(WeightView view) const {
+    view.input_order = order_.data();
+    return view;
+  }
+
+  std::vector<int32_t> order_;
+  std::vector<float> x_;
+};
+
+TEST_P(CpuInputOrder, RowsAreReorderedOnAnyNumberOfRanks) {
+  const auto codes = codes_for(format(), kN, kK, 1);
+  const WeightView plain = codes.view(), view = ordered(plain);
+  const KSlices whole = KSlices::whole(kK, 64);
+  CpuBackend single = make_backend(2);
+  const auto expected = run(
+      single, *single.pack_linear({.parts = {&plain, 1}, .format = format(), .k_slices = &whole}),
+      reordered(x_).data(), kRows);
+  const auto packed =
+      single.pack_linear({.parts = {&view, 1}, .format = format(), .k_slices = &whole});
+  for (const int rows : {1, 3, kRows}) {
+    const std::vector<float> out = run(single, *packed, x_.data(), rows);
+    ASSERT_TRUE(std::equal(out.begin(), out.end(), expected.begin())) << rows << " rows";
+  }
+  for (const int size : {2, 3, 8}) {
+    const std::vector<SliceRun> runs = runs_of(size);
+    on_ranks(size, [&](Communicator& ranks) {
+      const KSlices own = whole.cut(runs[ranks.rank()]);
+      CpuBackend backend = make_backend(1);
+      const auto share = backend.pack_linear({.parts = {&view, 1},
+                                              .format = format(),
+                                              .k_slices = &own,
+                                              .ranks = &ranks,
+                                              .rank_runs = runs});
+      std::vector<float> mine;
+      for (int row = 0; row < kRows; ++row) {
+        const float* from = x_.data() + row * kK;
+        mine.insert(mine.end(), from + own.begin(), from + own.end());
+      }
+      EXPECT_EQ(run(backend, *share, mine.data(), kRows), expected) << size << " ranks";
+    });
+  }
+}
+
+// Rows of magnitude 1, whose scale no order of the sum of squares changes.
+TEST_P(CpuInputOrder, RowsAreChosenAndNormalisedFirst) {
+  std::vector<float> x = x_;
+  for (float& value : x) value = value < 0 ? -1.0f : 1.0f;
+  const std::vector<float> weight = random_values(kK, 4), bias = random_values(kK, 5);
+  const NormParams norm = {.weight = weight.data(), .bias = bias.data()};
+  const std::vector<int32_t> row_ids = {7, 0, 7, 18};
+  const int num_rows = static_cast<int>(row_ids.size());
+  const auto first = codes_for(format(), 16, kK, 6), second = codes_for(format(), 21, kK, 6);
+  CpuBackend backend = make_backend(3);
+  std::vector<float> normed(x.size());
+  backend.norm({.norm = norm, .x = x.data(), .out = normed.data(), .num_rows = kRows, .dim = kK});
+  std::vector<float> rows;
+  for (const int32_t id : row_ids) {
+    rows.insert(rows.end(), normed.begin() + id * kK, normed.begin() + (id + 1) * kK);
+  }
+  const std::vector<WeightView> in_order = {first.view(), second.view()};
+  const auto expected = run(backend, *backend.pack_linear({.parts = in_order, .format = format()}),
+                            reordered(rows).data(), num_rows);
+  const std::vector<WeightView> views = {ordered(first.view()), ordered(second.view())};
+  const auto packed = backend.pack_linear({.parts = views, .format = format()});
+  std::vector<float> out(expected.size());
+  backend.linear(
+      {.weight = packed.get(),
+       .in = {.x = x.data(), .row_ids = row_ids.data(), .norm = &norm, .num_rows = num_rows},
+       .out = out.data()});
+  EXPECT_EQ(out, expected);
+}
+
+std::vector<IntFormatParams> grouped_formats() {
+  std::vector<IntFormatParams> params;
+  for (const Isa isa : supported_isas()) {
+    for (const WeightFormat format : kIntFormats) {
+      if (format != WeightFormat::kInt8) params.push_back({isa, format});
+    }
+  }
+  return params;
+}
+INSTANTIATE_TEST_SUITE_P(KernelSets, CpuInputOrder, ::testing::ValuesIn(grouped_formats()),
+                         int_format_name);
 
 TEST_P(CpuSlices, OutputsThatRanksShareAreGathered) {
   const int64_t n = 101;

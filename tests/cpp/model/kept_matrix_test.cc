@@ -117,16 +117,38 @@ TEST(KeptMatrix, WhatNoViewCanSayBecomesFloat32) {
   scales.scales[1] = 1.0f / 3;
   EXPECT_EQ(kept(scales).why_float(), "a scale is no float16");
   expect_values(scales, kept(scales), 1e-6);
-  DecodedCodes order = codes_of(4);
-  for (int64_t k = 0; k < kInputs; ++k) order.group_of.push_back(static_cast<int32_t>(k % 2));
-  EXPECT_EQ(kept(order).why_float(), "act-order (g_idx) scatters the groups of inputs");
-  expect_values(order, kept(order));
+  DecodedCodes uneven = codes_of(4);
+  for (int64_t k = 0; k < kInputs; ++k) uneven.group_of.push_back(k % 3 == 0 ? 1 : 0);
+  EXPECT_EQ(kept(uneven).why_float(), "act-order (g_idx) has groups of several sizes");
+  expect_values(uneven, kept(uneven));
   KeptMatrix short_groups({0, kRows}, kInputs, 8, true);
   DecodedCodes decoded = codes_of(4);
   decoded.zeros.assign(kRows * kInputs / 8, int16_t{8});
   decoded.scales.assign(kRows * kInputs / 8, 0.5f);
   short_groups.keep(decoded);
   EXPECT_EQ(short_groups.why_float(), "groups of 8 inputs are no multiple of 32");
+}
+
+TEST(KeptMatrix, ScatteredGroupsGiveColumnsAnOrder) {
+  for (const int bits : {2, 3, 4, 8}) {
+    DecodedCodes decoded = codes_of(bits);
+    for (int64_t k = 0; k < kInputs; ++k) decoded.group_of.push_back(static_cast<int32_t>(k % 2));
+    const KeptMatrix matrix = kept(decoded);
+    EXPECT_EQ(matrix.why_float(), "");
+    const WeightView view = matrix.view({0, kRows});
+    ASSERT_NE(view.input_order, nullptr);
+    std::vector<float> values(kInputs);
+    for (int64_t row = 0; row < kRows; ++row) {
+      dequantize_row(view, row, values.data());
+      for (int64_t j = 0; j < kInputs; ++j) {
+        const int32_t input = view.input_order[j];
+        EXPECT_EQ(input, j < kInputs / 2 ? 2 * j : 2 * j - kInputs + 1);
+        EXPECT_EQ(value_of(view, row, j), value_of(decoded, row, input));
+        EXPECT_EQ(values[static_cast<size_t>(input)], value_of(decoded, row, input));
+      }
+    }
+    expect_values(decoded, kept(decoded, /*keeps_codes=*/false));
+  }
 }
 
 TEST(KeptMatrix, ATableIsKeptInEightBits) {

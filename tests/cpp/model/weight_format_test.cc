@@ -211,6 +211,33 @@ TEST(ChooseFormat, PartsOfDifferentKindsGetAFormatThatHoldsAll) {
   EXPECT_EQ(choose(Quantization::kInt8, {row_scales(), plain}), WeightFormat::kInt8);
 }
 
+TEST(ChooseFormat, AnOrderOfInputsIsKeptWhereAllPartsHaveIt) {
+  std::array<int32_t, 32> order{}, other{};
+  order[0] = 1;
+  const auto ordered = [](WeightView view, const std::array<int32_t, 32>& columns) {
+    view.input_order = columns.data();
+    return view;
+  };
+  const auto kept = [](const std::vector<WeightView>& parts, MatrixRole role, WeightFormat format) {
+    EXPECT_EQ(choose(Quantization::kAuto, parts, role), format);
+    return keeps_input_order(role, parts, format);
+  };
+  const WeightView four = ordered(integers(4, false), order);
+  const WeightView eight = ordered(integers(8, false), order);
+  using enum MatrixRole;
+  EXPECT_TRUE(kept({four, four}, kLayer, WeightFormat::kInt4Grouped));
+  EXPECT_TRUE(kept({eight}, kLayer, WeightFormat::kInt8Grouped));
+  EXPECT_FALSE(kept({four}, kExpert, WeightFormat::kAct));
+  EXPECT_FALSE(kept({four}, kVocabulary, WeightFormat::kAct));
+  EXPECT_FALSE(kept({four, eight}, kLayer, WeightFormat::kAct));
+  EXPECT_FALSE(kept({four, integers(4, false)}, kLayer, WeightFormat::kAct));
+  EXPECT_FALSE(kept({four, ordered(integers(4, false), other)}, kLayer, WeightFormat::kAct));
+  // Asked for fewer bits, they are quantised anew.
+  EXPECT_EQ(choose(Quantization::kInt4, {eight}), WeightFormat::kInt4Grouped);
+  EXPECT_FALSE(keeps_input_order(kLayer, std::array{eight}, WeightFormat::kInt4Grouped));
+  EXPECT_EQ(choose(Quantization::kInt4, {four}, kExpert), WeightFormat::kInt4Grouped);
+}
+
 TEST(ChooseFormat, ABackendWithoutAFormatGetsAWiderOne) {
   EXPECT_EQ(choose_among_few({with_zeros()}), WeightFormat::kInt8Grouped);
   EXPECT_EQ(choose_among_few({with_table()}), WeightFormat::kInt8Grouped);

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -146,6 +148,80 @@ TEST_P(CudaSlices, BitsDependOnNeitherRanksNorRows) {
         }
       });
     }
+  }
+}
+
+// Columns in an order of their own: the product of a matrix without it and rows reordered.
+TEST_P(CudaSlices, RowsAreReorderedForAnOrderOfInputs) {
+  constexpr int64_t kN = 35, kK = 640;
+  constexpr int kRows = 19;
+  std::vector<int32_t> order(kK);
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(3));
+  const auto reordered = [&](const std::vector<float>& x) {
+    std::vector<float> rows(x.size());
+    for (size_t i = 0; i < x.size(); ++i) rows[i] = x[i / kK * kK + order[i % kK]];
+    return rows;
+  };
+  const std::vector<float> x = rounded(random_values(kRows * kK, 2), kAct);
+  const std::vector<float> bias = random_values(kN, 4);
+  // Rows of magnitude 1, whose scale no order of the sum of squares changes.
+  std::vector<float> ones = x;
+  for (float& value : ones) value = value < 0 ? -1.0f : 1.0f;
+  const std::vector<float> norm_weight = random_values(kK, 5);
+  const std::vector<int32_t> row_ids = {7, 0, 7, 18};
+  const KSlices whole = KSlices::whole(kK, 64);
+  World single(GetParam());
+  for (const WeightFormat format : kFormats) {
+    const bool has_groups =
+        std::ranges::find(cpu::kIntFormats, format) != std::end(cpu::kIntFormats) &&
+        format != WeightFormat::kInt8;
+    if (!has_groups) continue;
+    SCOPED_TRACE(name_of(format));
+    const auto codes = cpu::codes_for(format, kN, kK, 1);
+    const WeightView plain = codes.view();
+    WeightView view = plain;
+    view.input_order = order.data();
+    const auto in_order =
+        single.backend->pack_linear({.parts = {&plain, 1}, .format = format, .k_slices = &whole});
+    const auto packed =
+        single.backend->pack_linear({.parts = {&view, 1}, .format = format, .k_slices = &whole});
+    const std::vector<float> expected = single.project(*in_order, reordered(x), kRows, bias, {});
+    EXPECT_EQ(single.project(*packed, x, kRows, bias, {}), expected);
+    EXPECT_EQ(single.project(*packed, {x.begin(), x.begin() + kK}, 1, bias, {}),
+              std::vector<float>(expected.begin(), expected.begin() + kN));
+    for (const int size : {2, 3, 8}) {
+      const std::vector<SliceRun> runs = runs_of(size);
+      on_ranks(size, [&](Communicator& ranks) {
+        const KSlices own = whole.cut(runs[ranks.rank()]);
+        World world(GetParam());
+        const auto share = world.backend->pack_linear({.parts = {&view, 1},
+                                                       .format = format,
+                                                       .k_slices = &own,
+                                                       .ranks = &ranks,
+                                                       .rank_runs = runs});
+        EXPECT_EQ(world.project(*share, columns(x, kK, own.begin(), own.end()), kRows, bias, {}),
+                  expected)
+            << size << " ranks";
+      });
+    }
+    std::vector<float> rows;
+    for (const int32_t id : row_ids) {
+      for (int64_t i = 0; i < kK; ++i) rows.push_back(ones[id * kK + i] * norm_weight[i]);
+    }
+    const Buffer device_x = single.upload(ones), device_weight = single.upload(norm_weight);
+    const Buffer device_ids = single.upload(row_ids);
+    Buffer out = single.upload(std::vector<float>(row_ids.size() * kN));
+    const NormParams norm = {.weight = device_weight.as<float>(), .eps = 0.0f};
+    single.backend->linear({.weight = packed.get(),
+                            .in = {.x = device_x.data(),
+                                   .row_ids = device_ids.as<int32_t>(),
+                                   .norm = &norm,
+                                   .num_rows = static_cast<int>(row_ids.size())},
+                            .out = out.as<float>()});
+    EXPECT_EQ(single.download<float>(out),
+              single.project(*in_order, reordered(rounded(rows, kAct)),
+                             static_cast<int>(row_ids.size()), {}, {}));
   }
 }
 

@@ -61,9 +61,10 @@ def chance_of(name: str) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(name.encode()))
 
 
-def shuffled_groups(name: str, inputs: int, group: int) -> Array:
+def shuffled_groups(name: str, inputs: int, group: int, *, alike: bool = True) -> Array:
     """The group of every input, for weights that were quantised in another order of the inputs."""
-    return groups_in_order(inputs, group)[chance_of(name).permutation(inputs)]
+    chance = chance_of(name if alike else name.replace("proj", "module"))
+    return groups_in_order(inputs, group)[chance.permutation(inputs)]
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ class Gptq:
     symmetric: bool = True
     first: bool = True
     act_order: bool = False
+    alike: bool = True  # q, k and v have one order, as have gate and up
     has_groups: bool = True  # g_idx is stored
     bias: bool = False  # of zeros, for modules that have none
     scale_dtype: torch.dtype = torch.float16
@@ -167,8 +169,9 @@ class Gptq:
 
     def __call__(self, name: str, weight: Array) -> Packed:
         rows, inputs = weight.shape
-        order = shuffled_groups(name, inputs, self.group)
-        group_of = order if self.act_order else groups_in_order(inputs, self.group)
+        group_of = groups_in_order(inputs, self.group)
+        if self.act_order:
+            group_of = shuffled_groups(name, inputs, self.group, alike=self.alike)
         quantised = quantise(
             weight, group_of, self.bits, symmetric=self.symmetric, scale_dtype=self.scale_dtype
         )

@@ -118,6 +118,8 @@ FORMATS: dict[str, Format] = {
     "gptq_false_sym": _gptq(group=64, symmetric=False, changes={"sym": True}),
     "gptq_order": _gptq(act_order=True, symmetric=False, bias=True, head=True, group=32),
     "gptq_order_8": _gptq(act_order=True, bits=8, group=64),
+    "gptq_orders": _gptq(act_order=True, alike=False, group=64),
+    "gptq_mixtral_order": _gptq(source="mixtral", act_order=True, group=64),
     "gptq_dynamic": _gptq(
         skipped=("layers.1.mlp.down_proj", "layers.0.self_attn.q_proj"),
         changes={

@@ -24,6 +24,7 @@ enum PackedFormat : int {
   kPackedInt4GroupedMin,
   kPackedInt4GroupedZero,
   kPackedInt4Table,
+  kPackedInt4SmallTable,  // the same, of values in [-kSmallTableOffset, kSmallTableOffset)
   kPackedInt8Grouped16,
   kNumPackedFormats,
 };
@@ -59,7 +60,7 @@ struct LinearTask {
   int64_t plane_stride;  // floats from the results of stack index i to those of stack index i + 1
   float* partials;  // scratch [num_rows, kMaxPartials, kMaxCellBlocks * 16]; unused with one slice
   bool scales_outputs;  // kPackedInt8: the sums are multiplied by the outputs' scales
-  const int8_t* table;  // kPackedInt4Table: [16]
+  const int8_t* table;  // of formats with a table: [16]
 };
 
 // Most blocks that a kernel sums together.
@@ -68,9 +69,9 @@ inline constexpr int kMaxCellBlocks = 3;
 struct LinearKernels {
   void (*run[kNumPackedFormats])(const LinearTask& task);
   // How rows are stored for each weight format. kPackedF32: float32. kPackedBf16: bfloat16, or the
-  // same values as float32 (widens_bf16). 8-bit weights, and 4-bit ones with a table: IntRowGroups
-  // of int8 codes, or of int16 codes with each four neighbours in the order 0, 2, 1, 3
-  // (widens_int8). Other 4-bit weights: IntRowGroups of int8 codes.
+  // same values as float32 (widens_bf16). 8-bit weights, and kPackedInt4Table: IntRowGroups of
+  // int8 codes, or of int16 codes with each four neighbours in the order 0, 2, 1, 3 (widens_int8).
+  // Other 4-bit weights: IntRowGroups of int8 codes.
   bool widens_bf16;
   bool widens_int8;
   // 8-bit codes are stored as signed bytes, after subtracting their offset.

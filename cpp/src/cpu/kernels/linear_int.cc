@@ -42,14 +42,17 @@ struct IntFormat {
   static constexpr bool kHasMins =
       kFormat == kPackedInt8GroupedMin || kFormat == kPackedInt4GroupedMin;
   static constexpr bool kHasZeros = kFormat == kPackedInt4GroupedZero;
-  static constexpr bool kHasTable = kFormat == kPackedInt4Table;
+  static constexpr bool kHasSmallTable = kFormat == kPackedInt4SmallTable;
+  static constexpr bool kHasTable = kFormat == kPackedInt4Table || kHasSmallTable;
   static constexpr bool kIsInt4 =
       kFormat == kPackedInt4Grouped || kFormat == kPackedInt4GroupedMin || kHasZeros || kHasTable;
   static constexpr bool kIsGrouped = kFormat != kPackedInt8;
   static constexpr int kGroup = kFormat == kPackedInt8Grouped16 ? kSmallIntGroup : kIntGroup;
   static constexpr int kGroupsOfRecord = kIntRecordDepth / kGroup;
-  using Dot = std::conditional_t<kIsInt4 && !kHasTable, Int4Dot, Int8Dot>;
-  static constexpr int kOffset = !kIsInt4 || kHasTable   ? kInt8Offset
+  using Dot = std::conditional_t<kHasSmallTable, Int5Dot,
+                                 std::conditional_t<kIsInt4 && !kHasTable, Int4Dot, Int8Dot>>;
+  static constexpr int kOffset = kHasSmallTable          ? kSmallTableOffset
+                                 : !kIsInt4 || kHasTable ? kInt8Offset
                                  : kHasMins || kHasZeros ? 0
                                                          : kInt4Offset;
   static constexpr int kHeaderBytes =  // of a record
@@ -141,7 +144,9 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
                                          const uint8_t* ahead) {
   using Dot = typename Format::Dot;
   const auto start = [&](int row) {
-    return Format::kOffset == 0 ? 0 : group_of<Format>(x, row).start;
+    if constexpr (Format::kOffset == 0) return 0;
+    const int32_t start = group_of<Format>(x, row).start;
+    return Format::kHasSmallTable ? start / (kInt8Offset / kSmallTableOffset) : start;
   };
   typename Dot::Sums sums[kRows][kBlocks];
 #pragma GCC unroll 16
@@ -171,6 +176,14 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
         const typename Dot::Factor factor = Dot::factor(group_of<Format>(x, r).codes + offset);
 #pragma GCC unroll 4
         for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::dot(sums[r][b], w[b], factor);
+      }
+    }
+    if constexpr (Format::kHasSmallTable) {
+      if (line + 1 != Format::kGroupLines / 2) continue;
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+        for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::widen(sums[r][b]);
       }
     }
   }
@@ -269,7 +282,7 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
   const uint8_t* record = span.weights;
   RowPointers<uint8_t> x(span.x, span.x_stride);
   const uint8_t* ahead = span.ahead;
-  const BytesX64 table = Format::kHasTable ? load_table(span.table) : BytesX64{};
+  const BytesX64 table = Format::kHasTable ? load_table(span.table, Format::kOffset) : BytesX64{};
   do {
     // The step's last group folds the sums into `to`.
     const SumsAt own = sums.unfinished(*slices.slice, kWidth);
@@ -421,6 +434,10 @@ void run_int(const LinearTask& task) {
   }
 }
 
+// Only where products of bytes are widened does a small table have a kernel of its own.
+constexpr bool kWidensBytes = !std::is_same_v<Int8Dot::Code, int8_t>;
+constexpr PackedFormat kSmallTableKernel = kWidensBytes ? kPackedInt4SmallTable : kPackedInt4Table;
+
 template <PrefetchInto kInto>
 void set_int_kernels(LinearKernels& kernels) {
   kernels.run[kPackedInt8] = run_int<kPackedInt8, kInto>;
@@ -430,6 +447,7 @@ void set_int_kernels(LinearKernels& kernels) {
   kernels.run[kPackedInt4GroupedMin] = run_int<kPackedInt4GroupedMin, kInto>;
   kernels.run[kPackedInt4GroupedZero] = run_int<kPackedInt4GroupedZero, kInto>;
   kernels.run[kPackedInt4Table] = run_int<kPackedInt4Table, kInto>;
+  kernels.run[kPackedInt4SmallTable] = run_int<kSmallTableKernel, kInto>;
   kernels.run[kPackedInt8Grouped16] = run_int<kPackedInt8Grouped16, kInto>;
 }
 
@@ -437,7 +455,7 @@ void set_int_kernels(LinearKernels& kernels) {
 
 void add_int_kernels(PrefetchInto into, LinearKernels& kernels);
 void add_int_kernels(PrefetchInto into, LinearKernels& kernels) {
-  kernels.widens_int8 = !std::is_same_v<Int8Dot::Code, int8_t>;
+  kernels.widens_int8 = kWidensBytes;
 #if defined(SPECDEC_NEON)
   kernels.signed_int8 = true;
 #endif

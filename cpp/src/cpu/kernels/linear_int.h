@@ -35,7 +35,9 @@ inline constexpr int kIntHeaderBytes = 64;    // scales or mins of two groups, o
 inline constexpr int kInt8CodesBytes = 1024;  // of a record
 inline constexpr int kInt4CodesBytes = 512;
 inline constexpr int kInt8Offset = 128;
-inline constexpr int kInt4Offset = 8;  // 0 with mins or zeros
+inline constexpr int kInt4Offset = 8;  // 0 with mins or zeros, kInt8Offset with a table
+// With which products of a small table's values fit into fewer bits. Rows come with kInt8Offset.
+inline constexpr int kSmallTableOffset = 16;
 
 // One group of a row. Everything that a product needs of the group is adjacent.
 template <class Code, int kGroup>

@@ -1,8 +1,8 @@
 // Small integers sixteen lanes at a time, and float16: exact sums of products of bytes on every
 // instruction set. The rules of simd.h hold.
 //
-// A quad is four neighbouring k of one output or row. Int8Dot and Int4Dot say how a group of k is
-// summed, with weights of 8 and of 4 bits:
+// A quad is four neighbouring k of one output or row. Int8Dot, Int5Dot and Int4Dot say how a group
+// of k is summed, with weights of 8, 5 and 4 bits:
 //   Weights  a quad of each of 16 outputs, of 64 unsigned bytes. In memory these hold one quad of 8
 //            bits, or two of 4 bits: the first in the low halves of the bytes
 //   Factor   one row's quad of signed bytes, for all lanes
@@ -46,10 +46,11 @@ inline BytesX64 load_half_bytes(const uint8_t* p, int quad) {
   const __m512i halves = quad == 0 ? bytes : _mm512_srli_epi16(bytes, 4);
   return {_mm512_and_si512(halves, _mm512_set1_epi8(0x0f))};
 }
-// The sixteen values at p plus 128.
-inline BytesX64 load_table(const int8_t* p) {
+// The sixteen values at p plus `offset`, which makes them unsigned bytes.
+inline BytesX64 load_table(const int8_t* p, int offset) {
   const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm512_broadcast_i32x4(_mm_xor_si128(values, _mm_set1_epi8(-128)))};
+  const __m128i offsets = _mm_set1_epi8(static_cast<char>(offset));
+  return {_mm512_broadcast_i32x4(_mm_add_epi8(values, offsets))};
 }
 inline BytesX64 look_up(BytesX64 table, BytesX64 indices) {
   return {_mm512_shuffle_epi8(table.v, indices.v)};
@@ -74,6 +75,7 @@ struct Int8Dot {
 };
 
 using Int4Dot = Int8Dot;
+using Int5Dot = Int8Dot;
 
 #else
 
@@ -129,6 +131,29 @@ struct Int4Dot {
   }
 };
 
+// The same for codes of at most 31, which four quads of a group sum without overflow: widen() after
+// those makes room for the others. A sum is at least 4 * 2 * 31 * -128 = -31744.
+struct Int5Dot {
+  using Code = int8_t;
+  struct Sums {
+    __m512i v;
+    __m512i widened;
+  };
+  using Weights = BytesX64;
+  using Factor = Int4Dot::Factor;
+  static Sums begin(int32_t start) { return {_mm512_setzero_si512(), _mm512_set1_epi32(start)}; }
+  static Sums widen(Sums sums) {
+    const __m512i products = _mm512_madd_epi16(sums.v, _mm512_set1_epi16(1));
+    return {_mm512_setzero_si512(), _mm512_add_epi32(sums.widened, products)};
+  }
+  static I32x16 end(Sums sums, int32_t) { return {widen(sums).widened}; }
+  static Weights of(BytesX64 bytes) { return bytes; }
+  static Factor factor(const int8_t* x) { return Int4Dot::factor(x); }
+  static Sums dot(Sums sums, Weights w, Factor x) {
+    return {in_order(_mm512_add_epi16(sums.v, _mm512_maddubs_epi16(w.v, x.v))), sums.widened};
+  }
+};
+
 #endif
 
 #elif defined(__AVX2__)
@@ -165,9 +190,10 @@ inline BytesX64 load_half_bytes(const uint8_t* p, int quad) {  // see above
   const __m256i mask = _mm256_set1_epi8(0x0f);
   return {_mm256_and_si256(bytes.lo, mask), _mm256_and_si256(bytes.hi, mask)};
 }
-inline BytesX64 load_table(const int8_t* p) {
+inline BytesX64 load_table(const int8_t* p, int offset) {  // see above
   const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  const __m256i table = _mm256_broadcastsi128_si256(_mm_xor_si128(values, _mm_set1_epi8(-128)));
+  const __m128i offsets = _mm_set1_epi8(static_cast<char>(offset));
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_add_epi8(values, offsets));
   return {table, table};
 }
 inline BytesX64 look_up(BytesX64 table, BytesX64 indices) {
@@ -194,6 +220,7 @@ struct Int8Dot {
 };
 
 using Int4Dot = Int8Dot;
+using Int5Dot = Int8Dot;
 
 #else
 
@@ -256,6 +283,30 @@ struct Int4Dot {
   }
 };
 
+// Of codes of at most 31, as with AVX-512.
+struct Int5Dot {
+  using Code = int8_t;
+  struct Sums {
+    Int4Dot::Sums now;
+    I32x16 widened;
+  };
+  using Weights = BytesX64;
+  using Factor = Int4Dot::Factor;
+  static Sums begin(int32_t start) { return {Int4Dot::begin(start), broadcast_int(start)}; }
+  static Sums widen(Sums sums) {
+    const I32x16 products = Int4Dot::end(sums.now, 0);
+    return {Int4Dot::begin(0),
+            {_mm256_add_epi32(sums.widened.lo, products.lo),
+             _mm256_add_epi32(sums.widened.hi, products.hi)}};
+  }
+  static I32x16 end(Sums sums, int32_t) { return widen(sums).widened; }
+  static Weights of(BytesX64 bytes) { return bytes; }
+  static Factor factor(const int8_t* x) { return Int4Dot::factor(x); }
+  static Sums dot(Sums sums, Weights w, Factor x) {
+    return {Int4Dot::dot(sums.now, w, x), sums.widened};
+  }
+};
+
 #endif
 
 #else
@@ -294,6 +345,7 @@ struct Int8Dot {
   using Code = int8_t;
 };
 using Int4Dot = Int8Dot;
+using Int5Dot = Int8Dot;
 
 #else
 
@@ -330,9 +382,9 @@ inline BytesX64 load_half_bytes(const uint8_t* p, int quad) {
   for (int i = 0; i < 4 * kLanes; ++i) r.bytes[i] = p[i] >> 4 * quad & 0x0f;
   return r;
 }
-inline BytesX64 load_table(const int8_t* p) {
+inline BytesX64 load_table(const int8_t* p, int offset) {
   BytesX64 r = {};
-  for (int i = 0; i < 16; ++i) r.bytes[i] = static_cast<uint8_t>(p[i] + 128);
+  for (int i = 0; i < 16; ++i) r.bytes[i] = static_cast<uint8_t>(p[i] + offset);
   return r;
 }
 inline BytesX64 look_up(const BytesX64& table, BytesX64 indices) {
@@ -362,6 +414,7 @@ struct Int8Dot {
 };
 
 using Int4Dot = Int8Dot;
+using Int5Dot = Int8Dot;
 
 #endif
 

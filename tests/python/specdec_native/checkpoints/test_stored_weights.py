@@ -161,6 +161,29 @@ def test_stacked_experts_count_one_by_one(tmp_path: Path) -> None:
     assert found.parameters == 3 * ROWS * INPUTS
 
 
+def test_act_order_is_kept_where_all_parts_have_the_same(tmp_path: Path) -> None:
+    orders = {
+        "0.self_attn.q": ACT_ORDER,
+        "0.self_attn.k": ACT_ORDER,
+        "0.mlp.down": ACT_ORDER.flip(0),
+    }
+    orders |= {"1.self_attn.q": ACT_ORDER, "1.self_attn.k": ACT_ORDER.flip(0)}
+    orders |= {"0.mlp.experts.0.down": ACT_ORDER}
+    tensors = {
+        f"layers.{name}_proj.{ending}": tensor
+        for name, order in orders.items()
+        for ending, tensor in gptq(4, 7, g_idx=order).items()
+    }
+    held = {(w.part, w.held): w for w in stored(tmp_path, tensors, "bfloat16")}
+    assert {key: (w.count, w.exact) for key, w in held.items()} == {
+        ("attention", "int4_grouped"): (2, True),
+        ("MLP", "int4_grouped"): (1, True),
+        ("attention", "bfloat16"): (2, False),
+        ("experts", "bfloat16"): (1, False),
+    }
+    assert all("act-order" in weights.stored for weights in held.values())
+
+
 def test_parts_that_are_fused_are_held_alike(tmp_path: Path) -> None:
     """The widest format of q, k and v; the dtype where one of them is in floating point."""
     four, eight = CASES[FOUR_BITS], CASES[EIGHT_BITS]

@@ -27,14 +27,12 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1}
 EXACT: dict[str, Any] = {**OPTIONS, "quantization": "none"}
 ROUNDING = 2e-5  # of float32
 
-# A CPU holds these at the dtype: groups of scattered inputs, scales that are no float16, 8-bit
-# floats.
+# A CPU holds these at the dtype: scales that are no float16, and 8-bit floats.
 IN_FLOATS = {
-    "gptq_order", "gptq_order_8", "ct_float32", "ct_8_row", "ct_group_order", "w8a16_asym",
-    "naive_fp8", "ct_mxfp8", "modelopt_fp8", "modelopt_fp8_file",
+    "ct_float32", "ct_8_row", "w8a16_asym", "naive_fp8", "ct_mxfp8", "modelopt_fp8", "modelopt_fp8_file",
 }  # fmt: skip
 IN_EIGHT_BITS = {
-    "gptq_8", "gptq_8_asym", "ct_8", "w8a8", "w8a8_float32", "naive", "ct_nvfp4", "modelopt_nvfp4",
+    "gptq_8", "gptq_8_asym", "gptq_order_8", "ct_8", "w8a8", "w8a8_float32", "naive", "ct_nvfp4", "modelopt_nvfp4",
     "modelopt_nvfp4_file", "bnb_8",
 }  # fmt: skip
 
@@ -82,15 +80,14 @@ def test_their_codes_are_kept(made: Maker, name: str) -> None:
     assert error == 0 if held == "float32" else 1e-4 < error < ACTIVATION_ERROR
 
 
-def test_act_order_may_be_quantised_anew(made: Maker, caplog: pytest.LogCaptureFixture) -> None:
-    model = made("gptq_order").quantised
+@pytest.mark.parametrize("name", ["gptq_order", "gptq_order_8", "ct_group_order_asym"])
+def test_act_order_may_be_quantised_anew(made: Maker, name: str) -> None:
+    """Integers of other widths are made of the values in order of inputs."""
+    model = made(name).quantised
     tokens = random_tokens(NUM_TOKENS, seed=6)
     exact = engine_logprobs(model, tokens, **EXACT)
     found = engine_logprobs(model, tokens, quantization="int8", **OPTIONS)
     assert 1e-4 < relative_error(found, exact) < ACTIVATION_ERROR
-    with caplog.at_level(logging.INFO, "specdec_native"):
-        Engine(model, max_model_len=64, **OPTIONS).close()
-    assert "held as float32: act-order (g_idx) scatters the groups" in caplog.text
 
 
 def test_tensors_of_a_matrix_may_be_in_several_shards(made: Maker, tmp_path: Path) -> None:
