@@ -57,11 +57,9 @@ class SourceRow {
   }
   bool is_int4() const { return is_int4_; }
   bool has_mins() const { return mins_ != nullptr; }
-  uint8_t stored(int64_t i) const { return codes_[i]; }  // a byte
-  // In the low bits, of 4 bits.
-  uint8_t code(int64_t k) const {
-    return k % 2 == 0 ? codes_[k / 2] & 0x0f : codes_[k / 2] >> 4;
-  }
+  const uint8_t* stored() const { return codes_; }
+  // A code of 4 bits, in the low bits.
+  uint8_t code(int64_t k) const { return k % 2 == 0 ? codes_[k / 2] & 0x0f : codes_[k / 2] >> 4; }
   // What the code stands for: the weight is scale * level + min.
   int level(int64_t k) const {
     if (!is_int4_) return static_cast<int8_t>(codes_[k]);
@@ -183,18 +181,19 @@ bool IntRow::can_keep(const WeightView& part, int64_t row) const {
 
 void IntRow::keep(const WeightView& part, int64_t row) {
   const SourceRow source(part, row);
+  const int64_t num_k = layout_.in_features();
+  const uint8_t* from = source.stored();
+  uint8_t* to = codes_.data();
   if (layout_.is_int4()) {
-    for (int64_t i = 0; i < layout_.in_features() / 2; ++i) {
-      codes_[2 * i] = source.stored(i) & 0x0f;
-      codes_[2 * i + 1] = source.stored(i) >> 4;
+    for (int64_t i = 0; i < num_k / 2; ++i) {
+      to[2 * i] = from[i] & 0x0f;
+      to[2 * i + 1] = from[i] >> 4;
     }
   } else if (!source.is_int4()) {
-    for (int64_t k = 0; k < layout_.in_features(); ++k) {
-      codes_[k] = static_cast<uint8_t>(source.stored(k) + kInt8Offset);
-    }
+    for (int64_t k = 0; k < num_k; ++k) to[k] = static_cast<uint8_t>(from[k] + kInt8Offset);
   } else {
-    for (int64_t k = 0; k < layout_.in_features(); ++k) {
-      codes_[k] = static_cast<uint8_t>(source.level(k) + kInt8Offset);
+    for (int64_t k = 0; k < num_k; ++k) {
+      to[k] = static_cast<uint8_t>(source.level(k) + kInt8Offset);
     }
   }
   if (!layout_.is_grouped()) {

@@ -119,6 +119,7 @@ class _Stored:
     count: int = 1
     stored_bytes: int = 0
     is_vector: bool = False
+    order_bytes: int = 0  # in memory
 
 
 _Group = tuple[str, str, str, str]  # part, stored, held, note
@@ -164,6 +165,9 @@ def _grouped(matrices: Iterable[_Stored], dtype: str) -> list[Weights]:
         held = fused({dtype if rule.held == "dtype" else rule.held for rule in rules}, dtype)
         if not _keeps_order(members, rules):
             held = dtype
+        elif rules and rules[0].order:  # one for all parts
+            size = 4 * members[0].inputs
+            members[0] = dataclasses.replace(members[0], order_bytes=size)
         for member in members:
             groups[_group_of(member, held, dtype)].append(member)
     found = [_sum(group, members) for group, members in groups.items()]
@@ -203,6 +207,7 @@ def _sum(group: _Group, members: list[_Stored]) -> Weights:
         layout = FORMATS[held]
         for m in members:
             num_bytes += m.count * m.rows * (m.inputs * layout.bits / 8 + layout.row_bytes)
+            num_bytes += m.order_bytes
     return Weights(
         *(part, stored, held),
         exact=bool(held) and not note,
@@ -288,7 +293,7 @@ def _read_gptq(tensors: _Tensors) -> _Found | None:
         half_scales=_is_half(tensors[".scales"]),
     )
     label = f"{'AWQ' if is_awq else 'GPTQ'} {_integers(bits, group, inputs, symmetric)}"
-    return _ordered(label, rule, order), rows, inputs, 1
+    return (*_ordered(label, rule, order), rows, inputs, 1)
 
 
 def _are_all(zeros: StoredTensor, bits: int, values: Iterable[int]) -> bool:
@@ -348,7 +353,7 @@ def _read_packed(tensors: _Tensors) -> _Found | None:
         half_scales=_is_half(scale),
     )
     label = f"compressed-tensors pack-quantized {_integers(bits, group, inputs, symmetric)}"
-    return _ordered(label, rule, order), rows, inputs, 1
+    return (*_ordered(label, rule, order), rows, inputs, 1)
 
 
 def _mxfp4_rule(exponents: StoredTensor) -> Rule:

@@ -110,12 +110,14 @@ class EngineSignature:
             load_format: "auto", or "dummy": random weights of the right shapes, always the same.
                 Only config.json and the tokenizer are read, of a draft model, too. For measuring.
             quantization: how weights are held: "auto" (as stored), "none" (at dtype), "int8",
-                "int4", or "fp8" on a GPU. "auto" uses a GGUF file's integers as they are. "int8": a
-                scale for each output. "int4": a scale for every 32 inputs of an output; embedding
-                and head in 8 bits, grouped likewise. "fp8": 8-bit floats, a scale for each output;
+                "int4", or "fp8" on a GPU. "auto" keeps the codes of a quantised checkpoint (GGUF,
+                GPTQ, AWQ, compressed-tensors and the others of docs/quantization.md);
+                `specdec-native info MODEL` says what each kind of matrix becomes. "int8": a scale
+                for each output. "int4": a scale for every 32 inputs of an output; embedding and
+                head in 8 bits, grouped likewise. "fp8": 8-bit floats, a scale for each output;
                 embedding and head stay at dtype. Integers stored in as few bits stay as they are.
                 On a CPU products with integers round their inputs to 8 bits, a scale for every 32
-                of a row.
+                of a row (of 16 where the weights' groups are of 16).
             device: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": the first GPU this build has
                 kernels for, else the CPU. model_info().device is what was chosen.
             cpu_isa: "auto", or a narrower instruction set of `specdec-native info`.

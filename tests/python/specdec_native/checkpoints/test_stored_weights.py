@@ -83,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
     "GPTQ 3 bits, groups of 64, symmetric": gptq(3, 4, 64),
     "GPTQ 8 bits, groups of 32, symmetric": gptq(8, 127),
     "GPTQ 4 bits, groups of 32, asymmetric": gptq(4, 5),
-    "GPTQ 2 bits, a scale a row, asymmetric, act-order": gptq(2, None, INPUTS, g_idx=ACT_ORDER),
+    "GPTQ 2 bits, groups of 32, asymmetric, act-order": gptq(2, None, 32, g_idx=ACT_ORDER),
     "AWQ 4 bits, groups of 64, asymmetric": {
         "qweight": torch.zeros(INPUTS, ROWS // 8, dtype=torch.int32),
         "qzeros": torch.zeros(2, ROWS // 8, dtype=torch.int32),
