@@ -8,7 +8,8 @@
 // multiplied as. A record of "linear: down, one sum" is the same product without the slices of k
 // that decoders sum it in (core/k_slices.h), not a part of the step: each layer runs both, one
 // after the other, so that `slices_cost`, the median of their ratios less 1, stands on a busy
-// machine too. --format=act|int8|int8_grouped|int4_grouped|... chooses how weights are stored.
+// machine too. --format=act|int8|int8_grouped|int4_grouped|... chooses how weights are stored;
+// int4_table has the values of MXFP4, or with --wide-table values of 8 bits.
 #include <map>
 #include <memory>
 #include <numeric>
@@ -53,7 +54,7 @@ constexpr const char* kOneSum = ", one sum";
 // Layers as in the model, with random weights, and what a step reads and writes.
 class Step {
  public:
-  Step(const ModelShape& model, const Options& options, int max_rows)
+  Step(const ModelShape& model, const Options& options, bool wide_table, int max_rows)
       : model_(model),
         backend_(make_cpu_backend(options)),
         request_(model, *backend_, kContext, max_rows) {
@@ -66,6 +67,8 @@ class Step {
     if (has_zeros || options.format == WeightFormat::kInt4Table) {
       codes_.emplace(model.vocab_size, model.hidden, 4, false, 1);
       has_zeros ? codes_->add_zeros(2) : codes_->add_table(2);
+      if (!has_zeros && !wide_table)
+        codes_->table = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     }
     for (int i = 0; i < model.num_layers; ++i) {
       layers_.push_back({.qkv = pack(qkv_width, model.hidden, options),
@@ -302,7 +305,7 @@ void bench_rows(const ModelShape& model, Step& step, int rows, ReadBandwidth& pr
   }
 }
 
-int run(const Options& options) {
+int run(const Options& options, bool wide_table) {
   Report report("linear_bench", options);
   ThreadPool pool(options.num_threads);
   const std::vector<MatrixPeak> peaks =
@@ -311,7 +314,7 @@ int run(const Options& options) {
   if (!options.smoke) all_rows.push_back(kPromptRows);
   for (const ModelShape& model : models()) {
     if (!options.selects(model.name) || (options.smoke && &model != &models().front())) continue;
-    Step step(cut(model, options), options, all_rows.back());
+    Step step(cut(model, options), options, wide_table, all_rows.back());
     ReadBandwidth probe(static_cast<size_t>(step.weight_bytes()), pool);
     for (int rows : all_rows) {
       bench_rows(model, step, rows, probe, peak_for(peaks, operands_of(options)), options, report);
@@ -324,5 +327,8 @@ int run(const Options& options) {
 }  // namespace specdec::bench
 
 int main(int argc, char** argv) {
-  return specdec::bench::run(specdec::bench::parse_options(argc, argv));
+  bool wide_table = false;
+  const auto options =
+      specdec::bench::parse_options(argc, argv, {"cpu"}, {{"--wide-table", &wide_table}});
+  return specdec::bench::run(options, wide_table);
 }

@@ -1,6 +1,7 @@
 #include "cpu/packed_linear.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <type_traits>
 
 #include "comm/communicator.h"
@@ -16,8 +17,7 @@ constexpr int64_t kBf16Depth = 32;  // k of an AMX tile product
 constexpr int64_t kSliceUnit = 64;
 
 bool is_small(std::span<const int8_t> table) {
-  return std::ranges::all_of(
-      table, [](int value) { return value >= -kSmallTableOffset && value < kSmallTableOffset; });
+  return std::ranges::all_of(table, [](int value) { return std::abs(value) < kSmallTableOffset; });
 }
 
 PackedFormat packed_format_of(const PackArgs& args, DType act_dtype) {

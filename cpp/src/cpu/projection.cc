@@ -205,6 +205,9 @@ void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const
   task.out_stride = layout.stride;
   task.group_size = group_size(weight_->packed_format());
   task.code_offset = code_offset(weight_->packed_format());
+  task.halves_start =
+      weight_->packed_format() == kPackedInt4SmallTable && kernels_.linear.widens_int8;
+  if (task.halves_start) task.code_offset = kSmallTableOffset;
   task.has_zeros = weight_->packed_format() == kPackedInt4GroupedZero;
   const RowsKernels& to = kernels_.rows;
   const bool is_bf16 = weight_->packed_format() == kPackedBf16;

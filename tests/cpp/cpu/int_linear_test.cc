@@ -87,10 +87,10 @@ TEST(CpuIntTables, SmallValuesHaveTheProductsOfEightBitCodes) {
   std::vector<float> x = random_values(kMostRows * kK, 2);
   std::fill_n(x.begin(), 2 * kK, -1.0f);
   std::fill_n(x.begin() + kK, kK, 1.0f);
-  for (const int8_t edge : {-16, 15}) {
+  for (const int8_t edge : {-15, 15}) {
     for (const bool is_uniform : {false, true}) {
       QuantizedMatrix small(kN, kK, 4, false, 1);
-      for (int i = 0; i < 16; ++i) small.table.push_back(static_cast<int8_t>(i * 2 - 16));
+      for (int i = 0; i < 16; ++i) small.table.push_back(static_cast<int8_t>(i * 2 - 15));
       small.table[15] = edge;
       if (is_uniform) std::ranges::fill(small.codes, uint8_t{0xff});
       QuantizedMatrix wide(kN, kK, 8, false, 1);

@@ -24,7 +24,7 @@ enum PackedFormat : int {
   kPackedInt4GroupedMin,
   kPackedInt4GroupedZero,
   kPackedInt4Table,
-  kPackedInt4SmallTable,  // the same, of values in [-kSmallTableOffset, kSmallTableOffset)
+  kPackedInt4SmallTable,  // the same, of magnitudes below kSmallTableOffset
   kPackedInt8Grouped16,
   kNumPackedFormats,
 };

@@ -49,7 +49,7 @@ struct IntFormat {
   static constexpr bool kIsGrouped = kFormat != kPackedInt8;
   static constexpr int kGroup = kFormat == kPackedInt8Grouped16 ? kSmallIntGroup : kIntGroup;
   static constexpr int kGroupsOfRecord = kIntRecordDepth / kGroup;
-  using Dot = std::conditional_t<kHasSmallTable, Int5Dot,
+  using Dot = std::conditional_t<kHasSmallTable, SmallTableDot,
                                  std::conditional_t<kIsInt4 && !kHasTable, Int4Dot, Int8Dot>>;
   static constexpr int kOffset = kHasSmallTable          ? kSmallTableOffset
                                  : !kIsInt4 || kHasTable ? kInt8Offset
@@ -144,9 +144,7 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
                                          const uint8_t* ahead) {
   using Dot = typename Format::Dot;
   const auto start = [&](int row) {
-    if constexpr (Format::kOffset == 0) return 0;
-    const int32_t start = group_of<Format>(x, row).start;
-    return Format::kHasSmallTable ? start / (kInt8Offset / kSmallTableOffset) : start;
+    return Format::kOffset == 0 ? 0 : group_of<Format>(x, row).start;
   };
   typename Dot::Sums sums[kRows][kBlocks];
 #pragma GCC unroll 16
@@ -176,14 +174,6 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
         const typename Dot::Factor factor = Dot::factor(group_of<Format>(x, r).codes + offset);
 #pragma GCC unroll 4
         for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::dot(sums[r][b], w[b], factor);
-      }
-    }
-    if constexpr (Format::kHasSmallTable) {
-      if (line + 1 != Format::kGroupLines / 2) continue;
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-        for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::widen(sums[r][b]);
       }
     }
   }

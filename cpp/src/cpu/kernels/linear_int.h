@@ -36,7 +36,8 @@ inline constexpr int kInt8CodesBytes = 1024;  // of a record
 inline constexpr int kInt4CodesBytes = 512;
 inline constexpr int kInt8Offset = 128;
 inline constexpr int kInt4Offset = 8;  // 0 with mins or zeros, kInt8Offset with a table
-// With which products of a small table's values fit into fewer bits. Rows come with kInt8Offset.
+// Of kPackedInt4SmallTable where products of bytes are widened (LinearKernels::widens_int8), with
+// tables of magnitudes below it: a group's 16 products of a 16-bit lane then fit it.
 inline constexpr int kSmallTableOffset = 16;
 
 // One group of a row. Everything that a product needs of the group is adjacent.
@@ -44,7 +45,9 @@ template <class Code, int kGroup>
 struct IntRowGroup {
   Code codes[kGroup];
   float scale;
-  int32_t start;  // -offset * (sum of the codes), with the weights' offset
+  // -offset * (sum of the codes), with the weights' offset. With kSmallTableOffset two halves of 16
+  // bits, modulo 2^16: for the first two and the last two codes of every four.
+  int32_t start;
   // The factor of the weights' mins, scale * (sum of the codes), or of their zeros, -(sum of the
   // codes).
   float min;

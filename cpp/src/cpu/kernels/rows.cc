@@ -118,6 +118,13 @@ void put_codes(const int8_t* codes, int16_t (&out)[kGroup]) {
   }
 }
 
+inline int32_t start_in_halves(int code_offset, const int8_t* codes) {
+  int sums[2] = {};
+  for (int i = 0; i < kIntGroup; ++i) sums[i / 2 % 2] += codes[i];
+  const auto start = [&](int sum) { return static_cast<uint32_t>(-code_offset * sum) & 0xffff; };
+  return static_cast<int32_t>(start(sums[0]) | start(sums[1]) << 16);
+}
+
 template <class Code, int kGroup>
 void prepare_groups(const RowsTask& task) {
   for (int64_t row = task.row_begin; row < task.row_end; ++row) {
@@ -134,7 +141,8 @@ void prepare_groups(const RowsTask& task) {
         put_codes(codes, out[group].codes);
         const float sum = static_cast<float>(result.sum);
         out[group].scale = result.scale;
-        out[group].start = -task.code_offset * result.sum;
+        out[group].start = task.halves_start ? start_in_halves(task.code_offset, codes)
+                                             : -task.code_offset * result.sum;
         out[group].min = task.has_zeros ? -sum : result.scale * sum;
       }
     });

@@ -22,10 +22,11 @@ struct RowsTask {
   void* out;                // [*, out_stride], elements past dim are zero
   int64_t out_stride;       // in elements, at least dim; for codes, in IntRowGroups
   bool accumulate = false;  // to_f32: added to what out holds
-  // Codes only, of the weights: k of a group, 32 or 16; the code offset (IntRowGroup::start);
-  // whether they have zeros (IntRowGroup::min).
+  // Codes only, of the weights: k of a group, 32 or 16; the code offset (IntRowGroup::start), and
+  // whether it has two halves; whether they have zeros (IntRowGroup::min).
   int group_size = 32;
   int code_offset = 0;
+  bool halves_start = false;
   bool has_zeros = false;
 };
 

@@ -1,8 +1,8 @@
 // Small integers sixteen lanes at a time, and float16: exact sums of products of bytes on every
 // instruction set. The rules of simd.h hold.
 //
-// A quad is four neighbouring k of one output or row. Int8Dot, Int5Dot and Int4Dot say how a group
-// of k is summed, with weights of 8, 5 and 4 bits:
+// A quad is four neighbouring k of one output or row. Int8Dot, Int4Dot and SmallTableDot say how a
+// group of k is summed, with weights of 8 and of 4 bits, and with values of a small table:
 //   Weights  a quad of each of 16 outputs, of 64 unsigned bytes. In memory these hold one quad of 8
 //            bits, or two of 4 bits: the first in the low halves of the bytes
 //   Factor   one row's quad of signed bytes, for all lanes
@@ -75,7 +75,7 @@ struct Int8Dot {
 };
 
 using Int4Dot = Int8Dot;
-using Int5Dot = Int8Dot;
+using SmallTableDot = Int8Dot;
 
 #else
 
@@ -131,27 +131,11 @@ struct Int4Dot {
   }
 };
 
-// The same for codes of at most 31, which four quads of a group sum without overflow: widen() after
-// those makes room for the others. A sum is at least 4 * 2 * 31 * -128 = -31744.
-struct Int5Dot {
-  using Code = int8_t;
-  struct Sums {
-    __m512i v;
-    __m512i widened;
-  };
-  using Weights = BytesX64;
-  using Factor = Int4Dot::Factor;
-  static Sums begin(int32_t start) { return {_mm512_setzero_si512(), _mm512_set1_epi32(start)}; }
-  static Sums widen(Sums sums) {
-    const __m512i products = _mm512_madd_epi16(sums.v, _mm512_set1_epi16(1));
-    return {_mm512_setzero_si512(), _mm512_add_epi32(sums.widened, products)};
-  }
-  static I32x16 end(Sums sums, int32_t) { return {widen(sums).widened}; }
-  static Weights of(BytesX64 bytes) { return bytes; }
-  static Factor factor(const int8_t* x) { return Int4Dot::factor(x); }
-  static Sums dot(Sums sums, Weights w, Factor x) {
-    return {in_order(_mm512_add_epi16(sums.v, _mm512_maddubs_epi16(w.v, x.v))), sums.widened};
-  }
+// The same where the start is a 16-bit lane's, twice, and the sum with it fits though the sums
+// before may overflow.
+struct SmallTableDot : Int4Dot {
+  static Sums begin(int32_t start) { return {_mm512_set1_epi32(start)}; }
+  static I32x16 end(Sums sums, int32_t) { return Int4Dot::end(sums, 0); }
 };
 
 #endif
@@ -220,7 +204,7 @@ struct Int8Dot {
 };
 
 using Int4Dot = Int8Dot;
-using Int5Dot = Int8Dot;
+using SmallTableDot = Int8Dot;
 
 #else
 
@@ -283,28 +267,10 @@ struct Int4Dot {
   }
 };
 
-// Of codes of at most 31, as with AVX-512.
-struct Int5Dot {
-  using Code = int8_t;
-  struct Sums {
-    Int4Dot::Sums now;
-    I32x16 widened;
-  };
-  using Weights = BytesX64;
-  using Factor = Int4Dot::Factor;
-  static Sums begin(int32_t start) { return {Int4Dot::begin(start), broadcast_int(start)}; }
-  static Sums widen(Sums sums) {
-    const I32x16 products = Int4Dot::end(sums.now, 0);
-    return {Int4Dot::begin(0),
-            {_mm256_add_epi32(sums.widened.lo, products.lo),
-             _mm256_add_epi32(sums.widened.hi, products.hi)}};
-  }
-  static I32x16 end(Sums sums, int32_t) { return widen(sums).widened; }
-  static Weights of(BytesX64 bytes) { return bytes; }
-  static Factor factor(const int8_t* x) { return Int4Dot::factor(x); }
-  static Sums dot(Sums sums, Weights w, Factor x) {
-    return {Int4Dot::dot(sums.now, w, x), sums.widened};
-  }
+// See above.
+struct SmallTableDot : Int4Dot {
+  static Sums begin(int32_t start) { return {_mm256_set1_epi32(start), _mm256_set1_epi32(start)}; }
+  static I32x16 end(Sums sums, int32_t) { return Int4Dot::end(sums, 0); }
 };
 
 #endif
@@ -345,7 +311,7 @@ struct Int8Dot {
   using Code = int8_t;
 };
 using Int4Dot = Int8Dot;
-using Int5Dot = Int8Dot;
+using SmallTableDot = Int8Dot;
 
 #else
 
@@ -414,7 +380,7 @@ struct Int8Dot {
 };
 
 using Int4Dot = Int8Dot;
-using Int5Dot = Int8Dot;
+using SmallTableDot = Int8Dot;
 
 #endif
 
