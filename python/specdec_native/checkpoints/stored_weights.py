@@ -134,6 +134,7 @@ def weights_of(directory: Path, dtype: str) -> list[Weights]:
     for name, tensor in open_checkpoint(directory).items():
         ending = next((ending for ending in _ENDINGS if name.endswith(ending)), "")
         modules[name.removesuffix(ending)][ending] = tensor
+    _leave_out_tied_head(modules)
     found = []
     for name, tensors in modules.items():
         beside = modules.get(name.removesuffix(".bias"), {})
@@ -145,6 +146,19 @@ def weights_of(directory: Path, dtype: str) -> list[Weights]:
             message = f"{name}: shapes of its tensors do not fit one another ({fault})"
             raise CheckpointError(message, directory) from fault
     return _grouped(found, dtype)
+
+
+def _leave_out_tied_head(modules: dict[str, dict[str, StoredTensor]]) -> None:
+    """An LM head that repeats the embedding is held once."""
+    by_part = {part: [n for n in modules if pattern.search(n)] for part, pattern in _PARTS}
+    for head in by_part["LM head"]:
+        for table in by_part["embedding"]:
+            ours, theirs = modules[head].get(".weight"), modules[table].get(".weight")
+            if ours is None or theirs is None or ours.shape != theirs.shape:
+                continue
+            if ours.dtype == theirs.dtype and np.array_equal(ours.values(), theirs.values()):
+                del modules[head]
+                return
 
 
 def weights_of_gguf(tensors: Iterable[tuple[str, GgufTensor]], dtype: str) -> list[Weights]:

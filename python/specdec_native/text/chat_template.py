@@ -174,7 +174,7 @@ def _marked(message: dict[str, Any], index: int) -> dict[str, Any]:
 def _plain(message: Message, index: int) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ValueError(
-            f'messages[{index}] must be a dict with "role" and "content", got {message!r}'
+            f'messages[{index}] must be a dict with "role" and "content", got {message!r:.80}'
         )
     if not isinstance(message.get("role"), str):
         raise ValueError(f'messages[{index}] has no "role"')
@@ -185,7 +185,7 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
     elif isinstance(content, (list, tuple)):
         plain["content"] = "\n".join(_text_part(part, index) for part in content)
     elif not isinstance(content, str):
-        raise ValueError(f'messages[{index}]["content"] must be text, got {content!r}')
+        raise ValueError(f'messages[{index}]["content"] must be text, got {content!r:.80}')
     if plain["role"] == "assistant":
         calls = plain.pop("tool_calls", None)
         if calls:
@@ -223,7 +223,7 @@ def _text_part(part: Any, index: int) -> str:
     if isinstance(part, Mapping) and isinstance(part.get("text"), str):
         return str(part["text"])
     raise ValueError(
-        f'messages[{index}]["content"] may only have parts of type "text", got {part!r}'
+        f'messages[{index}]["content"] may only have parts of type "text", got {part!r:.80}'
     )
 
 

@@ -168,6 +168,16 @@ def modelopt_fp8(name: str, weight: Array) -> Packed:
     return Packed(tensors, (E4M3[codes] * scale).astype(np.float32))
 
 
+def modelopt_fp8_rows(name: str, weight: Array) -> Packed:
+    """A scale for each output."""
+    del name
+    rows = [fp8(row) for row in weight]
+    codes = np.stack([row for row, _ in rows])
+    scales = np.array([scale for _, scale in rows], np.float32)
+    tensors = {"weight": as_e4m3(codes), "weight_scale": torch.from_numpy(scales)}
+    return Packed(tensors, (E4M3[codes] * scales[:, None]).astype(np.float32))
+
+
 def modelopt_config(algorithm: str, **changes: Any) -> dict[str, Any]:
     """As config.json has it."""
     fields: dict[str, Any] = {

@@ -82,6 +82,24 @@ def _integers(
     return Format(config, packer, source, head)
 
 
+def auto_round(packing: str, group: int, **changes: Any) -> dict[str, Any]:
+    """As auto-round writes it; the tensors are those of GPTQ or AWQ."""
+    fields: dict[str, Any] = {
+        "quant_method": "auto-round",
+        "packing_format": packing,
+        "bits": 4,
+        "group_size": group,
+        "sym": True,
+        "data_type": "int",
+        "autoround_version": "0.9.0",
+        "iters": 200,
+        "low_gpu_mem_usage": True,
+        "enable_quanted_input": True,
+        "extra_config": {"model.layers.0.mlp.gate": {"bits": 16, "data_type": "fp"}},
+    }
+    return fields | changes
+
+
 def _old_gptq(name: str, packer: Gptq) -> Format:
     """Of the first years: keys of gptq in a file of their own, and fewer of them."""
     kept = ("bits", "group_size", "damp_percent", "desc_act", "sym", "true_sequential")
@@ -128,6 +146,12 @@ FORMATS: dict[str, Format] = {
     ),
     "gptq_mixtral": _gptq(source="mixtral", group=64),
     "gptq_old": _old_gptq("quantize_config.json", Gptq()),
+    "auto_round": Format(auto_round("auto_round:auto_gptq", 64), Gptq(group=64, has_groups=False)),
+    "auto_round_asym": Format(
+        auto_round("auto_round:auto_gptq", 32, sym=False),
+        Gptq(group=32, symmetric=False, has_groups=False),
+    ),
+    "auto_round_awq": Format(auto_round("auto_round:auto_awq", 64, sym=False), Awq(64)),
     "awq": Format(Awq().config(), Awq()),
     "awq_uneven": Format(Awq(32).config(), Awq(32), "uneven"),
     "awq_tied": Format(
@@ -161,6 +185,9 @@ FORMATS: dict[str, Format] = {
     "ct_mxfp4": Format(compressed_floats("mxfp4-pack-quantized", 4, 32), floats.mxfp4),
     "ct_mxfp8": Format(compressed_floats("mxfp8-quantized", 8, 32), floats.mxfp8),
     "modelopt_fp8": Format(modelopt_config("FP8"), floats.modelopt_fp8),
+    "modelopt_fp8_rows": Format(
+        modelopt_config("FP8_PER_CHANNEL_PER_TOKEN"), floats.modelopt_fp8_rows
+    ),
     "modelopt_nvfp4": Format(modelopt_config("NVFP4"), floats.modelopt_nvfp4, "qwen3"),
     "modelopt_fp8_file": Format(
         None, floats.modelopt_fp8, files={"hf_quant_config.json": modelopt_file("FP8")}

@@ -184,6 +184,14 @@ def test_act_order_is_kept_where_all_parts_have_the_same(tmp_path: Path) -> None
     assert all("act-order" in weights.stored for weights in held.values())
 
 
+def test_an_lm_head_that_repeats_the_embedding_counts_once(tmp_path: Path) -> None:
+    table = torch.ones(ROWS, INPUTS, dtype=torch.bfloat16)
+    tensors = {"model.embed_tokens.weight": table, "lm_head.weight": table}
+    assert [w.part for w in stored(tmp_path, tensors, "bfloat16")] == ["embedding"]
+    tensors["lm_head.weight"] = 2 * table
+    assert {w.part for w in stored(tmp_path, tensors, "bfloat16")} == {"embedding", "LM head"}
+
+
 def test_parts_that_are_fused_are_held_alike(tmp_path: Path) -> None:
     """The widest format of q, k and v; the dtype where one of them is in floating point."""
     four, eight = CASES[FOUR_BITS], CASES[EIGHT_BITS]

@@ -29,11 +29,12 @@ ROUNDING = 2e-5  # of float32
 
 # A CPU holds these at the dtype: scales that are no float16, and 8-bit floats.
 IN_FLOATS = {
-    "ct_float32", "ct_8_row", "w8a16_asym", "naive_fp8", "ct_mxfp8", "modelopt_fp8", "modelopt_fp8_file",
+    "ct_float32", "ct_8_row", "w8a16_asym", "naive_fp8", "ct_mxfp8", "modelopt_fp8",
+    "modelopt_fp8_file", "modelopt_fp8_rows",
 }  # fmt: skip
 IN_EIGHT_BITS = {
-    "gptq_8", "gptq_8_asym", "gptq_order_8", "ct_8", "w8a8", "w8a8_float32", "naive", "ct_nvfp4", "modelopt_nvfp4",
-    "modelopt_nvfp4_file", "bnb_8",
+    "gptq_8", "gptq_8_asym", "gptq_order_8", "ct_8", "w8a8", "w8a8_float32", "naive", "ct_nvfp4",
+    "modelopt_nvfp4", "modelopt_nvfp4_file", "bnb_8",
 }  # fmt: skip
 
 
