@@ -1,7 +1,7 @@
 // Projections with weights that the ranks of a group share: each rank computes its share, the
 // communicator brings every share to every rank, and every rank finishes the whole result.
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
 
 #include "backend/shared_heads.h"
 #include "comm/communicator.h"
@@ -97,7 +97,8 @@ ProjectionInput CpuBackend::gather_inputs(const CpuPackedLinear& weight,
   Communicator& ranks = *share.ranks();
   const int64_t element = static_cast<int64_t>(size_of(in.dtype));
   const int64_t own_bytes = in.num_rows * share.num_inputs(ranks.rank()) * element;
-  std::memcpy(ranks.part(static_cast<size_t>(own_bytes)), in.x, static_cast<size_t>(own_bytes));
+  std::copy_n(static_cast<const std::byte*>(in.x), own_bytes,
+              ranks.part(static_cast<size_t>(own_bytes)));
   const auto parts = ranks.exchange(static_cast<size_t>(own_bytes));
   const int64_t row_bytes = share.inputs().back() * element;
   auto* rows = reinterpret_cast<std::byte*>(
