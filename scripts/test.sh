@@ -4,7 +4,9 @@
 #   scripts/test.sh changed     these, then every further stage whose inputs changed since it passed
 #   scripts/test.sh all         every stage
 #   scripts/test.sh STAGE ...   some of them
-# A stage is a file of scripts/stages, which says what the stage is for and what it reads.
+# A stage is a file of scripts/stages, which says what the stage is for and what it reads. With
+# SPECDEC_MINUTES set, `changed` leaves stages to a later run that would take longer than so many
+# minutes in all; a stage of more than ten says how many it takes with empty caches.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 first=(lint cpp python)
 further=(docs example bench fuzz breadth lab serve whole emulated arm64 tsan asan cuda)
@@ -21,6 +23,7 @@ for stage in "${stages[@]}"; do
   fi
 done
 jobs=$(nproc)
+left=()
 echo "stages: ${stages[*]}. Installing what they need comes first, a few minutes on a new machine."
 
 ensure_packages \
@@ -69,8 +72,16 @@ for stage in "${stages[@]}"; do
     echo "== $stage: skipped, since it passed with these inputs ($inputs)"
     continue
   fi
+  minutes=$(sed -n 's/^# minutes: //p' "scripts/stages/$stage.sh")
+  if [[ $mode == changed && $is_further == yes && -n ${SPECDEC_MINUTES:-} ]] \
+    && ((SECONDS / 60 + ${minutes:-10} > SPECDEC_MINUTES)); then
+    echo "== $stage: left to a later run, since it may take ${minutes:-10} minutes and $((SECONDS / 60)) of $SPECDEC_MINUTES have passed"
+    left+=("$stage")
+    continue
+  fi
   echo "== $stage, after $SECONDS s"
   source "scripts/stages/$stage.sh"
   [[ $is_further == no ]] || "$PYTHON" scripts/stages.py record "$stage" "$inputs"
 done
 echo "all stages passed in $SECONDS s: ${stages[*]}"
+((${#left[@]} == 0)) || echo "but these, which were left to a later run: ${left[*]}"

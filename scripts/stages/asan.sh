@@ -1,6 +1,7 @@
 # The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, where sums take ten times as
 # long: with fewer shapes, kernels of the emulated device in one order of threads, and of the tests
 # that compare whole engines those whose steps differ.
+# minutes: 50
 # reads: *CMakeLists.txt CMakePresets.json VERSION cmake cpp cuda tests/cpp tests/cuda tests/testing tests/data
 build asan
 left_out=(

@@ -1,5 +1,6 @@
 # Every kernel for the architectures that are built for, on a machine that needs no GPU: what the
 # compiler made of the kernels, and that the module is as good as any other there.
+# minutes: 30
 # reads: *CMakeLists.txt CMakePresets.json VERSION pyproject.toml cmake cpp cuda python tests/cuda
 # reads: tests/testing bench/common bench/kernels scripts/cuda_gates.py scripts/cuda_gates.txt
 # reads: scripts/cuda_toolkit.py tests/python/conftest.py tests/python/repository/test_cuda_gates.py
