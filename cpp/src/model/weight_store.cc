@@ -396,8 +396,9 @@ WeightView WeightStore::fp8_matrix(const std::string& name, int64_t rows, int64_
                                   shape_text(shape(scale_name)), ", expected [1], [", rows, ", 1]",
                                   expected_blocks(rows, in_features, scheme_.block)));
   }
+  // All, since they are few; they stay while views of other rows are in use.
   std::vector<float>& scales = fp8_scales_[name];
-  scales = fp8_scales(scale_name);  // all: they are few
+  if (scales.empty()) scales = fp8_scales(scale_name);
   const TensorView values = read(name, own);
   return {
       .values = values,
