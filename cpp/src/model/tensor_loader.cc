@@ -479,8 +479,10 @@ void TensorLoader::finish(LoadedParts& loaded) {
              " has no products with them, or they are fused with weights of another kind");
   }
   if (widens_integers_) {
-    log_info(source(), ": some matrices of integers are held as ", name_of(backend_.act_dtype()),
-             ": they are fused with weights of another kind");
+    log_info(
+        source(), ": some matrices of integers are held as ", name_of(backend_.act_dtype()),
+        ": they are fused with weights of another kind, or have an order of inputs (act-order) "
+        "that experts, heads and fused parts of several orders cannot keep");
   }
   for (const auto& [reason, names] : store_.widened()) {
     log_info(source(), ": ", names.size(), " matrices (", names.front(),
