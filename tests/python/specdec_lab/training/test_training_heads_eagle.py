@@ -400,7 +400,8 @@ def test_a_speculators_head_names_its_target(written: Writer) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     with Engine(head.target, dtype="float32") as engine:
         answer = engine.generate([TEXTS[0]], params)[0].outputs[0].token_ids
-    with Engine(head.directory, dtype="float32") as engine:
+    always = {"draft_length_policy": "fixed"}
+    with Engine(head.directory, dtype="float32", speculative_config=always) as engine:
         assert engine.generate([TEXTS[0]], params)[0].outputs[0].token_ids == answer
         assert sum(metrics_of(engine).acceptance_histogram) > 0
 
