@@ -123,8 +123,8 @@ def engine(context: Context) -> Data:
     data = cut or compile_targets(context, "_core", folder=folder, idle=True)
     site = context.build / "module"
     package = site / "specdec_native"
-    for each in ("specdec_native", "specdec_vllm"):
-        shutil.copytree(context.root / "python" / each, site / each, dirs_exist_ok=True)
+    for each in (context.root / "python").glob("specdec_*"):
+        shutil.copytree(each, site / each.name, dirs_exist_ok=True)
     for module in folder.glob("**/_core*.so"):
         if package not in module.parents:
             shutil.copy(module, package)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ INSTRUCTION_TESTS = "specdec_cuda_ptx_test"
 TEST_STEPS = ("instructions", "tests")
 _PASSED = {"OK", "SKIPPED"}
 _SANITIZERS = 6  # at once
+_ENGINE_TESTS = 6
 _UNUSABLE = "not run"  # in place of the status of a check that could not begin
 
 
@@ -74,12 +76,14 @@ def engine_tests(context: Context) -> Data:
     context.need_gpu()
     build.need_module(context)
     command = [sys.executable, "-m", "pytest", "--gpu", "-v", "--tb=short", "--no-header"]
+    if importlib.util.find_spec("xdist") is not None:  # most of their time is the host's
+        command += ["-n", str(_ENGINE_TESTS)]
     finished = execute(
         context, "pytest", [*command, "tests/python/specdec_native/engine/test_cuda.py"], show=False
     )
     if "No module named pytest" in finished.output:
         raise NotRunError("pytest is neither installed nor beside it")
-    found = dict(re.findall(r"^\S+::(\S+) (PASSED|FAILED|ERROR)\b", finished.output, re.MULTILINE))
+    found = test_outcomes(finished.output)
     failed = [name for name, outcome in found.items() if outcome != "PASSED"]
     result = {"ran": len(found), "passed": len(found) - len(failed), "failed": failed}
     data: Data = {"programs": {"test_cuda.py": result | {"status": finished.status}}}
@@ -88,6 +92,14 @@ def engine_tests(context: Context) -> Data:
         print(finished.output[-3000:])
         raise FailedError(f"{len(failed)} failed, exit status {finished.status}", data)
     return data | {"cut": finished.cut}
+
+
+def test_outcomes(output: str) -> dict[str, str]:
+    """The outcome of each test in what `pytest -v` prints, on one worker or several."""
+    outcome = "(PASSED|FAILED|ERROR)"
+    alone = re.findall(rf"^\S+?::(.+?) {outcome}\b", output, re.MULTILINE)
+    beside = re.findall(rf"^\[gw\d+\] \[ *\d+%\] {outcome} \S+?::(.+?) *$", output, re.MULTILINE)
+    return dict(alone) | {name: found for found, name in beside}
 
 
 def sanitize(context: Context) -> Data:

@@ -197,3 +197,17 @@ def test_sanitizer_that_works_for_no_program_is_not_run(
     entry = sanitized(context, monkeypatch, "no", 0)
     assert entry["status"] == "not run"
     assert "could not be attached" in entry["note"]
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "t/test_a.py::test_a[a b] PASSED   [ 50%]\nt/test_a.py::test_b FAILED   [100%]\n",
+        "t/test_a.py::test_a[a b] \n[gw1] [ 50%] PASSED t/test_a.py::test_a[a b] \n"
+        "[gw0] [100%] FAILED t/test_a.py::test_b \n",
+    ],
+)
+def test_outcomes_of_pytest_on_one_worker_or_several(output: str) -> None:
+    summary = "FAILED t/test_a.py::test_b - AssertionError: assert 1 PASSED\n"
+    found = suites.test_outcomes(output + summary)
+    assert found == {"test_a[a b]": "PASSED", "test_b": "FAILED"}
