@@ -50,12 +50,14 @@ def test_answers_validate_and_drafts_never_change_one(model: Path, temperature: 
             ended += 1
             jsonschema.validate(json.loads(completion.text), schema)
     assert ended >= 150
-    config = speculative("ngram", model, 6, 1, "auto" if temperature else "fixed")
-    with make_engine(model, speculative_config=config) as drafting:
-        assert answers(drafting.generate(prompts, sampling)) == answers(outputs)
-        (forced,) = [d for d in drafting.stats().drafters if d.name == "grammar"]
-    # Lengths that adapt go by what rows cost here, which is much beside so small a model's steps.
-    assert forced.num_accepted_tokens == forced.num_draft_tokens > (0 if temperature else 1000)
+    for policy in ("fixed", "auto") if temperature else ("fixed",):
+        config = speculative("ngram", model, 6, 1, policy)
+        with make_engine(model, speculative_config=config) as drafting:
+            assert answers(drafting.generate(prompts, sampling)) == answers(outputs)
+            forced = [d for d in drafting.stats().drafters if d.name == "grammar"]
+        assert all(d.num_accepted_tokens == d.num_draft_tokens for d in forced)
+        # Lengths that adapt go by what rows cost here, which may be so much that none is drafted.
+        assert policy == "auto" or sum(d.num_draft_tokens for d in forced) > 1000
 
 
 # ---- the law, with a grammar

@@ -134,7 +134,11 @@ async def ask_all(
 def test_every_answer_is_the_offline_one(model: Path, method: str) -> None:
     rng = random.Random(method)
     requests = [[make_request(rng) for _ in range(NUM_REQUESTS)] for _ in range(NUM_CLIENTS)]
-    config: dict[str, Any] | None = {"method": method, "num_speculative_tokens": 3}
+    config: dict[str, Any] | None = {
+        "method": method,
+        "num_speculative_tokens": 3,
+        "draft_length_policy": "fixed",
+    }
     if method == "draft_model":
         config = {**(config or {}), "model": str(model)}
     if method == "none":
