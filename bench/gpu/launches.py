@@ -21,7 +21,9 @@ _WARPS = 8  # of a product's block: slices of a tile
 _STAGE_BYTES = 2048  # of a warp
 _PREFETCH_BYTES = 128 << 10  # of a block, into L2
 _ATTENTION_TILE = 64  # positions
-_SHORT_SPLIT, _LONG_SPLIT, _SHORT_END = 256, 1024, 16384  # positions
+# Positions of a split, and where such splits end (split_of in attention_items.cuh).
+_SPLITS = ((128, 2048), (256, 16384), (1024, 1 << 62))
+_SHORT_SPLIT = _SPLITS[0][0]
 _RESERVED_SHARED_BYTES = 1024  # of every block, for the system
 # Registers per thread, until a device has reported them: the limit in scripts/cuda_gates.txt, and
 # nvcc 13.0's count for attention on sm_90a, by padded head_dim and pairs (bfloat16).
@@ -261,8 +263,16 @@ def _experts(kernel: Kernel, launch: Record, work: Record, chosen: int, costs: C
 
 
 def _whole_splits(positions: int) -> int:
-    unit = _SHORT_SPLIT if positions <= _SHORT_END else _LONG_SPLIT
+    unit = next(unit for unit, end in _SPLITS if positions <= end)
     return _ceil_div(positions, unit) * unit
+
+
+def _num_splits(positions: int) -> int:
+    begins = [0, *(end for _, end in _SPLITS)]
+    return sum(
+        _ceil_div(max(0, min(positions, end) - begin), unit)
+        for begin, (unit, end) in zip(begins, _SPLITS, strict=False)
+    )
 
 
 def attention_items(lists: int, end: int, blocks: int) -> tuple[list[int], int]:
@@ -272,8 +282,7 @@ def attention_items(lists: int, end: int, blocks: int) -> tuple[list[int], int]:
     is a run of a list's splits of about a block's share.
     """
     limit = _whole_splits(end)
-    short = min(limit, _SHORT_END)
-    splits = short // _SHORT_SPLIT + (limit - short) // _LONG_SPLIT
+    splits = _num_splits(end)
     if splits == 1 or blocks <= 2 * lists:
         return [_ceil_div(end, _ATTENTION_TILE)], 0
     share = _ceil_div(lists * limit // _ATTENTION_TILE, blocks) * _ATTENTION_TILE
@@ -305,7 +314,7 @@ def _attention(kernel: Kernel, work: Record, record: Record, costs: Costs) -> Ke
     busy_blocks = min(int(lists) * len(item_tiles), blocks)
     # Lists of other pairs read the same keys again, from L2: that is not counted.
     all_bytes = kv_lists * work["position_bytes"] * end
-    stages = 4 if pairs <= 32 and dim <= 128 else 2
+    stages = 3 if pairs <= 32 and dim <= 128 else 2
     first_bytes = (stages - 1) * _ATTENTION_TILE * work["position_bytes"]
     open_item = costs.read_item if work["reads_plan"] else costs.open_item
     return replace(

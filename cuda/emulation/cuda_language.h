@@ -289,16 +289,14 @@ inline uint32_t __brev(uint32_t bits) {
   for (int i = 0; i < 32; ++i) reversed |= (bits >> i & 1) << (31 - i);
   return reversed;
 }
-// Selects bytes of y:x (x the low four) by the four low nibbles of `selector`. Bit 3 of a nibble
-// gives the byte's sign in all bits.
+// Selects bytes of y:x (x the low four) by the lower three bits of the four low nibbles of
+// `selector`. The instruction repeats a byte's sign where bit 3 is set; CUDA's function clears it.
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   const uint64_t bytes = uint64_t{y} << 32 | x;
   uint32_t result = 0;
   for (int i = 0; i < 4; ++i) {
-    const uint32_t nibble = selector >> (4 * i) & 15;
-    uint32_t byte = static_cast<uint32_t>(bytes >> (8 * (nibble & 7))) & 0xff;
-    if (nibble & 8) byte = byte & 0x80 ? 0xff : 0;
-    result |= byte << (8 * i);
+    const uint32_t index = selector >> (4 * i) & 7;
+    result |= (static_cast<uint32_t>(bytes >> (8 * index)) & 0xff) << (8 * i);
   }
   return result;
 }

@@ -20,23 +20,28 @@ namespace specdec::cuda::SPECDEC_TARGET {
 constexpr int kWarpSize = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// Splits are short up to kShortEnd, so that a short context can be shared among blocks, and longer
-// beyond. Results depend on these numbers. A request with 8 KV heads and 1,000 positions has 32
-// items of 256 positions, so most SMs have no work. Items of 128 would save a microsecond there,
-// since the first tiles are loaded before queries arrive, and cost one at 16,000 positions, where
-// twice as many partial results are joined.
-constexpr int kShortSplit = 256;  // positions
+// Splits are short at first, so that a short context can be shared among blocks, and longer beyond,
+// so that a long one has few partial results to join. Results depend on these numbers. A request
+// with 8 KV heads and 1,000 positions has 64 items of 128 positions. On an H200 its attention takes
+// 2.5 us less than with 32 items of 256.
+constexpr int kShortSplit = 128;  // positions
+constexpr int kShortEnd = 2048;
+constexpr int kMiddleSplit = 256;
+constexpr int kMiddleEnd = 16384;
 constexpr int kLongSplit = 1024;
-constexpr int kShortEnd = 16384;
 constexpr int kNumShortSplits = kShortEnd / kShortSplit;
+constexpr int kNumMiddleSplits = (kMiddleEnd - kShortEnd) / kMiddleSplit;
 
 __device__ __forceinline__ int split_of(int position) {
-  return position < kShortEnd ? position / kShortSplit
-                              : kNumShortSplits + (position - kShortEnd) / kLongSplit;
+  if (position < kShortEnd) return position / kShortSplit;
+  if (position < kMiddleEnd) return kNumShortSplits + (position - kShortEnd) / kMiddleSplit;
+  return kNumShortSplits + kNumMiddleSplits + (position - kMiddleEnd) / kLongSplit;
 }
 __device__ __forceinline__ int split_begin(int split) {
-  return split < kNumShortSplits ? split * kShortSplit
-                                 : kShortEnd + (split - kNumShortSplits) * kLongSplit;
+  if (split < kNumShortSplits) return split * kShortSplit;
+  split -= kNumShortSplits;
+  if (split < kNumMiddleSplits) return kShortEnd + split * kMiddleSplit;
+  return kMiddleEnd + (split - kNumMiddleSplits) * kLongSplit;
 }
 
 // The first split that begins at or after a position.

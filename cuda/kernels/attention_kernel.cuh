@@ -200,88 +200,121 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
   ptx::copy_async_wait<0>();
 }
 
-// A warp joins num_partials consecutive partial results of a row and head, in order. It copies them
-// asynchronously to its part of the ring, many at a time, because the join is bound by latency.
-// out: [head_dim].
-template <class Tiles>
-__device__ __forceinline__ void join_partials(const AttendArgs& args,
-                                              const AttentionMemory<Tiles>& memory, int64_t partial,
-                                              int num_partials, typename Tiles::Element* out) {
+// Joins the partial results of an item's pairs, num_partials[pair] each, where that is not 0. Each
+// warp takes every kAttentionWarps-th pair. Joining is bound by latency, so a warp loads as many
+// partial results as it has lanes together, of several pairs or a part of one's, and works out all
+// their factors at once. Results are joined in order, whatever was loaded together.
+//   first_of(pair): its first partial result
+template <class Tiles, class FirstOf>
+__device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWork& work,
+                                           const AttentionMemory<Tiles>& memory,
+                                           const int* num_partials, FirstOf&& first_of) {
   using T = typename Tiles::Element;
   constexpr int kDim = Tiles::kPaddedDim;
   constexpr int kValues = kDim / kWarpSize;  // consecutive values of a lane
   constexpr int kVector = kValues < 4 ? 2 : 4;
   using Vector = std::conditional_t<kVector == 2, float2, float4>;
   constexpr int kPartialBytes = kDim * 4;
-  constexpr int kPartBytes = Tiles::kRingBytes / kAttentionWarps;
-  constexpr int kPartials = kPartBytes / kPartialBytes / kWarpSize * kWarpSize;  // copied together
-  static_assert(kPartials > 0);
+  constexpr int kPartialChunks = kPartialBytes / kChunkBytes;
+  static_assert(kAttentionWarps * kWarpSize * kPartialBytes <= Tiles::kRingBytes);
+  const Item& item = work.item;
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  unsigned char* part_of_ring = memory.ring() + warp * kPartials * kPartialBytes;
-  // For each of 32 partial results: the factor of the totals, the factor of its values, and its
-  // sum.
-  float* factors = reinterpret_cast<float*>(memory.weights()) + warp * 3 * kWarpSize;
+  unsigned char* loaded = memory.ring() + warp * kWarpSize * kPartialBytes;
+  // Of each partial result: the factor of the totals before it, the factor of its values, its sum.
+  float4* factors = reinterpret_cast<float4*>(memory.weights()) + warp * kWarpSize;
   float totals[kValues];
-#pragma unroll
-  for (int i = 0; i < kValues; ++i) totals[i] = 0.0f;
   float total_maximum = -INFINITY, total_sum = 0.0f;
+  int pair = warp;
+  int num_joined = 0;  // of the pair's partial results
 #pragma unroll 1
-  for (int first = 0; first < num_partials; first += kWarpSize) {
-    if (first % kPartials == 0) {
-      const int num_chunks = min(kPartials, num_partials - first) * (kPartialBytes / kChunkBytes);
-      const char* from =
-          reinterpret_cast<const char*>(args.workspace.values + (partial + first) * kDim);
+  while (pair < item.num_pairs) {
+    int64_t own = -1;   // the partial result whose sums the lane loads
+    int own_first = 0;  // the lane that has the first one of the same pair
+    int num_loaded = 0, num_before = num_joined, end = pair;
+#pragma unroll 1
+    for (; end < item.num_pairs && num_loaded < kWarpSize; end += kAttentionWarps) {
+      const int left = num_partials[end] - num_before;
+      const int count = min(left, kWarpSize - num_loaded);
+      const int64_t first = first_of(end) + num_before;
+      const char* from = reinterpret_cast<const char*>(args.workspace.values + first * kDim);
+      unsigned char* to = loaded + num_loaded * kPartialBytes;
 #pragma unroll 4
-      for (int i = lane; i < num_chunks; i += kWarpSize) {
-        ptx::copy_async_16(part_of_ring + i * kChunkBytes, from + i * kChunkBytes);
+      for (int i = lane; i < count * kPartialChunks; i += kWarpSize) {
+        ptx::copy_async_16(to + i * kChunkBytes, from + i * kChunkBytes);
       }
-      ptx::copy_async_commit();
+      if (lane >= num_loaded && lane < num_loaded + count) {
+        own = first + lane - num_loaded;
+        own_first = num_loaded;
+      }
+      num_loaded += count;
+      if (count < left) break;
+      num_before = 0;
     }
-    const int count = min(kWarpSize, num_partials - first);
+    ptx::copy_async_commit();
     float2 part = make_float2(-INFINITY, 0.0f);
-    if (lane < count) {
-      part = *reinterpret_cast<const float2*>(args.workspace.sums + (partial + first + lane) * 2);
-    }
-    // The maximum after each partial result, and the factors of its join.
-    float maximum = fmaxf(total_maximum, part.x);
+    if (own >= 0) part = *reinterpret_cast<const float2*>(args.workspace.sums + own * 2);
+    // The maximum after each partial result.
+    const float before_all = num_joined > 0 && own_first == 0 ? total_maximum : -INFINITY;
+    float maximum = fmaxf(before_all, part.x);
 #pragma unroll 1
     for (int distance = 1; distance < kWarpSize; distance *= 2) {
       const float below = __shfl_up_sync(kAllLanes, maximum, distance);
-      if (lane >= distance) maximum = fmaxf(maximum, below);
+      if (lane - distance >= own_first) maximum = fmaxf(maximum, below);
     }
     float before = __shfl_up_sync(kAllLanes, maximum, 1);
-    if (lane == 0) before = total_maximum;
-    factors[3 * lane] = decay(before, maximum, args.scale_log2);
-    factors[3 * lane + 1] = decay(part.x, maximum, args.scale_log2);
-    factors[3 * lane + 2] = part.y;
+    if (lane == own_first) before = before_all;
+    factors[lane] = make_float4(decay(before, maximum, args.scale_log2),
+                                decay(part.x, maximum, args.scale_log2), part.y, 0.0f);
     total_maximum = __shfl_sync(kAllLanes, maximum, kWarpSize - 1);
     ptx::copy_async_wait<0>();
     __syncwarp();
-    const float* values =
-        reinterpret_cast<const float*>(part_of_ring + first % kPartials * kPartialBytes) +
-        lane * kValues;
-#pragma unroll 2
-    for (int j = 0; j < count; ++j) {
-      const float a = factors[3 * j], b = factors[3 * j + 1];
-      total_sum = join(total_sum, a, factors[3 * j + 2], b);
-      alignas(Vector) float read[kValues];
+    const float* values = reinterpret_cast<const float*>(loaded) + lane * kValues;
+    int slot = 0;
+#pragma unroll 1
+    while (slot < num_loaded) {
+      const int count = num_partials[pair];
+      if (num_joined == 0) {
+        total_sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kValues; i += kVector) {
-        *reinterpret_cast<Vector*>(read + i) =
-            *reinterpret_cast<const Vector*>(values + j * kDim + i);
+        for (int i = 0; i < kValues; ++i) totals[i] = 0.0f;
       }
+      const int slot_end = min(slot + count - num_joined, num_loaded);
+      num_joined += slot_end - slot;
+#pragma unroll 4
+      for (; slot < slot_end; ++slot) {
+        const float4 factor = factors[slot];
+        total_sum = join(total_sum, factor.x, factor.z, factor.y);
+        alignas(Vector) float read[kValues];
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) totals[i] = join(totals[i], a, read[i], b);
+        for (int i = 0; i < kValues; i += kVector) {
+          *reinterpret_cast<Vector*>(read + i) =
+              *reinterpret_cast<const Vector*>(values + slot * kDim + i);
+        }
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) totals[i] = join(totals[i], factor.x, read[i], factor.y);
+      }
+      if (num_joined < count) break;  // the rest is loaded next
+      if (count > 0) {
+        const float inverse = inverse_of(total_sum);
+        const int64_t row_head =
+            static_cast<int64_t>(item.extent.first_row) * work.shape.num_heads +
+            memory.row_heads()[pair];
+        const int head_dim = args.params.kv.head_dim;
+        T* out = static_cast<T*>(args.params.out) + row_head * head_dim;
+#pragma unroll
+        for (int i = 0; i < kValues; i += 2) {
+          const int column = lane * kValues + i;
+          const uint32_t words =
+              pack<T>(finished(totals[i], inverse), finished(totals[i + 1], inverse));
+          if (column < head_dim) *reinterpret_cast<uint32_t*>(out + column) = words;
+        }
+      }
+      num_joined = 0;
+      pair += kAttentionWarps;
     }
+    if (num_loaded == 0) pair = end;
     __syncwarp();  // factors and values are read
-  }
-  const float inverse = inverse_of(total_sum);
-#pragma unroll
-  for (int i = 0; i < kValues; i += 2) {
-    const int column = lane * kValues + i;
-    const uint32_t words = pack<T>(finished(totals[i], inverse), finished(totals[i + 1], inverse));
-    if (column < args.params.kv.head_dim) *reinterpret_cast<uint32_t*>(out + column) = words;
   }
 }
 
@@ -290,7 +323,6 @@ __device__ __forceinline__ void join_partials(const AttendArgs& args,
 template <class Tiles>
 __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWork& work,
                                           const AttentionMemory<Tiles>& memory) {
-  using T = typename Tiles::Element;
   const Item& item = work.item;
   const WorkShape& shape = work.shape;
   static_assert(Tiles::kPairs <= kAttentionThreads && Tiles::kPairs <= 64);
@@ -320,14 +352,8 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
     }
   }
   __syncthreads();
-#pragma unroll 1
-  for (int pair = threadIdx.x / kWarpSize; pair < item.num_pairs; pair += kAttentionWarps) {
-    if (num_partials[pair] == 0) continue;
-    const int64_t row_head =
-        static_cast<int64_t>(item.extent.first_row) * shape.num_heads + memory.row_heads()[pair];
-    join_partials<Tiles>(args, memory, partial_of(pair) + first_column(pair), num_partials[pair],
-                         static_cast<T*>(args.params.out) + row_head * args.params.kv.head_dim);
-  }
+  join_pairs(args, work, memory, num_partials,
+             [&](int pair) -> int64_t { return partial_of(pair) + first_column(pair); });
 }
 
 // Writes zeros to the rows of no request.

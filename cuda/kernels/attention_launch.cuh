@@ -47,12 +47,12 @@ inline BatchView requests_from(BatchView batch, int64_t begin, int count) {
   return batch;
 }
 
-// Shared memory of an SM's blocks for few rows together with a projection's block beside them.
+// Shared memory of an SM's block for few rows together with that of an output projection of up to 8
+// rows, whose weights load while attention runs.
 template <class Tiles>
 constexpr int64_t shared_bytes_with_projection() {
-  return Tiles::kBlocksPerSm *
-             (Tiles::shared_bytes(kFewAttentionRows, kMostMaskWords) + kBlockExtraSharedBytes) +
-         kMostFewRowsBytes + kBlockExtraSharedBytes;
+  return Tiles::shared_bytes(kFewAttentionRows, 8) + few_rows_exchange_bytes(8, 2) +
+         2 * kBlockExtraSharedBytes;
 }
 
 template <class Tiles>
@@ -129,8 +129,10 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
   using Two = AttentionTiles<T, kDim, kCodes, 2>;
   using Four = AttentionTiles<T, kDim, kCodes, 4>;
   static_assert(Four::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
-  static_assert(shared_bytes_with_projection<One>() <= kMultiprocessorSharedBytes);
-  static_assert(shared_bytes_with_projection<Two>() <= kMultiprocessorSharedBytes);
+  if constexpr (kDim == 128 && !kCodes) {
+    static_assert(shared_bytes_with_projection<One>() <= kStepSharedBytes);
+    static_assert(shared_bytes_with_projection<Two>() <= kStepSharedBytes);
+  }
   const int group_size = params.num_heads / params.kv.num_kv_heads;
   // Most rows that a request can have; one if none speculates.
   const int most_rows = params.batch.num_rows - params.batch.num_requests + 1;

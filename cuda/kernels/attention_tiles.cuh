@@ -23,11 +23,11 @@ constexpr int kChunk = 8;  // elements
 // item's pairs. With 1 or 2 this is the kernel for batches of few rows: it computes every item as
 // if it had that many tiles and has no soft cap, so that its code is short.
 //
-// The kernel for few rows leaves half of an SM's registers, and the shared memory of the largest
-// few-rows projection, to the projections before and after it, whose blocks can then share the SM.
-// Fewer blocks with more stages keep as many bytes in flight: 96 KB per SM with a 16-bit cache,
-// where about 40 KB are needed to read at full speed. More of them are in flight before queries
-// arrive.
+// The kernel for few rows leaves half of an SM's registers, and shared memory for a block of the
+// output projection, to the projections before and after it, whose blocks can then share the SM.
+// Fewer blocks with more stages keep as many bytes in flight: 64 KB per SM with a 16-bit cache,
+// where about 40 KB are needed to read at full speed. Those of an item of one short split are in
+// flight before queries arrive.
 template <class T, int kDim, bool kCodes, int kWarpRows>
 struct AttentionTiles {
   using Element = T;
@@ -51,7 +51,7 @@ struct AttentionTiles {
                                                             : 3;
   // Blocks per SM that the compiler leaves registers for.
   static constexpr int kRegisterBlocks = kIsFew ? 2 * kBlocksPerSm : kBlocksPerSm;
-  static constexpr int kStages = kIsFew && kDim <= 128 ? 4 : 2;
+  static constexpr int kStages = kIsFew && kDim <= 128 ? 3 : 2;
   static constexpr int kTileElements = kAttentionTile * kDim;
   static constexpr int kRawBytes = kAttentionTile * kDim;  // keys' or values' codes of a tile
 

@@ -247,12 +247,6 @@ inline constexpr int64_t kBestKeyBytes = int64_t{8} * kFewRows * 8;
 // Most bytes of records that every block prepares for itself: the rows must be ready when the first
 // weights arrive.
 inline constexpr int64_t kSharedRowBytes = int64_t{16} << 10;
-// Most shared memory of any few-rows kernel: attention leaves room for one such block on its SM.
-inline constexpr int64_t kMostFewRowsBytes =
-    std::max({few_rows_exchange_bytes(8, 2) + kSharedRowBytes + kBestKeyBytes,
-              few_rows_exchange_bytes(kFewRows, 2) + kBestKeyBytes,
-              few_rows_exchange_bytes(8, 1) + kSharedRowBytes + heads_tail_bytes(8, 256),
-              few_rows_exchange_bytes(kFewRows, 1) + heads_tail_bytes(kFewRows, 256)});
 
 // Unpacks tiles of WeightFormat::kAct into a row-major matrix, for a library's GEMM.
 struct UnpackParams {

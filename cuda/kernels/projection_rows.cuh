@@ -15,7 +15,7 @@ inline constexpr int kRowThreads = 256;
 inline constexpr int kRowWarps = kRowThreads / kWarpSize;
 inline constexpr int kRowInputs = kRowThreads * 4;    // inputs that a block takes at once
 inline constexpr int kSumBatch = 4;                   // loads of a thread in flight together
-inline constexpr int kStoreBatch = 2;                 // likewise, when the row is in L1
+inline constexpr int kStoreBatch = 2;                 // likewise, with as many of the norm's
 inline constexpr int kRowPartFloats = 2 * kRowWarps;  // of scratch, per row
 
 // Elements i .. i+3 of a vector [dim]; zeros past its end. kWhole: dim is a multiple of 4.
@@ -75,10 +75,10 @@ __device__ __forceinline__ float4 centred(float4 x, float mean) {
   return make_float4(x.x - mean, x.y - mean, x.z - mean, x.w - mean);
 }
 
+// `weight`: the norm's for these inputs.
 template <bool kMayCentre, bool kWhole>
 __device__ __forceinline__ float4 normalise(const RowsParams& rows, const RowScale& scale, int i,
-                                            float4 x) {
-  const float4 weight = load_vector<kWhole>(rows.weight, i, rows.dim);
+                                            float4 x, const float4& weight) {
   if constexpr (kMayCentre) x = centred(x, scale.mean);
   x = make_float4(x.x * scale.scale, x.y * scale.scale, x.z * scale.scale, x.w * scale.scale);
   if (!kMayCentre || rows.bias == nullptr) {
@@ -89,30 +89,36 @@ __device__ __forceinline__ float4 normalise(const RowsParams& rows, const RowSca
                      fmaf(x.z, weight.z, bias.z), fmaf(x.w, weight.w, bias.w));
 }
 
-// Calls body(i, x, whole) with inputs i .. i+3 of a row for all i of this thread, to the end of the
-// last record and beyond; inputs past the end of the row are zeros. kBatch loads are in flight at a
-// time, because the block is bound by memory latency here. kMayBeOdd: dim may be anything, not only
-// a multiple of 4.
-template <class T, bool kIsFloat, bool kMayBeOdd, int kBatch, class Body>
-__device__ __forceinline__ void for_inputs(const RowsParams& rows, int64_t source, Body&& body) {
+// Calls body(i, x, beside, whole) with inputs i .. i+3 of a row for all i of this thread, to the
+// end of the last record and beyond; inputs past the end of the row are zeros. `beside` is what
+// load(i, whole) returns. kBatch loads of both are in flight at a time, because the block is bound
+// by memory latency here. kMayBeOdd: dim may be anything, not only a multiple of 4.
+template <class T, bool kIsFloat, bool kMayBeOdd, int kBatch, class Load, class Body>
+__device__ __forceinline__ void for_inputs(const RowsParams& rows, int64_t source, Load&& load,
+                                           Body&& body) {
   const int own = threadIdx.x * 4;
   if (kMayBeOdd && rows.dim % 4 != 0) {
 #pragma unroll 1
     for (int i = own; i < rows.dim + own; i += kRowInputs) {
-      body(i, load_row<T, kIsFloat, false>(rows, source, i), std::false_type());
+      const std::false_type whole;
+      body(i, load_row<T, kIsFloat, false>(rows, source, i), load(i, whole), whole);
     }
     return;
   }
 #pragma unroll 1
   for (int begin = 0; begin < rows.dim; begin += kBatch * kRowInputs) {
     const int first = begin + own;
+    const std::true_type whole;
     float4 x[kBatch];
+    decltype(load(0, whole)) beside[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       x[i] = load_row<T, kIsFloat, true>(rows, source, first + i * kRowInputs);
     }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) body(first + i * kRowInputs, x[i], std::true_type());
+    for (int i = 0; i < kBatch; ++i) beside[i] = load(first + i * kRowInputs, whole);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) body(first + i * kRowInputs, x[i], beside[i], whole);
   }
 }
 
@@ -129,19 +135,28 @@ __device__ __forceinline__ float block_sum_of(const float* parts, int row) {
   return sum;
 }
 
+struct Nothing {};
+struct LoadNothing {
+  template <class Whole>
+  __device__ Nothing operator()(int, Whole) const {
+    return {};
+  }
+};
+
 // Normalised rows are always float32.
 template <bool kMayBeOdd>
 __device__ __forceinline__ float sum_part(const RowsParams& rows, int64_t source) {
   float sum = 0.0f;
   for_inputs<float, true, kMayBeOdd, kSumBatch>(
-      rows, source, [&](int, const float4& x, auto) { sum += (x.x + x.y) + (x.z + x.w); });
+      rows, source, LoadNothing(),
+      [&](int, const float4& x, Nothing, auto) { sum += (x.x + x.y) + (x.z + x.w); });
   return sum;
 }
 template <RowsKind kKind>
 __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t source, float mean) {
   float sum = 0.0f;
   constexpr bool kMayBeOdd = kKind == RowsKind::kAny;
-  for_inputs<float, true, kMayBeOdd, kSumBatch>(rows, source, [&](int i, const float4& x, auto) {
+  const auto add = [&](int i, const float4& x, Nothing, auto) {
     float4 distance = x;
     if constexpr (kKind != RowsKind::kPlain) {
       // Elements past the end add nothing.
@@ -155,7 +170,8 @@ __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t sou
     sum = fmaf(distance.y, distance.y, sum);
     sum = fmaf(distance.z, distance.z, sum);
     sum = fmaf(distance.w, distance.w, sum);
-  });
+  };
+  for_inputs<float, true, kMayBeOdd, kSumBatch>(rows, source, LoadNothing(), add);
   return sum;
 }
 
@@ -196,19 +212,24 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
       scale.mean = mean_of(row);
       scale.scale = 1.0f / sqrtf(block_sum_of(square_parts, row) / dim + rows.eps);
     }
-    const auto store = [&](int i, float4 x, auto whole) {
+    const auto weight_of = [&](int i, auto whole) {
+      return rows.norm != RowNorm::kNone
+                 ? load_vector<decltype(whole)::value>(rows.weight, i, rows.dim)
+                 : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    };
+    const auto store = [&](int i, float4 x, const float4& weight, auto whole) {
       if (i >= padded_dim) return;
       if (rows.norm != RowNorm::kNone && i < rows.dim) {
-        x = normalise<kMayCentre, decltype(whole)::value>(rows, scale, i, x);
+        x = normalise<kMayCentre, decltype(whole)::value>(rows, scale, i, x, weight);
       }
       *reinterpret_cast<uint2*>(inputs_at(row, i)) =
           make_uint2(pack<T>(x.x, x.y), pack<T>(x.z, x.w));
     };
     const int64_t source = source_row(rows, first + row);
     if (!kMayBeOdd || rows.is_float) {
-      for_inputs<T, true, kMayBeOdd, kStoreBatch>(rows, source, store);
+      for_inputs<T, true, kMayBeOdd, kStoreBatch>(rows, source, weight_of, store);
     } else if constexpr (kMayBeOdd) {
-      for_inputs<T, false, kMayBeOdd, kStoreBatch>(rows, source, store);
+      for_inputs<T, false, kMayBeOdd, kStoreBatch>(rows, source, weight_of, store);
     }
   }
 }

@@ -57,7 +57,9 @@ std::vector<float> planes_of(const std::vector<std::vector<float>>& slices, int 
   return planes;
 }
 
-// A rank and its device.
+// A rank and its device. On a GPU all ranks share one. What waits for the whole GPU there, such as
+// cudaFree and the first launch of a graph, waits for kernels of other ranks, which may wait for
+// this rank's next kernel. So ranks meet (`barrier`) before each of these.
 struct World : testing::BackendWorld {
   World(DeviceKind kind, Communicator& ranks, bool peer_memory = true)
       : BackendWorld(kind, DType::kBF16), kernels(testing::kernels_for(kind).peers) {
@@ -97,9 +99,10 @@ TEST_P(CudaPeers, BothSumsAreTheTreeHoweverLateRanksCome) {
       World world(GetParam(), ranks);
       ASSERT_TRUE(world.links.has_mailboxes());
       const Buffer planes = world.upload(planes_of(slices, ranks.rank(), size));
+      Buffer out = world.allocate<float>(kTotal);
+      ranks.barrier();
       std::minstd_rand random(static_cast<unsigned>(ranks.rank() + 1));
       for (int turn = 0; turn < 6; ++turn) {
-        Buffer out = world.allocate<float>(kTotal);
         PeerSumParams params = world.params(planes, out);
         params.two_shot = turn % 2 == 1;
         come_late(random);
@@ -111,6 +114,7 @@ TEST_P(CudaPeers, BothSumsAreTheTreeHoweverLateRanksCome) {
           ASSERT_EQ(sums[i], sum_of_slices(s)) << size << " ranks, turn " << turn << ", at " << i;
         }
       }
+      ranks.barrier();
     });
   }
 }
@@ -122,8 +126,10 @@ TEST_P(CudaPeers, AnotherOrderOfRanksShows) {
     const int rotated = (ranks.rank() + 1) % 4;
     const Buffer planes = world.upload(planes_of(slices, rotated, 4));
     Buffer out = world.allocate<float>(kTotal);
+    ranks.barrier();
     world.kernels.sum(world.backend->stream(), world.params(planes, out));
     const std::vector<float> sums = world.download<float>(out);
+    ranks.barrier();
     int num_different = 0;
     for (size_t i = 0; i < kTotal; ++i) {
       num_different += sums[i] != sum_of_node(slices, {}, i);
@@ -147,10 +153,14 @@ TEST_P(CudaPeers, GraphsExchangeEachTimeTheyAreLaunched) {
         world.kernels.sum(stream, params);
       }
     };
+    ranks.barrier();
     work();
+    stream.synchronize();
+    ranks.barrier();
     stream.begin_capture();
     work();
     const std::unique_ptr<Graph> graph = stream.end_capture();
+    ranks.barrier();
     std::minstd_rand random(static_cast<unsigned>(ranks.rank() + 1));
     for (int turn = 0; turn < 3; ++turn) {
       come_late(random);
@@ -158,6 +168,7 @@ TEST_P(CudaPeers, GraphsExchangeEachTimeTheyAreLaunched) {
       stream.flush();
     }
     const std::vector<float> sums = world.download<float>(out);
+    ranks.barrier();
     for (size_t i = 0; i < kTotal; ++i) {
       float expected = 0.0f;
       for (int turn = 0; turn < 12; ++turn) expected = sum_of_node(slices, {}, i) + expected;

@@ -233,10 +233,12 @@ TEST_P(ProjectionChooserTest, ARehearsalTakesTheMemoryOfAllThatIsTried) {
   backend->rehearse(run);
   EXPECT_TRUE(timed_.empty());
   const int64_t rehearsed = backend->memory().free_bytes;
-  EXPECT_LT(rehearsed, at_first);
   run();
   EXPECT_FALSE(timed_.empty());
-  EXPECT_EQ(backend->memory().free_bytes, rehearsed);
+  if (kind() != DeviceKind::kGpu) {  // other processes take and free a GPU's memory, too
+    EXPECT_LT(rehearsed, at_first);
+    EXPECT_EQ(backend->memory().free_bytes, rehearsed);
+  }
   backend->stream().synchronize();
 }
 

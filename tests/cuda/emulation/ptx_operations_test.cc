@@ -207,11 +207,9 @@ TEST_P(PtxOperationsTest, BitOperations) {
     uint32_t permuted = 0;
     uint32_t sum = static_cast<uint32_t>(-5);
     for (int byte = 0; byte < 4; ++byte) {
-      const uint32_t choice = selector >> (4 * byte) & 15;
-      const uint32_t word = (choice & 7) < 4 ? value : other;
-      const auto chosen = static_cast<int8_t>(word >> (8 * (choice & 3)));
-      const uint32_t made = choice & 8 ? (chosen < 0 ? 0xff : 0) : static_cast<uint8_t>(chosen);
-      permuted |= made << (8 * byte);
+      const uint32_t choice = selector >> (4 * byte) & 7;  // bit 3 is ignored
+      const uint32_t word = choice < 4 ? value : other;
+      permuted |= (word >> (8 * (choice & 3)) & 0xff) << (8 * byte);
       sum += static_cast<uint32_t>(static_cast<int8_t>(value >> (8 * byte)) *
                                    static_cast<int8_t>(other >> (8 * byte)));
     }

@@ -32,6 +32,9 @@ std::string model_config(int num_layers) {
 class DeviceRanks : public EngineTest {
  protected:
   DeviceRanks() { target_.write("config.json", model_config(2)); }
+  void SetUp() override {
+    if (GetParam() == "cuda" && cuda::list_cuda_devices().size() < 2) GTEST_SKIP() << "one GPU";
+  }
 
   EngineConfig config() const {
     EngineConfig config = EngineTest::config();

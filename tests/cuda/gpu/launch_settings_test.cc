@@ -37,11 +37,11 @@ TEST(LaunchSettings, WordsChangeWhatTheyName) {
       {"no_meeting", {.meeting = false}},
       {"no_plan", {.work_lists = false}},
       {"no_overlap,own_carveouts", {.overlap = false, .carveout = std::nullopt}},
-      {"no_plan,carveout=100,no_overlap", {.overlap = false, .work_lists = false}}};
+      {"no_plan,carveout=58,no_overlap", {.overlap = false, .work_lists = false}}};
   for (const auto& [words, settings] : cases) {
     EXPECT_TRUE(parse_launch_settings(words) == settings) << words;
   }
-  EXPECT_EQ(describe({}), "programmatic dependent launch on, carveout 100%");
+  EXPECT_EQ(describe({}), "programmatic dependent launch on, carveout 58%");
   EXPECT_EQ(describe(parse_launch_settings("no_overlap,own_carveouts,no_meeting,no_plan")),
             "programmatic dependent launch off, the driver's carveouts, no blocks that meet, no "
             "work lists of attention");
