@@ -16,7 +16,7 @@ from .steps import NO_TIME, Context, Data, execute, keeping
 GPU_TESTS = "*Gpu*"
 # Streams with queues of their own, so that ranks on one GPU that wait for each other all run.
 _ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-_PROGRAM_SECONDS = 10.0
+_PROGRAM_SECONDS = 15.0
 _TEST_SECONDS = 15.0  # a test that takes longer hangs
 _USEFUL_SECONDS = 5.0  # most tests are done by then
 _LEAST_SECONDS = 1.0  # nothing is begun with less

@@ -57,6 +57,9 @@ Buffer upload(Device& device, Stream& stream, const std::vector<T>& values) {
 }
 template <class T>
 std::vector<T> download(Stream& stream, const Buffer& buffer) {
+  // The driver may hold a lock while it copies to pageable memory. Without this wait it would hold it
+  // until the stream's kernels are done, which may wait for kernels that other ranks launch.
+  stream.synchronize();
   std::vector<T> values(buffer.size_bytes() / sizeof(T));
   stream.copy_to_host(values.data(), buffer.data(), values.size() * sizeof(T));
   stream.synchronize();

@@ -138,13 +138,15 @@ def test_experts_that_rows_choose_are_read(rows: int, read: float) -> None:
 
 
 # 8 lists: each split is an item at 1,025 positions, and at 16,385 an item has a block's share, 17
-# tiles, rounded up to whole splits; the last run lies behind the one position of the last split.
+# tiles, rounded up to whole short splits. Where splits are longer, runs have 4 or 5 of them in turn;
+# the last run lies behind the one position of the last split.
 @pytest.mark.parametrize(
     ("lists", "end", "tiles", "splits"),
     [
-        (8, 201, [4], 0),
-        (8, 1025, [4, 4, 4, 4, 1], 5),
-        (8, 16385, [20] * 12 + [17, 0], 65),
+        (8, 120, [2], 0),
+        (8, 201, [2, 2], 2),
+        (8, 1025, [2] * 8 + [1], 9),
+        (8, 16385, [18, 18] + [20, 16] * 6 + [5, 0], 73),
         (80, 1025, [17], 0),
     ],
 )
