@@ -4,8 +4,8 @@ Memory reads one kernel's weights after another's. Where a kernel waits, memory 
 next kernel's first weights are already asked for: that takes room for both on a multiprocessor, and
 a launch that starts early. Otherwise a boundary costs its whole gap. Meanwhile a product's
 multiprocessors read from L2, at its rate: weights, rows again for each tile, weights again for each
-tile of rows. No GPU has confirmed the constants; where a report has measured one, the clock takes
-that (`costs_of`).
+tile of rows. The constants were fitted to an H200; a report's own rate of reading memory takes the
+place of that one's (`costs_of`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .launches import ASSUMED, Costs, Gpu, Kernel, Record, kernels_of
-
-_US = 1e-6
 
 
 def fit_together(first: Kernel, second: Kernel, gpu: Gpu) -> bool:
@@ -82,27 +80,7 @@ def weight_bytes(record: Record) -> float:
     return sum(kernel.bytes for kernel in kernels if not kernel.name.startswith("attention"))
 
 
-# ---- constants that a report has measured
-
-
 def costs_of(records: Sequence[Record], base: Costs = ASSUMED) -> Costs:
-    """The constants, updated from the records of `ceilings`."""
-
-    def find(kernel: str, overlap: int, figure: str) -> float | None:
-        found = [
-            record[figure]
-            for record in records
-            if record["kernel"] == kernel and record.get("overlap") == overlap and figure in record
-        ]
-        return max(found) if found else None
-
-    costs = base
-    for kernel, name in (("read", "read_rate"), ("l2_read", "l2_rate")):
-        rates = [record["gb_per_s"] for record in records if record["kernel"] == kernel]
-        if rates:
-            costs = replace(costs, **{name: 1e9 * max(rates)})
-    if (gap := find("graph_reads", 0, "gap_us")) is not None:
-        costs = replace(costs, gap=max(0.0, gap) * _US)
-    if (wait := find("graph_node", 1, "seconds")) is not None:
-        costs = replace(costs, wait=wait)
-    return costs
+    """The constants, with the rate of reading memory from the records of `ceilings`."""
+    rates = [record["gb_per_s"] for record in records if record["kernel"] == "read"]
+    return replace(base, read_rate=1e9 * max(rates)) if rates else base

@@ -223,7 +223,7 @@ __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWo
   unsigned char* loaded = memory.ring() + warp * kWarpSize * kPartialBytes;
   // Of each partial result: the factor of the totals before it, the factor of its values, its sum.
   float4* factors = reinterpret_cast<float4*>(memory.weights()) + warp * kWarpSize;
-  float totals[kValues];
+  float totals[kValues] = {};
   float total_maximum = -INFINITY, total_sum = 0.0f;
   int pair = warp;
   int num_joined = 0;  // of the pair's partial results
@@ -274,11 +274,6 @@ __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWo
 #pragma unroll 1
     while (slot < num_loaded) {
       const int count = num_partials[pair];
-      if (num_joined == 0) {
-        total_sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) totals[i] = 0.0f;
-      }
       const int slot_end = min(slot + count - num_joined, num_loaded);
       num_joined += slot_end - slot;
 #pragma unroll 4
@@ -310,6 +305,9 @@ __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWo
           if (column < head_dim) *reinterpret_cast<uint32_t*>(out + column) = words;
         }
       }
+      total_sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) totals[i] = 0.0f;
       num_joined = 0;
       pair += kAttentionWarps;
     }

@@ -46,6 +46,14 @@ inline std::string test_name(const ::testing::TestParamInfo<DeviceKind>& info) {
   return name_of(info.param);
 }
 
+// Those of `sizes` that a group of ranks with whole backends can have: 1 on a GPU, which all ranks
+// of a test would share. There a rank's copy or allocation may wait in the driver for another
+// rank's kernel, which waits for this rank.
+inline std::vector<int> group_sizes(DeviceKind kind, std::vector<int> sizes) {
+  if (kind == DeviceKind::kGpu) std::erase_if(sizes, [](int size) { return size > 1; });
+  return sizes;
+}
+
 // Copies to the device and back; both wait for the stream.
 template <class T>
 Buffer upload(Device& device, Stream& stream, const std::vector<T>& values) {
@@ -57,8 +65,8 @@ Buffer upload(Device& device, Stream& stream, const std::vector<T>& values) {
 }
 template <class T>
 std::vector<T> download(Stream& stream, const Buffer& buffer) {
-  // The driver may hold a lock while it copies to pageable memory. Without this wait it would hold it
-  // until the stream's kernels are done, which may wait for kernels that other ranks launch.
+  // The driver may hold a lock while it copies to pageable memory. Without this wait it would hold
+  // it until the stream's kernels are done, which may wait for kernels that other ranks launch.
   stream.synchronize();
   std::vector<T> values(buffer.size_bytes() / sizeof(T));
   stream.copy_to_host(values.data(), buffer.data(), values.size() * sizeof(T));

@@ -132,7 +132,7 @@ TEST_P(CudaSlices, BitsDependOnNeitherRanksNorRows) {
           << what << ", " << rows << " rows of " << name_of(format);
     };
     for (const int rows : row_counts) expect_rows(single, *packed, x, rows, "one rank");
-    for (const int size : {1, 2, 3, 8}) {
+    for (const int size : testing::group_sizes(GetParam(), {1, 2, 3, 8})) {
       const std::vector<SliceRun> runs = runs_of(size);
       on_ranks(size, [&](Communicator& ranks) {
         const KSlices own = whole.cut(runs[ranks.rank()]);
@@ -190,7 +190,7 @@ TEST_P(CudaSlices, RowsAreReorderedForAnOrderOfInputs) {
     EXPECT_EQ(single.project(*packed, x, kRows, bias, {}), expected);
     EXPECT_EQ(single.project(*packed, {x.begin(), x.begin() + kK}, 1, bias, {}),
               std::vector<float>(expected.begin(), expected.begin() + kN));
-    for (const int size : {2, 3, 8}) {
+    for (const int size : testing::group_sizes(GetParam(), {2, 3, 8})) {
       const std::vector<SliceRun> runs = runs_of(size);
       on_ranks(size, [&](Communicator& ranks) {
         const KSlices own = whole.cut(runs[ranks.rank()]);
@@ -247,7 +247,7 @@ TEST_P(CudaSlices, OutputsThatRanksShareAreGathered) {
     const auto packed = single.backend->pack_linear({.parts = {&view, 1}, .format = format});
     const std::vector<float> expected = single.project(*packed, x, 17, bias, {});
     const std::vector<float> rows = embed(single, *single.backend->embedding_from(*packed));
-    for (const int size : {1, 3}) {
+    for (const int size : testing::group_sizes(GetParam(), {1, 3})) {
       std::vector<int64_t> outputs;
       for (int rank = 0; rank <= size; ++rank) outputs.push_back(kN * rank / size);
       on_ranks(size, [&](Communicator& ranks) {
@@ -316,7 +316,7 @@ TEST_P(CudaSlices, ExpertsThatRanksShareGiveTheBitsOfWholeOnes) {
     };
     for (const int rows : {5, kRows}) {
       const std::vector<float> expected = run(nullptr, {}, rows);
-      for (const int size : {2, 3}) {
+      for (const int size : testing::group_sizes(GetParam(), {2, 3})) {
         const std::vector<SliceRun> runs = runs_of(size);
         on_ranks(size, [&](Communicator& ranks) {
           EXPECT_EQ(run(&ranks, runs, rows), expected) << size << " ranks, " << rows << " rows";
