@@ -138,8 +138,8 @@ def test_experts_that_rows_choose_are_read(rows: int, read: float) -> None:
 
 
 # 8 lists: each split is an item at 1,025 positions, and at 16,385 an item has a block's share, 17
-# tiles, rounded up to whole short splits. Where splits are longer, runs have 4 or 5 of them in turn;
-# the last run lies behind the one position of the last split.
+# tiles, rounded up to whole short splits. Where splits are longer, runs have 4 or 5 of them in
+# turn; the last run lies behind the one position of the last split.
 @pytest.mark.parametrize(
     ("lists", "end", "tiles", "splits"),
     [
