@@ -102,7 +102,7 @@ def test_program_that_hangs_costs_its_own_share(
     statuses = {name: result["status"] for name, result in results.items()}
     assert statuses == {"a": 0, "b": None, "c": 0, "d": None, "e": 0}
     assert results["b"]["unfinished"] == ["A.bGpu"]
-    assert clock.now == 100 + 9 + 10 + 8 + 10 + 7
+    assert clock.now == 100 + 9 + 15 + 8 + 15 + 7
 
 
 @pytest.mark.parametrize(("left", "outcome"), [(60.0, "hangs"), (10.0, NO_TIME), (0.0, NO_TIME)])
