@@ -54,7 +54,7 @@ class Gpu:
 class Costs:
     """Constants, in seconds, fitted to an H200 (bench/results/nvidia-h200).
 
-    Passes of the 8B of up to 16 rows are within 4% of what was measured, single kernels within 12%;
+    Passes of the 8B of up to 16 rows are within 5% of what was measured, single kernels within 12%;
     kernels of more rows within 25%. Experts' kernels were not measured.
     """
 
