@@ -108,5 +108,5 @@ def describe(context: Context) -> Data:
         "ncu": find_tool("ncu"),
         "libraries": _libraries(),
         "packages": _versions(),
-        "beside": [str(folder) for folder in context.beside],
+        "beside": [folder.name for folder in context.beside],
     }
