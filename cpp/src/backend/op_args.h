@@ -216,7 +216,23 @@ struct NormParams {
   float eps = 1e-5f;
 };
 
-enum class Activation : uint8_t { kSilu, kRelu, kGelu, kGeluTanh, kIdentity };
+// kReluSquared: max(x, 0)^2. The last two have constants. kXielu: beta x + (x > 0 ? positive x^2 :
+// negative (expm1(min(x, eps)) - x)). kClampedSwiglu is of gated MLPs alone, where a gate g and an up
+// u become min(g, limit) sigmoid(alpha min(g, limit)) (1 + clamp(u, -limit, limit)).
+enum class Activation : uint8_t {
+  kSilu,
+  kRelu,
+  kGelu,
+  kGeluTanh,
+  kIdentity,
+  kReluSquared,
+  kXielu,
+  kClampedSwiglu
+};
+struct ActivationConstants {
+  float positive = 0.0f, negative = 0.0f, beta = 0.0f, eps = 0.0f;  // of kXielu
+  float alpha = 0.0f, limit = 0.0f;                                 // of kClampedSwiglu
+};
 
 struct NormArgs {
   NormParams norm;
@@ -267,13 +283,22 @@ struct ActivatedLinearArgs {
   ProjectionInput in;
   const float* bias = nullptr;  // [out_features], b then c; or null
   Activation activation = Activation::kSilu;
+  ActivationConstants constants = {};
   bool gated = true;
   void* out = nullptr;  // [num_rows, gated ? out_features / 2 : out_features] act
 };
 
+// rows[i] *= sigmoid(gates[i]), in place.
+struct GateRowsArgs {
+  void* rows = nullptr;          // [num_rows, dim] act
+  const float* gates = nullptr;  // [num_rows]
+  int num_rows = 0;
+  int dim = 0;
+};
+
 // The projection to q, k and v: normalises q and k where the family does, each head by itself or
-// all heads together; rotates them (half-split RoPE, the Hugging Face convention); writes k and v
-// to the cache.
+// all heads together; rotates them (half-split RoPE, the Hugging Face convention); multiplies q by
+// its position's factor; writes k and v to the cache.
 struct QkvArgs {
   const PackedLinear* weight = nullptr;  // [(num_heads + 2 * num_kv_heads) * head_dim, in_features]
   ProjectionInput in;                    // the batch's rows
@@ -286,10 +311,12 @@ struct QkvArgs {
   // With norm_all_heads, where these are only some of the heads: which ranks have the others. The
   // weights are those of these heads, and all ranks make the call with the same number of rows.
   const SharedHeads* shared_heads = nullptr;
+  bool norm_after_rope = false;  // each head by itself, once it is rotated
   float norm_eps = 1e-6f;
   const float* rope_cos = nullptr;  // [max_positions, rotary_dim / 2], or null for none
   const float* rope_sin = nullptr;
   int rotary_dim = 0;
+  const float* query_scales = nullptr;  // [max_positions] factors of q, or null
   int num_heads = 0;
   const BatchView* batch = nullptr;
   PagedKvView kv;
@@ -308,21 +335,41 @@ struct TreeAttentionArgs {
   float scale = 1.0f;
   float soft_cap = 0.0f;   // scores become soft_cap * tanh(score / soft_cap) once scaled; 0: do not
   int sliding_window = 0;  // 0: none
+  // [num_heads] of each head a score beside those of the positions, which takes its share of the
+  // softmax and has no value; neither scaled nor capped. Null: none.
+  const float* sinks = nullptr;
   // Slots before it hold nothing: no row sees them. Every row's own position is at least this.
   int first_position = 0;
   void* out = nullptr;  // [num_rows, num_heads * head_dim] act
 };
 
-// Sparse mixture of experts: softmax over the router's logits, the top_k experts of each row (ties:
-// lower index), weights renormalised, results added to out in the order of the experts' rank.
+// How a row's experts and their weights follow from the router's logits. Chosen are the top_k
+// experts (ties: lower index) by score plus selection bias; weights are scores without the bias.
+enum class RouterScores : uint8_t { kSoftmax, kSigmoid };  // of all logits of a row
+struct Router {
+  RouterScores scores = RouterScores::kSoftmax;
+  const float* selection_bias = nullptr;  // [num_experts], or null
+  // Experts are in num_groups equal runs. Only those of the top_groups best runs may be chosen; a
+  // run counts as much as the sum of its two best biased scores (ties: lower index).
+  int num_groups = 1;
+  int top_groups = 1;
+  int top_k = 2;
+  bool renormalize = true;  // weights are divided by their sum (of sigmoids: plus 1e-20)
+  float scale = 1.0f;       // then multiplied by this
+};
+
+// Sparse mixture of experts: of each row, the results of its experts times their weights are added
+// to out in the order of the experts' rank.
 struct MoeArgs {
   const float* router_logits = nullptr;          // [num_rows, num_experts]
+  Router router;
   const void* x = nullptr;                       // [num_rows, hidden] act
   std::span<const PackedLinear* const> gate_up;  // [num_experts] of [2 * inner, hidden], gated
   std::span<const PackedLinear* const> down;     // [num_experts] of [hidden, inner]
+  const float* gate_up_bias = nullptr;           // [num_experts, 2 * inner], gates first; or null
+  const float* down_bias = nullptr;              // [num_experts, hidden], or null
   Activation activation = Activation::kSilu;
-  int top_k = 2;
-  bool renormalize = true;
+  ActivationConstants constants = {};
   float* out = nullptr;  // [num_rows, hidden], accumulated
   int num_rows = 0;
 };
