@@ -43,7 +43,10 @@ const Family& find_family(const JsonFields& fields) {
     for (const std::string& name : architectures) {
       asked += str_cat(asked.empty() ? "" : ", ", name);
       for (const Family* family : families()) {
-        if (name == family->architecture || is_base_model_of(name, *family)) return *family;
+        if (name == family->architecture || name == family->other_architecture ||
+            is_base_model_of(name, *family)) {
+          return *family;
+        }
       }
     }
   } else {

@@ -34,6 +34,8 @@ struct RopeConfig {
   std::vector<double> long_factors = {};
   // max_position_embeddings does not count the positions that the scaling adds.
   bool adds_positions = true;
+  // Queries at position p are multiplied by 1 + query_beta ln(1 + floor(p / original maximum)).
+  double query_beta = 0.0;
 };
 
 // Number of rows and inputs of a matrix that share a scale; 0: no block scales.
@@ -87,7 +89,8 @@ struct LayerSpec {
   float attention_soft_cap = 0.0f;  // scores become cap * tanh(score / cap); 0: none
   bool is_parallel = false;         // the MLP reads the same residual stream as the attention
   MlpKind mlp = MlpKind::kGated;
-  int inner_size = 0;  // inner size of the MLP, or of each expert
+  int inner_size = 0;         // inner size of the MLP, or of each expert
+  int shared_inner_size = 0;  // of the MLP beside the experts, which every token runs; 0: none
 
   bool norms_input() const {
     return norms == NormPlacement::kInput || norms == NormPlacement::kInputAndOutput;
@@ -122,12 +125,18 @@ struct ModelConfig {
   NormKind norm_kind = NormKind::kRms;
   float norm_eps = 1e-5f;
   float norm_offset = 0.0f;  // added to the norms' weights, which Gemma stores less one
+  bool norm_bias = true;     // of layer norms
   bool final_norm = true;
   QkNorm qk_norm = QkNorm::kNone;
+  bool qk_norm_after_rope = false;
+  // Elements 2i and 2i + 1 of a head turn together; the loader puts them half a rotated part apart.
+  bool rope_in_pairs = false;
+  bool has_sinks = false;  // of attention
   bool qkv_bias = false;
   bool out_bias = false;  // attention output projection
   bool mlp_bias = false;
   Activation activation = Activation::kSilu;
+  ActivationConstants activation_constants;  // but for xIELU's, which are tensors of each layer
 
   float embedding_scale = 1.0f;         // factor of the embedding rows
   bool rounds_embedding_scale = false;  // to the activations' dtype (Gemma)
@@ -142,7 +151,12 @@ struct ModelConfig {
 
   int num_experts = 0;  // of layers with experts
   int num_experts_per_token = 0;
+  RouterScores router_scores = RouterScores::kSoftmax;
   bool renormalize_experts = true;  // weights of the chosen experts are scaled to sum to 1
+  float expert_scale = 1.0f;        // factor of these weights
+  int num_expert_groups = 1;        // see Router
+  int top_expert_groups = 1;
+  bool expert_biases = false;  // of the router and of the experts
 
   std::vector<int32_t> eos_token_ids;  // of generation_config.json, else config.json
   std::string unknown_keys;  // keys of config.json that no code reads, and the file; empty: none

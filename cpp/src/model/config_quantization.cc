@@ -34,7 +34,6 @@ constexpr auto kOtherMethods = std::to_array<OtherMethod>({
     {"higgs", "codes of vectors with Hadamard transforms"},
     {"hqq", "zeros in floating point per group"},
     {"metal", "MLX's codes with a scale and a bias per group"},
-    {"mxfp4", "the experts of gpt-oss, a family that is not known yet"},
     {"quanto", "codes of torch subclasses"},
     {"quark", "codes of AMD's tool"},
     {"quip", "codes of vectors with Hadamard transforms"},
@@ -324,6 +323,12 @@ void parse_bitsandbytes(const JsonFields& fields, ModelConfig& config) {
   config.stored_format = str_cat("bitsandbytes ", is_4bit ? type : "int8");
 }
 
+// The experts of gpt-oss.
+void parse_mxfp4(const JsonFields& fields, ModelConfig& config) {
+  fields.pass_over({"modules_to_not_convert"});
+  config.stored_format = "mxfp4";
+}
+
 struct Method {
   std::string_view name;
   void (*parse)(const JsonFields& fields, ModelConfig& config);
@@ -337,6 +342,7 @@ constexpr auto kMethods = std::to_array<Method>({{"specdec_native", parse_native
                                                  {"auto-round", parse_auto_round},
                                                  {"intel/auto-round", parse_auto_round},
                                                  {"bitsandbytes", parse_bitsandbytes},
+                                                 {"mxfp4", parse_mxfp4},
                                                  {"modelopt", parse_modelopt},
                                                  {"modelopt_fp4", parse_modelopt}});
 

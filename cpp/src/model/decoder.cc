@@ -58,6 +58,7 @@ struct Decoder::Impl {
   void run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
+  void expand(const Layer& layer, const ProjectionInput& in);
   void expand(const Layer& layer, int num_rows);
   void add_experts(const Layer& layer, int num_rows);
   void add_block(const Layer& layer, const Linear& out, const Buffer& rows, const Norm& norm,
@@ -106,7 +107,7 @@ void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffe
                   .bias = out.bias.as<float>(),
                   .out = (norms_output ? work.hidden_spare : work.hidden).as<float>(),
                   .accumulate = !norms_output,
-                  .scale = config.residual_scale});
+                  .scale = norms_output ? 1.0f : config.residual_scale});
   if (norms_output) {
     backend.norm({.norm = output_norm.params(),
                   .x = work.hidden_spare.as<float>(),
@@ -168,6 +169,7 @@ void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, cons
                  .k_norm = layer.k_norm.as<float>(),
                  .norm_all_heads = norms_all_heads,
                  .shared_heads = norms_all_heads && all_heads.ranks ? &all_heads : nullptr,
+                 .norm_after_rope = config.qk_norm_after_rope,
                  .norm_eps = config.norm_eps,
                  .num_heads = config.num_heads,
                  .batch = &batch,
@@ -178,6 +180,7 @@ void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, cons
     qkv.rope_cos = rope.cos.as<float>();
     qkv.rope_sin = rope.sin.as<float>();
     qkv.rotary_dim = rope.rotary_dim;
+    qkv.query_scales = rope.query_scales.as<float>();
   }
   backend.project_qkv(qkv);
 }
@@ -192,19 +195,24 @@ void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const Pag
                           .scale = layer.spec.attention_scale,
                           .soft_cap = layer.spec.attention_soft_cap,
                           .sliding_window = layer.spec.sliding_window,
+                          .sinks = layer.sinks.as<float>(),
                           .first_position = config.first_position,
                           .out = work.attention.data()});
 }
 
 // The first half of a dense MLP, into work.inner.
-void Decoder::Impl::expand(const Layer& layer, int num_rows) {
-  const NormParams norm = layer.mlp_norm.params();
+void Decoder::Impl::expand(const Layer& layer, const ProjectionInput& in) {
   backend.activated_linear({.weight = layer.mlp_in.weight.get(),
-                            .in = block_input(layer, norm, num_rows),
+                            .in = in,
                             .bias = layer.mlp_in.bias.as<float>(),
                             .activation = config.activation,
-                            .gated = layer.spec.mlp == MlpKind::kGated,
+                            .constants = layer.activation_constants,
+                            .gated = layer.spec.mlp != MlpKind::kPlain,
                             .out = work.inner.data()});
+}
+void Decoder::Impl::expand(const Layer& layer, int num_rows) {
+  const NormParams norm = layer.mlp_norm.params();
+  expand(layer, block_input(layer, norm, num_rows));
 }
 
 void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
@@ -216,18 +224,40 @@ void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
                 .out_dtype = backend.act_dtype(),
                 .num_rows = num_rows,
                 .dim = config.hidden_size});
-  backend.linear({.weight = layer.experts.router.get(),
-                  .in = act_input(work.normed, num_rows),
+  const Experts& experts = layer.experts;
+  const ProjectionInput normed = act_input(work.normed, num_rows);
+  backend.linear({.weight = experts.router.weight.get(),
+                  .in = normed,
+                  .bias = experts.router.bias.as<float>(),
                   .out = work.router.as<float>()});
   backend.moe({.router_logits = work.router.as<float>(),
+               .router = {.scores = config.router_scores,
+                          .selection_bias = experts.selection_bias.as<float>(),
+                          .num_groups = config.num_expert_groups,
+                          .top_groups = config.top_expert_groups,
+                          .top_k = config.num_experts_per_token,
+                          .renormalize = config.renormalize_experts,
+                          .scale = config.expert_scale * config.residual_scale},
                .x = work.normed.data(),
-               .gate_up = layer.experts.gate_up,
-               .down = layer.experts.down,
+               .gate_up = experts.gate_up,
+               .down = experts.down,
+               .gate_up_bias = experts.gate_up_bias.as<float>(),
+               .down_bias = experts.down_bias.as<float>(),
                .activation = config.activation,
-               .top_k = config.num_experts_per_token,
-               .renormalize = config.renormalize_experts,
+               .constants = layer.activation_constants,
                .out = work.hidden.as<float>(),
                .num_rows = num_rows});
+  if (layer.spec.shared_inner_size == 0) return;
+  expand(layer, normed);
+  if (layer.shared_gate) {
+    float* const gates = work.router.as<float>();
+    backend.linear({.weight = layer.shared_gate.get(), .in = normed, .out = gates});
+    backend.gate_rows({.rows = work.inner.data(),
+                       .gates = gates,
+                       .num_rows = num_rows,
+                       .dim = static_cast<int>(layer.mlp_out.weight->in_features())});
+  }
+  add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, layer.mlp_output_norm, num_rows);
 }
 
 void Decoder::Impl::run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
@@ -329,7 +359,7 @@ int64_t Decoder::Impl::pass_bytes() const {
          {&layer->qkv, &layer->attention_out, &layer->mlp_in, &layer->mlp_out}) {
       bytes += size_of_matrix(linear->weight);
     }
-    bytes += size_of_matrix(layer->experts.router);
+    bytes += size_of_matrix(layer->experts.router.weight) + size_of_matrix(layer->shared_gate);
     for (const auto& expert : layer->experts.storage) bytes += size_of_matrix(expert);
   }
   return bytes;

@@ -9,6 +9,7 @@ namespace specdec {
 namespace {
 
 Buffer make_table(Backend& backend, const std::vector<float>& values) {
+  if (values.empty()) return {};
   const TensorView view{
       .data = values.data(), .dtype = DType::kF32, .shape = {static_cast<int64_t>(values.size())}};
   return backend.make_vector(std::array{view});
@@ -26,7 +27,8 @@ DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, Backend& backend, 
   const int64_t q_size = int64_t{config.num_heads} * config.head_dim;
   int inner_size = 0;
   for (const LayerSpec& layer : config.layers) {
-    if (layer.mlp != MlpKind::kExperts) inner_size = std::max(inner_size, layer.inner_size);
+    const bool is_dense = layer.mlp != MlpKind::kExperts;
+    inner_size = std::max(inner_size, is_dense ? layer.inner_size : layer.shared_inner_size);
   }
   const auto keeps_spare = [](const LayerSpec& layer) {
     return layer.norms != NormPlacement::kInput;
@@ -49,6 +51,7 @@ std::vector<Rope> make_ropes(const ModelConfig& config, Backend& backend, int ma
     const RopeTables tables = make_rope_tables(rope, config.head_dim, max_model_len);
     ropes.push_back({.cos = make_table(backend, tables.cos),
                      .sin = make_table(backend, tables.sin),
+                     .query_scales = make_table(backend, make_query_scales(rope, max_model_len)),
                      .rotary_dim = rotary_dim(rope, config.head_dim)});
   }
   return ropes;

@@ -26,6 +26,7 @@ struct DecoderWorkspace {
 struct Rope {
   Buffer cos;  // [max_positions, rotary_dim / 2] float32
   Buffer sin;
+  Buffer query_scales;  // [max_positions] float32; empty without
   int rotary_dim = 0;
 };
 

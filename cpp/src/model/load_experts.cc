@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "core/str_cat.h"
+#include "model/gathered_rows.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -38,27 +40,112 @@ void load_apart(TensorLoader& loader, const std::string& block, int64_t inner, E
   }
 }
 
-void load_stacked(TensorLoader& loader, const std::string& block, int64_t inner, Experts& experts) {
-  const int64_t hidden = loader.config().hidden_size;
-  const int64_t count = loader.config().num_experts;
-  const std::string gate_up_name = block + ".gate_up_proj";
-  const std::string down_name = block + ".down_proj";
-  const SharedSums sums = loader.inner_sums(static_cast<int>(inner));
-  const int64_t begin = sums.slices.begin(), own = sums.slices.in_features();
-  std::vector<RowRange> gate_up_rows, down_rows;
-  for (int64_t expert = 0; expert < count; ++expert) {
-    for (const int64_t matrix : {2 * expert, 2 * expert + 1}) {
-      gate_up_rows.push_back({matrix * inner + begin, own});
+// A matrix whose rows were the columns of another.
+class Transposed {
+ public:
+  explicit Transposed(const WeightView& matrix)
+      : rows_(matrix.in_features()), cols_(matrix.rows()), values_(matrix.rows() * rows_) {
+    std::vector<float> row(static_cast<size_t>(rows_));
+    for (int64_t i = 0; i < cols_; ++i) {
+      to_floats(static_cast<const std::byte*>(matrix.values.data) +
+                    i * rows_ * static_cast<int64_t>(size_of(matrix.values.dtype)),
+                matrix.values.dtype, row.size(), row.data());
+      for (int64_t j = 0; j < rows_; ++j) values_[j * cols_ + i] = row[j];
     }
-    down_rows.push_back({expert * hidden, hidden});
   }
-  const auto gate_up = loader.read_stack(gate_up_name, {count, 2 * inner, hidden}, gate_up_rows);
-  const auto down = loader.read_stack(down_name, {count, hidden, inner}, down_rows);
-  for (size_t expert = 0; expert < down.size(); ++expert) {
-    add_expert(loader, gate_up[2 * expert], gate_up[2 * expert + 1], down[expert], sums, experts);
+  WeightView view() const {
+    return {.values = {.data = values_.data(), .dtype = DType::kF32, .shape = {rows_, cols_}}};
   }
-  loader.release(gate_up_name);
-  loader.release(down_name);
+
+ private:
+  int64_t rows_, cols_;
+  std::vector<float> values_;
+};
+
+// All experts in two tensors: gates and ups, and downs.
+class StackedExperts {
+ public:
+  StackedExperts(TensorLoader& loader, const std::string& layer, int64_t inner)
+      : loader_(loader),
+        names_(loader.config().names),
+        gate_up_(str_cat(layer, names_.stacked_experts[0])),
+        down_(str_cat(layer, names_.stacked_experts[1])),
+        inner_(inner),
+        sums_(loader.inner_sums(static_cast<int>(inner))),
+        own_{sums_.slices.begin(), sums_.slices.in_features()} {}
+
+  void load(Experts& experts) {
+    const int64_t hidden = loader_.config().hidden_size;
+    for (int expert = 0; expert < loader_.config().num_experts; ++expert) {
+      const Part gate_up = part(gate_up_, expert, 2 * inner_, hidden);
+      const Part down = part(down_, expert, hidden, inner_);
+      if (names_.stacked_alternates) {
+        const GatheredRows gates(own_of_alternating(gate_up.view, 0));
+        const GatheredRows ups(own_of_alternating(gate_up.view, 1));
+        add_expert(loader_, gates.view(), ups.view(), down.view, sums_, experts);
+      } else {
+        const auto rows = [&](int64_t first) {
+          return loader_.rows_of(gate_up_, gate_up.view, {first + own_.begin, own_.count});
+        };
+        add_expert(loader_, rows(0), rows(inner_), down.view, sums_, experts);
+      }
+    }
+    for (const std::string& name : {gate_up_, down_}) loader_.release(name);
+  }
+
+ private:
+  struct Part {
+    WeightView view;  // [rows, in_features]
+    std::optional<Transposed> transposed = {};
+  };
+
+  Part part(const std::string& name, int expert, int64_t rows, int64_t in_features) {
+    const int64_t count = loader_.config().num_experts;
+    if (!names_.stacked_transposed || !loader_.contains_plain(name)) {
+      const RowRange own = {expert * rows, rows};
+      return {loader_.read_stack(name, {count, rows, in_features}, own)};
+    }
+    const RowRange own = {expert * in_features, in_features};
+    Part part;
+    part.transposed.emplace(loader_.read_stack(name, {count, in_features, rows}, own));
+    part.view = part.transposed->view();
+    return part;
+  }
+  std::vector<WeightView> own_of_alternating(const WeightView& gate_up, int64_t parity) const {
+    std::vector<WeightView> rows = every_row(gate_up, parity, 2);
+    return {rows.begin() + own_.begin, rows.begin() + own_.end()};
+  }
+
+  TensorLoader& loader_;
+  const TensorNames& names_;
+  std::string gate_up_, down_;
+  int64_t inner_;
+  SharedSums sums_;
+  RowRange own_;  // this rank's inner features
+};
+
+// This rank's biases of all experts.
+void load_biases(TensorLoader& loader, const std::string& layer, int64_t inner, Experts& experts) {
+  const ModelConfig& config = loader.config();
+  const int64_t count = config.num_experts, hidden = config.hidden_size;
+  const SharedSums sums = loader.inner_sums(static_cast<int>(inner));
+  const bool alternates = config.names.stacked_alternates;
+  const auto name_of = [&](int matrix) {
+    return str_cat(layer, config.names.stacked_experts[matrix], "_bias");
+  };
+  const std::vector<float> stored = loader.read_floats(name_of(0), {count, 2 * inner});
+  std::vector<float> gate_up;
+  for (int64_t expert = 0; expert < count; ++expert) {
+    for (int64_t part = 0; part < 2; ++part) {
+      for (int64_t i = sums.slices.begin(); i < sums.slices.begin() + sums.slices.in_features();
+           ++i) {
+        gate_up.push_back(
+            stored[expert * 2 * inner + (alternates ? 2 * i + part : part * inner + i)]);
+      }
+    }
+  }
+  experts.gate_up_bias = loader.vector_of(gate_up);
+  experts.down_bias = loader.vector_of(loader.read_floats(name_of(1), {count, hidden}));
 }
 
 // All experts of a layer run as one operation, so they must have equal formats.
@@ -79,12 +166,29 @@ void check_alike(const TensorLoader& loader, const std::string& block, const Exp
 Experts load_experts(TensorLoader& loader, const std::string& layer, const LayerSpec& spec) {
   Experts experts;
   const ModelConfig& config = loader.config();
-  const bool is_stacked = loader.contains(layer + "mlp.experts.gate_up_proj");
-  const std::string router = layer + std::string(is_stacked ? "mlp.gate" : config.names.router);
-  const std::string block = layer + std::string(is_stacked ? "mlp.experts" : config.names.experts);
-  experts.router = loader.matrix(MatrixRole::kFloat, {{router + ".weight", config.num_experts}},
-                                 config.hidden_size);
-  (is_stacked ? load_stacked : load_apart)(loader, block, spec.inner_size, experts);
+  const TensorNames& names = config.names;
+  const bool is_stacked = loader.contains(str_cat(layer, names.stacked_experts[0]));
+  // transformers 5 holds experts stacked, with the router of every family under this name.
+  constexpr const char* kRouterOfStack = "mlp.gate";
+  const std::string own_router = str_cat(layer, names.router);
+  const std::string router = is_stacked && !loader.contains(own_router + ".weight")
+                                 ? str_cat(layer, kRouterOfStack)
+                                 : own_router;
+  experts.router.weight = loader.matrix(
+      MatrixRole::kFloat, {{router + ".weight", config.num_experts}}, config.hidden_size);
+  if (config.expert_biases)
+    experts.router.bias = loader.vector({{router + ".bias", config.num_experts}});
+  if (!names.selection_bias.empty()) {
+    experts.selection_bias =
+        loader.flat_vector(str_cat(layer, names.selection_bias), config.num_experts);
+  }
+  const std::string block = str_cat(layer, names.experts);
+  if (is_stacked) {
+    StackedExperts(loader, layer, spec.inner_size).load(experts);
+  } else {
+    load_apart(loader, block, spec.inner_size, experts);
+  }
+  if (config.expert_biases) load_biases(loader, layer, spec.inner_size, experts);
   check_alike(loader, block, experts);
   return experts;
 }

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 
 #include "core/check.h"
@@ -6,6 +8,7 @@
 #include "core/str_cat.h"
 #include "model/load_experts.h"
 #include "model/parts.h"
+#include "model/rope.h"
 #include "model/tensor_loader.h"
 #include "specdec/error.h"
 
@@ -155,8 +158,22 @@ std::vector<RowRange> heads_apart(const ModelConfig& config, const HeadShare& sh
   return order;
 }
 
+// The rows of heads [first, first + count) in which neighbours turn together, in the order in which
+// row i turns with row i + rotary_dim / 2. Scores of q and k do not depend on the order.
+std::vector<RowRange> pairs_apart(int first, int count, int head_dim, int rotary_dim) {
+  std::vector<RowRange> order;
+  for (int head = first; head < first + count; ++head) {
+    const int64_t begin = int64_t{head} * head_dim;
+    for (int row = 0; row < rotary_dim; row += 2) order.push_back({begin + row, 1});
+    for (int row = 1; row < rotary_dim; row += 2) order.push_back({begin + row, 1});
+    if (rotary_dim < head_dim) order.push_back({begin + rotary_dim, head_dim - rotary_dim});
+  }
+  return order;
+}
+
 // q, k and v of this rank's heads, as parts of the tensors that hold them.
-std::vector<TensorPart> qkv_parts(const TensorLoader& loader, const std::string& prefix) {
+std::vector<TensorPart> qkv_parts(const TensorLoader& loader, const std::string& prefix,
+                                  const LayerSpec& layer) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;
   const HeadShare& share = loader.shard().heads();
@@ -174,9 +191,16 @@ std::vector<TensorPart> qkv_parts(const TensorLoader& loader, const std::string&
     }
     return {fused};
   }
-  return {{str_cat(prefix, names.qkv[0]), q_rows, {q}},
-          {str_cat(prefix, names.qkv[1]), kv_rows, {kv}},
-          {str_cat(prefix, names.qkv[2]), kv_rows, {kv}}};
+  std::vector<TensorPart> parts = {{str_cat(prefix, names.qkv[0]), q_rows, {q}},
+                                   {str_cat(prefix, names.qkv[1]), kv_rows, {kv}},
+                                   {str_cat(prefix, names.qkv[2]), kv_rows, {kv}}};
+  // Random rows need no order, and a backend may make them up itself.
+  if (config.rope_in_pairs && layer.rope >= 0 && !config.random_weights) {
+    const int rotary = rotary_dim(config.ropes[layer.rope], config.head_dim);
+    parts[0].order = pairs_apart(share.first_head, share.num_heads, config.head_dim, rotary);
+    parts[1].order = pairs_apart(share.first_kv_head, share.num_kv_heads, config.head_dim, rotary);
+  }
+  return parts;
 }
 
 void load_attention(TensorLoader& loader, const std::string& prefix, Layer& layer) {
@@ -193,9 +217,14 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   } else if (input == AttentionInput::kNormed && !names.attention_norm.empty()) {
     layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
   }
-  layer.qkv = loader.linear(qkv_parts(loader, prefix), in_features, config.qkv_bias);
+  layer.qkv = loader.linear(qkv_parts(loader, prefix, layer.spec), in_features, config.qkv_bias);
+  const HeadShare& share = loader.shard().heads();
+  if (config.has_sinks) {
+    const RowRange own = {share.first_head, share.num_heads};
+    layer.sinks = loader.vector({{str_cat(prefix, names.sinks), config.num_heads, {own}}});
+  }
   if (config.qk_norm != QkNorm::kNone) {
-    const HeadShare& share = loader.shard().heads();
+    SPECDEC_CHECK(!config.rope_in_pairs);  // their weights would need the order, too
     const auto load = [&](std::string_view norm, int64_t rows, int64_t first_head, int64_t heads) {
       const std::string name = str_cat(prefix, norm, ".weight");
       if (config.qk_norm == QkNorm::kPerHead) return loader.norm_weights({name, config.head_dim});
@@ -210,34 +239,67 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},
                                       q_rows, config.out_bias, {.sums = &sums});
   if (layer.spec.norms_output()) {
-    layer.attention_output_norm = loader.norm(str_cat(prefix, names.attention_output_norm));
+    layer.attention_output_norm = loader.output_norm(str_cat(prefix, names.attention_output_norm));
   }
+}
+
+// An MLP of `inner` features in all; `in_names` as TensorNames::mlp_in.
+void load_dense_mlp(TensorLoader& loader, const std::string& prefix, int inner,
+                    const std::array<std::string_view, 2>& in_names, std::string_view out_name,
+                    Layer& layer) {
+  const ModelConfig& config = loader.config();
+  const bool gated = layer.spec.mlp != MlpKind::kPlain;
+  const SharedSums sums = loader.inner_sums(inner);
+  const RowRange own = {sums.slices.begin(), sums.slices.in_features()};
+  std::vector<TensorPart> in = {{str_cat(prefix, in_names[0]), inner, {own}}};
+  if (gated && in_names[1].empty()) {
+    in.front().rows = int64_t{2} * inner;
+    in.front().order.push_back({inner + own.begin, own.count});
+  } else if (gated) {
+    in.push_back({str_cat(prefix, in_names[1]), inner, {own}});
+  }
+  layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, {.gated = gated});
+  layer.mlp_out = loader.linear({{str_cat(prefix, out_name), config.hidden_size}}, inner,
+                                config.mlp_bias, {.sums = &sums});
+}
+
+// The constants of xIELU, of which alphas are stored before a softplus.
+ActivationConstants load_xielu(TensorLoader& loader, const std::string& prefix) {
+  const auto value = [&](const char* name) {
+    return loader.scalar(str_cat(prefix, "mlp.act_fn.", name));
+  };
+  const auto softplus = [](float x) {
+    return std::max(x, 0.0f) + std::log1p(std::exp(-std::abs(x)));
+  };
+  const float beta = value("beta");
+  return {.positive = softplus(value("alpha_p")),
+          .negative = beta + softplus(value("alpha_n")),
+          .beta = beta,
+          .eps = value("eps")};
 }
 
 void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;
-  const int64_t inner = layer.spec.inner_size;
+  const LayerSpec& spec = layer.spec;
   if (!names.mlp_norm.empty()) layer.mlp_norm = loader.norm(str_cat(prefix, names.mlp_norm));
-  if (layer.spec.mlp == MlpKind::kExperts) {
-    layer.experts = load_experts(loader, prefix, layer.spec);
+  layer.activation_constants = config.activation == Activation::kXielu
+                                   ? load_xielu(loader, prefix)
+                                   : config.activation_constants;
+  if (spec.mlp == MlpKind::kExperts) {
+    layer.experts = load_experts(loader, prefix, spec);
+    if (spec.shared_inner_size == 0) return;
+    load_dense_mlp(loader, prefix, spec.shared_inner_size, names.shared_in, names.shared_out,
+                   layer);
+    if (names.shared_gate.empty()) return;
+    layer.shared_gate =
+        loader.matrix(MatrixRole::kFloat, {{str_cat(prefix, names.shared_gate, ".weight"), 1}},
+                      config.hidden_size);
     return;
   }
-  const bool gated = layer.spec.mlp == MlpKind::kGated;
-  const SharedSums sums = loader.inner_sums(layer.spec.inner_size);
-  const RowRange own = {sums.slices.begin(), sums.slices.in_features()};
-  std::vector<TensorPart> in = {{str_cat(prefix, names.mlp_in[0]), inner, {own}}};
-  if (gated && names.mlp_in[1].empty()) {
-    in.front().rows = 2 * inner;
-    in.front().order.push_back({inner + own.begin, own.count});
-  } else if (gated) {
-    in.push_back({str_cat(prefix, names.mlp_in[1]), inner, {own}});
-  }
-  layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, {.gated = gated});
-  layer.mlp_out = loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner,
-                                config.mlp_bias, {.sums = &sums});
-  if (layer.spec.norms_output()) {
-    layer.mlp_output_norm = loader.norm(str_cat(prefix, names.mlp_output_norm));
+  load_dense_mlp(loader, prefix, spec.inner_size, names.mlp_in, names.mlp_out, layer);
+  if (spec.norms_output()) {
+    layer.mlp_output_norm = loader.output_norm(str_cat(prefix, names.mlp_output_norm));
   }
 }
 

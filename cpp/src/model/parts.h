@@ -42,7 +42,10 @@ struct Embedding {
 };
 
 struct Experts {
-  std::unique_ptr<const PackedLinear> router;  // [num_experts, hidden]
+  Linear router;          // [num_experts, hidden]
+  Buffer selection_bias;  // float32 [num_experts]; empty without
+  Buffer gate_up_bias;    // float32 [num_experts, 2 * inner], gates first; empty without
+  Buffer down_bias;       // float32 [num_experts, hidden]
   std::vector<std::unique_ptr<const PackedLinear>> storage;
   std::vector<const PackedLinear*> gate_up;  // by expert, into storage: [2 * inner, hidden]
   std::vector<const PackedLinear*> down;     // [hidden, inner]
@@ -55,13 +58,17 @@ struct Layer {
   Linear qkv;           // q, k and v in one matrix
   Buffer q_norm;        // float32 [head_dim], of all heads [rows of q]; empty without
   Buffer k_norm;
+  Buffer sinks;  // float32 [num_heads]; empty without
   Linear attention_out;
   Norm attention_output_norm;  // empty without
   Norm mlp_norm;
   Linear mlp_in;  // gate and up in one matrix, or the first matrix of a plain MLP
   Linear mlp_out;
+  ActivationConstants activation_constants;
   Norm mlp_output_norm;  // empty without
-  Experts experts;       // used instead of mlp_in and mlp_out
+  Experts experts;       // run instead of mlp_in and mlp_out, or beside them
+  std::unique_ptr<const PackedLinear>
+      shared_gate;  // [1, hidden] of the MLP beside experts, or null
 };
 
 // From normalised rows of the residual stream to logits.

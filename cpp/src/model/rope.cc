@@ -126,4 +126,14 @@ RopeTables make_rope_tables(const RopeConfig& rope, int head_dim, int num_positi
   return tables;
 }
 
+std::vector<float> make_query_scales(const RopeConfig& rope, int num_positions) {
+  if (rope.query_beta == 0.0 || num_positions <= rope.original_max_position_embeddings) return {};
+  std::vector<float> scales(num_positions);
+  for (int position = 0; position < num_positions; ++position) {
+    const int periods = position / rope.original_max_position_embeddings;
+    scales[position] = static_cast<float>(1.0 + rope.query_beta * std::log1p(periods));
+  }
+  return scales;
+}
+
 }  // namespace specdec

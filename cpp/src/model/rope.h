@@ -33,4 +33,7 @@ struct RopeTables {
 // where num_positions is within it, too.
 RopeTables make_rope_tables(const RopeConfig& rope, int head_dim, int num_positions);
 
+// Factors of the queries at each position; empty where all are 1.
+std::vector<float> make_query_scales(const RopeConfig& rope, int num_positions);
+
 }  // namespace specdec

@@ -34,6 +34,8 @@ uint32_t code_at(const uint32_t* words, int64_t index, int bits) {
   return code & ((1u << bits) - 1);
 }
 
+constexpr const char* kBlocks = "_blocks";  // of a stack
+
 class Reader : public MatrixTensors {
  public:
   Reader(StoredTensors& tensors, const StoredScheme& scheme, const MatrixShape& shape,
@@ -54,6 +56,8 @@ class Reader : public MatrixTensors {
         return read_nvfp4();
       case StoredLayout::kMxfp4:
         return read_mxfp4();
+      case StoredLayout::kMxfp4Stack:
+        return read_mxfp4_stack();
       case StoredLayout::kNibbles:
         return read_nibbles();
       case StoredLayout::kPlain:
@@ -295,8 +299,10 @@ class Reader : public MatrixTensors {
     set_groups(scales_name, num_k_ / group);
     check(name, {num_rows_, num_k_ / 2}, {DType::kU8});
     check(scales_name, {num_rows_, num_groups_}, {scale_dtype});
+    return keep_e2m1(tensors_.read_raw(name, own_), scales_name, scale_of);
+  }
+  KeptMatrix keep_e2m1(const Buffer& codes, const std::string& scales_name, const auto& scale_of) {
     DecodedTable decoded{.table = kTwiceE2m1};
-    const Buffer codes = tensors_.read_raw(name, own_);
     decoded.codes.assign(codes.as<uint8_t>(), codes.as<uint8_t>() + codes.size_bytes());
     const Buffer scales = tensors_.read_raw(scales_name, own_);
     for (const uint8_t scale : std::span(scales.as<uint8_t>(), scales.size_bytes())) {
@@ -304,6 +310,22 @@ class Reader : public MatrixTensors {
     }
     check_finite(scales_name, decoded.scales);
     return kept(std::move(decoded));
+  }
+  KeptMatrix read_mxfp4_stack() {
+    constexpr int64_t kGroup = 32;
+    const std::string name = name_ + kBlocks, scales_name = name_ + "_scales";
+    const std::vector<int64_t>& shape = tensors_.find(name)->shape;
+    const int64_t count = shape.empty() ? 0 : shape.front();
+    if (num_k_ % kGroup != 0 || count == 0 || num_rows_ % count != 0) {
+      tensors_.fail(name, str_cat(count, " matrices, expected ", num_rows_, " outputs in all, of ",
+                                  num_k_, " inputs, in groups of ", kGroup));
+    }
+    num_groups_ = num_k_ / kGroup;
+    check(name, {count, num_rows_ / count, num_groups_, kGroup / 2}, {DType::kU8});
+    check(scales_name, {count, num_rows_ / count, num_groups_}, {DType::kU8});
+    const RowRange blocks = {own_.begin * num_groups_, own_.count * num_groups_};
+    return keep_e2m1(tensors_.read_raw(name, blocks), scales_name,
+                     [](uint8_t scale) { return std::ldexp(1.0f, scale - 127); });
   }
 
   // --- bitsandbytes in 4 bits ---
@@ -392,7 +414,10 @@ StoredLayout find_layout(const StoredTensors& tensors, const std::string& name,
     return is_mx ? StoredLayout::kMxfp4 : StoredLayout::kNvfp4;
   }
   const SafetensorsEntry* weight = tensors.find(name);
-  if (weight == nullptr) return StoredLayout::kPlain;
+  if (weight == nullptr) {
+    return tensors.find(name + kBlocks) != nullptr ? StoredLayout::kMxfp4Stack
+                                                   : StoredLayout::kPlain;
+  }
   if (has(".weight.absmax") || has(".weight.quant_map")) return StoredLayout::kNibbles;
   if (weight->dtype == DType::kU8 && has(".weight_scale")) return StoredLayout::kNvfp4;
   if (weight->dtype == DType::kI8 && (has(".SCB") || has(".weight_scale"))) {

@@ -12,6 +12,8 @@
 //                X.weight_global_scale, which divides; or X.weight U8 and X.weight_scale_2, which
 //                multiplies (ModelOpt)
 //   MXFP4        X.weight_packed U8 [N, K / 2], X.weight_scale U8 [N, K / 32], an exponent
+//   MXFP4 stack  X_blocks U8 [M, R, K / 32, 16], X_scales U8 [M, R, K / 32] of M matrices, N = M R
+//                (gpt-oss)
 //   bitsandbytes X.weight, N K / 2 bytes with the even input in the high half, X.weight.absmax per
 //                64 inputs, X.weight.quant_map; or X.weight I8 [N, K] with X.SCB [N]
 // Streams of codes and zeros begin in the low bits of a word. Scales may be F16, BF16 or F32.
@@ -35,10 +37,11 @@ enum class StoredLayout : uint8_t {
   kInt8,
   kNvfp4,
   kMxfp4,
+  kMxfp4Stack,
   kNibbles,  // nf4 or fp4 of bitsandbytes
 };
 
-// The layout of the matrix `name` ("X.weight"), by the tensors that there are.
+// The layout of the matrix `name` ("X.weight", or "X" of a stack), by the tensors that there are.
 StoredLayout find_layout(const StoredTensors& tensors, const std::string& name,
                          const StoredScheme& scheme);
 

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/str_cat.h"
+#include "model/gathered_rows.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -247,15 +248,36 @@ std::vector<WeightView> TensorLoader::read_rows(const TensorPart& part, int64_t 
   return pieces;
 }
 
-std::vector<WeightView> TensorLoader::read_stack(const std::string& name,
-                                                 std::array<int64_t, 3> shape,
-                                                 std::span<const RowRange> order) {
+WeightView TensorLoader::read_stack(const std::string& name, std::array<int64_t, 3> shape,
+                                    RowRange own) {
   const std::string found = resolve(name);
-  auto pieces = pieces_of({.source = source(), .name = name}, order, [&](RowRange run) {
-    return WeightView{.values = store_.stack_rows(found, shape, run)};
-  });
+  const WeightView rows = store_.stack_rows(found, shape, own);
   count(found, shape[0] * shape[1] * shape[2]);
-  return pieces;
+  return rows;
+}
+
+WeightView TensorLoader::rows_of(const std::string& name, const WeightView& matrix,
+                                 RowRange rows) const {
+  return specdec::rows_of(matrix, 0, rows, {.source = source(), .name = name});
+}
+
+std::vector<float> TensorLoader::read_floats(const std::string& name,
+                                             std::array<int64_t, 2> shape) {
+  const TensorView view = read(name, shape);
+  std::vector<float> values(static_cast<size_t>(view.num_elements()));
+  to_floats(view.data, view.dtype, values.size(), values.data());
+  release(name);
+  return values;
+}
+
+float TensorLoader::scalar(const std::string& name) {
+  if (config_.random_weights) return 0.5f;
+  const TensorView view = read(name, store_.shape(resolve(name)));
+  if (view.num_elements() != 1) store_.fail(name, "expected one element");
+  float value = 0.0f;
+  to_floats(view.data, view.dtype, 1, &value);
+  release(name);
+  return value;
 }
 
 WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView> parts) {
@@ -319,9 +341,15 @@ std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
     own = rows_between(own, rank_outputs[rank], rank_outputs[rank + 1]);
   }
   std::vector<WeightView> views;
+  std::list<GatheredRows> gathered;
+  constexpr size_t kMaxPieces = 8;  // a packer looks for the piece of each row
   for (const TensorPart& part : own) {
     const std::vector<WeightView> pieces = read_rows(part, in_features);
-    views.insert(views.end(), pieces.begin(), pieces.end());
+    if (pieces.size() > kMaxPieces && !pieces.front().random.is_set()) {
+      views.push_back(gathered.emplace_back(pieces).view());
+    } else {
+      views.insert(views.end(), pieces.begin(), pieces.end());
+    }
   }
   form.rank_outputs = rank_outputs;
   auto packed = pack(role, views, form);
@@ -378,6 +406,14 @@ Buffer TensorLoader::vector(const std::vector<TensorPart>& parts) {
   return buffer;
 }
 
+Buffer TensorLoader::vector_of(std::span<const float> values) {
+  const TensorView view = {
+      .data = values.data(), .dtype = DType::kF32, .shape = {static_cast<int64_t>(values.size())}};
+  Buffer buffer = backend_.make_vector(std::array{view});
+  size_bytes_ += static_cast<int64_t>(buffer.size_bytes());
+  return buffer;
+}
+
 Buffer TensorLoader::flat_vector(const std::string& name, int64_t size) {
   const std::vector<int64_t> shape =
       config_.random_weights ? std::vector{size} : store_.shape(resolve(name));
@@ -389,18 +425,15 @@ Buffer TensorLoader::flat_vector(const std::string& name, int64_t size) {
   return buffer;
 }
 
-Buffer TensorLoader::norm_weights(const TensorPart& part) {
-  if (config_.norm_offset == 0.0f) return vector({part});
+Buffer TensorLoader::norm_weights(const TensorPart& part, float scale) {
+  if (config_.norm_offset == 0.0f && scale == 1.0f) return vector({part});
   SPECDEC_CHECK(part.order.empty());  // no family needs both
   const TensorView stored = read(part.name, std::array{part.rows});
   std::vector<float> weights(static_cast<size_t>(part.rows));
   to_floats(stored.data, stored.dtype, weights.size(), weights.data());
-  for (float& weight : weights) weight += config_.norm_offset;
+  for (float& weight : weights) weight = (weight + config_.norm_offset) * scale;
   release(part.name);
-  const TensorView view = {.data = weights.data(), .dtype = DType::kF32, .shape = {part.rows}};
-  Buffer buffer = backend_.make_vector(std::array{view});
-  size_bytes_ += static_cast<int64_t>(buffer.size_bytes());
-  return buffer;
+  return vector_of(weights);
 }
 
 float TensorLoader::rounded(float value) const {
@@ -422,12 +455,15 @@ Linear TensorLoader::linear(const std::vector<TensorPart>& parts, int64_t in_fea
   return linear;
 }
 
-Norm TensorLoader::norm(const std::string& name, int64_t size) {
+Norm TensorLoader::norm(const std::string& name, int64_t size, float scale) {
   Norm norm;
   norm.kind = config_.norm_kind;
   norm.eps = config_.norm_eps;
-  norm.weight = norm_weights({name + ".weight", size});
-  if (norm.kind == NormKind::kLayer) norm.bias = vector({{name + ".bias", size}});
+  norm.weight = norm_weights({name + ".weight", size}, scale);
+  if (norm.kind == NormKind::kLayer && config_.norm_bias) {
+    SPECDEC_CHECK_EQ(scale, 1.0f);  // no family needs both
+    norm.bias = vector({{name + ".bias", size}});
+  }
   return norm;
 }
 

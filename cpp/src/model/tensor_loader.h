@@ -58,6 +58,10 @@ class TensorLoader {
   // The file that lists the tensors.
   const std::string& source() const { return store_.source(); }
   bool contains(const std::string& name) const { return store_.contains(resolve(name)); }
+  // Whether a tensor has this very name, in which case it is not in a layout of stored_matrix.h.
+  bool contains_plain(const std::string& name) const {
+    return store_.find(resolve(name)) != nullptr;
+  }
 
   // The following functions count the parameters of each tensor once. Names are complete, with
   // ".weight".
@@ -66,9 +70,14 @@ class TensorLoader {
   // The pieces of a matrix that `order` lists. Throws CheckpointError where rows on both sides of a
   // cut share a scale of 8-bit floats.
   std::vector<WeightView> read_rows(const TensorPart& part, int64_t in_features);
-  // The same for floating-point matrices stacked in one tensor: [count, rows, in_features].
-  std::vector<WeightView> read_stack(const std::string& name, std::array<int64_t, 3> shape,
-                                     std::span<const RowRange> order);
+  // Rows of matrices stacked in one tensor, [count, rows, in_features]: floating point, or the
+  // layout kMxfp4Stack of stored_matrix.h. Rows are numbered over all matrices.
+  WeightView read_stack(const std::string& name, std::array<int64_t, 3> shape, RowRange own);
+  // Rows of a matrix that was read from the tensor `name`. Throws CheckpointError as read_rows.
+  WeightView rows_of(const std::string& name, const WeightView& matrix, RowRange rows) const;
+  // All values of a tensor of floating-point numbers, in float32.
+  std::vector<float> read_floats(const std::string& name, std::array<int64_t, 2> shape);
+  float scalar(const std::string& name);  // of a tensor with one element
   // Packs columns of a floating-point matrix as a matrix of their own: [rows, count]. Columns of
   // 8-bit floats are packed as float32, unless all columns are taken.
   std::unique_ptr<const PackedLinear> columns(MatrixRole role, const WeightView& matrix,
@@ -87,10 +96,11 @@ class TensorLoader {
   std::unique_ptr<const PackedLinear> matrix(MatrixRole role, const std::vector<TensorPart>& parts,
                                              int64_t in_features, MatrixForm form = {});
   Buffer vector(const std::vector<TensorPart>& parts);
+  Buffer vector_of(std::span<const float> values);
   // A tensor of `size` elements, whatever its shape.
   Buffer flat_vector(const std::string& name, int64_t size);
-  // The weights of a norm, with the config's norm_offset.
-  Buffer norm_weights(const TensorPart& part);
+  // The weights of a norm, with the config's norm_offset, times `scale`.
+  Buffer norm_weights(const TensorPart& part, float scale = 1.0f);
   // `value` rounded to the activations' dtype.
   float rounded(float value) const;
 
@@ -98,7 +108,11 @@ class TensorLoader {
   Linear linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
                 MatrixForm form = {});
   Norm norm(const std::string& name) { return norm(name, config_.hidden_size); }
-  Norm norm(const std::string& name, int64_t size);
+  Norm norm(const std::string& name, int64_t size, float scale = 1.0f);
+  // The norm of a block's output, with the factor that such outputs have (residual_scale).
+  Norm output_norm(const std::string& name) {
+    return norm(name, config_.hidden_size, config_.residual_scale);
+  }
 
   // Stores the counts in `loaded`, and warns of tensors that nothing read.
   void finish(LoadedParts& loaded);

@@ -27,6 +27,7 @@ struct TensorNames {
   std::string_view q_norm = "self_attn.q_norm";
   std::string_view k_norm = "self_attn.k_norm";
   std::string_view attention_out = "self_attn.o_proj";
+  std::string_view sinks = "self_attn.sinks";  // whole, without ".weight"
   std::string_view mlp_norm = "post_attention_layernorm";
   std::string_view mlp_output_norm = {};
   // With only the first name: a plain MLP, or one matrix with the rows of gate and up.
@@ -35,8 +36,19 @@ struct TensorNames {
 
   // For experts with one matrix each: the router, "<experts>.<index>.", then gate, up and down.
   std::string_view router = "mlp.gate";
+  std::string_view selection_bias = {};  // of the router, whole; empty: none
   std::string_view experts = "mlp.experts";
   std::array<std::string_view, 3> expert = {"gate_proj", "up_proj", "down_proj"};
+  // For experts in one tensor: all gates and ups, [num_experts, 2 * inner, hidden], and all downs.
+  std::array<std::string_view, 2> stacked_experts = {"mlp.experts.gate_up_proj",
+                                                     "mlp.experts.down_proj"};
+  bool stacked_alternates = false;  // a gate, its up, the next gate, ...
+  bool stacked_transposed = false;  // floating-point matrices are [inputs, outputs]
+  // The MLP beside the experts: like mlp_in, mlp_out; the factor of its output, empty: none.
+  std::array<std::string_view, 2> shared_in = {"mlp.shared_experts.gate_proj",
+                                               "mlp.shared_experts.up_proj"};
+  std::string_view shared_out = "mlp.shared_experts.down_proj";
+  std::string_view shared_gate = {};
 };
 
 }  // namespace specdec

@@ -286,7 +286,16 @@ TensorView WeightStore::tensor(const std::string& name, std::span<const int64_t>
   return view;
 }
 
-TensorView WeightStore::stack_rows(const std::string& name, std::span<const int64_t> expected_shape,
+WeightView WeightStore::stack_rows(const std::string& name, std::span<const int64_t> expected_shape,
+                                   RowRange own) {
+  if (!is_random_ && find_layout(*this, name, scheme_) == StoredLayout::kMxfp4Stack) {
+    const int64_t rows = expected_shape[0] * expected_shape[1];
+    return stored_matrix(StoredLayout::kMxfp4Stack, {name, rows, expected_shape[2], own});
+  }
+  return {.values = float_rows(name, expected_shape, own)};
+}
+
+TensorView WeightStore::float_rows(const std::string& name, std::span<const int64_t> expected_shape,
                                    RowRange own) {
   if (is_random_) return random_rows(name, expected_shape.back(), own);
   check_float(name, expected_shape);
@@ -333,7 +342,7 @@ WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in
     if (dtype == DType::kI8 || dtype == DType::kU8) return int_matrix(name, rows, in_features, own);
     if (dtype == DType::kF8E4M3) return fp8_matrix(name, rows, in_features, own);
   }
-  return {.values = stack_rows(name, std::array{rows, in_features}, own)};
+  return {.values = float_rows(name, std::array{rows, in_features}, own)};
 }
 
 WeightView WeightStore::int_matrix(const std::string& name, int64_t rows, int64_t in_features,

@@ -60,8 +60,9 @@ class WeightStore final : public StoredTensors {
   // Only the rows `own` of such a matrix. No other rows of its values or integer scales are read,
   // so a NaN among those is not found. Block scales begin with the block of the first row.
   WeightView matrix(const std::string& name, int64_t rows, int64_t in_features, RowRange own);
-  // Rows of a stack of matrices, numbered over the flattened extents before the last.
-  TensorView stack_rows(const std::string& name, std::span<const int64_t> expected_shape,
+  // Rows of a stack of matrices, [count, rows, in_features], numbered over all matrices: floating
+  // point, or in the layout kMxfp4Stack.
+  WeightView stack_rows(const std::string& name, std::span<const int64_t> expected_shape,
                         RowRange own);
   // Frees the memory behind the views of a tensor or matrix.
   void release(const std::string& name);
@@ -89,6 +90,8 @@ class WeightStore final : public StoredTensors {
   TensorView read(const std::string& name, RowRange own);  // [rows, last extent]
   // The bytes of rows, read unless they are held already.
   const void* bytes_of(const std::string& name, RowRange own, const std::function<Buffer()>& read);
+  TensorView float_rows(const std::string& name, std::span<const int64_t> expected_shape,
+                        RowRange own);
   TensorView random_rows(const std::string& name, int64_t in_features, RowRange own);
   WeightView int_matrix(const std::string& name, int64_t rows, int64_t in_features, RowRange own);
   WeightView fp8_matrix(const std::string& name, int64_t rows, int64_t in_features, RowRange own);

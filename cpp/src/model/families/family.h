@@ -1,5 +1,5 @@
-// The families of networks: what each reads from config.json, and its tensor names. A family is one
-// file here and one line in families.cc.
+// The families of networks: what each reads from config.json, and its tensor names. A family is a
+// constant in a file here, which families.cc lists.
 #pragma once
 
 #include <span>
@@ -18,22 +18,9 @@ struct Family {
   // Sets the fields that the shared parser leaves open. Keys that it does not ask for are refused
   // where they may change the computation.
   void (*parse)(const JsonFields& fields, ModelConfig& config);
+  std::string_view other_architecture = {};  // another name of the same network
 };
 
 std::span<const Family* const> families();
-
-extern const Family kLlama;
-extern const Family kMistral;
-extern const Family kMixtral;
-extern const Family kQwen2;
-extern const Family kQwen3;
-extern const Family kQwen3Moe;
-extern const Family kOpt;
-extern const Family kGemma2;
-extern const Family kGemma3;
-extern const Family kPhi3;
-extern const Family kGranite;
-extern const Family kOlmo2;
-extern const Family kGptNeox;
 
 }  // namespace specdec

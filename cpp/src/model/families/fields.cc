@@ -40,8 +40,9 @@ Activation parse_activation(const JsonFields& fields, const char* key, const cha
   if (name == "relu") return Activation::kRelu;
   if (name == "gelu") return Activation::kGelu;
   if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::kGeluTanh;
+  if (name == "relu2") return Activation::kReluSquared;
   fields.fail(key, str_cat("'", name,
-                           "' is not implemented; known: silu, relu, gelu, gelu_new, "
+                           "' is not implemented; known: silu, relu, relu2, gelu, gelu_new, "
                            "gelu_pytorch_tanh"));
 }
 
@@ -64,10 +65,12 @@ void parse_sizes(const JsonFields& fields, const FamilyDefaults& defaults, Model
   config.max_position_embeddings =
       fields.get_int("max_position_embeddings", defaults.max_position_embeddings);
   parse_heads(fields, defaults, config);
-  parse_layers(fields, {.inner_size = fields.get_int("intermediate_size")}, config);
+  parse_layers(fields, {.inner_size = fields.get_int(defaults.inner_size_key)}, config);
   config.norm_eps =
       static_cast<float>(fields.get_positive(defaults.norm_eps_key, defaults.norm_eps));
-  config.activation = parse_activation(fields, defaults.activation_key, defaults.activation);
+  if (defaults.activation_key != nullptr) {
+    config.activation = parse_activation(fields, defaults.activation_key, defaults.activation);
+  }
   config.tie_word_embeddings = fields.get_bool("tie_word_embeddings", defaults.tie_word_embeddings);
 }
 
@@ -115,6 +118,11 @@ int parse_window(const JsonFields& fields, int absent) {
   return fields.is_null("sliding_window") ? 0 : fields.get_int("sliding_window", absent);
 }
 
+int parse_window_in_use(const JsonFields& fields, int absent) {
+  fields.pass_over({"sliding_window"});
+  return fields.get_bool("use_sliding_window", false) ? parse_window(fields, absent) : 0;
+}
+
 void set_windows(int window, ModelConfig& config) {
   for (LayerSpec& layer : config.layers) layer.sliding_window = window;
 }
@@ -130,6 +138,10 @@ void check_uniform_layer_types(const JsonFields& fields, const ModelConfig& conf
   }
 }
 
+namespace {
+
+// Whether each layer is "sliding_attention", from layer_types; empty where config.json has none.
+// The only other known kind is "full_attention".
 std::vector<bool> parse_sliding_layers(const JsonFields& fields, const ModelConfig& config) {
   if (!fields.has("layer_types")) return {};
   const std::vector<std::string> types = fields.get_strings("layer_types");
@@ -149,14 +161,86 @@ std::vector<bool> parse_sliding_layers(const JsonFields& fields, const ModelConf
   return is_sliding;
 }
 
-void parse_experts(const JsonFields& fields, int num_experts, int num_per_token,
+}  // namespace
+
+void parse_windows(const JsonFields& fields, int window, const std::function<bool(int)>& is_sliding,
                    ModelConfig& config) {
-  // transformers 5 writes the first key and reads both.
-  const char* experts_key = fields.has("num_local_experts") ? "num_local_experts" : "num_experts";
-  config.num_experts = fields.get_int(experts_key, num_experts);
-  config.num_experts_per_token = fields.get_int("num_experts_per_tok", num_per_token);
+  const std::vector<bool> listed = parse_sliding_layers(fields, config);
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    if (listed.empty() ? !is_sliding(layer) : !listed[layer]) continue;
+    if (window == 0) {
+      fields.fail("sliding_window", str_cat("is none or not in use, but layer ", layer,
+                                            " is one of sliding attention"));
+    }
+    config.layers[layer].sliding_window = window;
+  }
+}
+
+void parse_windows_but_each(const JsonFields& fields, int window, int pattern,
+                            ModelConfig& config) {
+  parse_windows(
+      fields, window, [&](int layer) { return pattern > 0 && (layer + 1) % pattern != 0; }, config);
+}
+
+void parse_ropes_by_window(const JsonFields& fields, double theta, double sliding_theta,
+                           ModelConfig& config) {
+  const int max_positions = config.max_position_embeddings;
+  if (has_layer_ropes(fields)) {
+    config.ropes = {parse_layer_rope(fields, "full_attention", max_positions,
+                                     fields.get_positive("rope_theta", theta)),
+                    parse_layer_rope(fields, "sliding_attention", max_positions, sliding_theta)};
+  } else {
+    config.ropes = {parse_rope(fields, max_positions, theta), {.theta = sliding_theta}};
+  }
+  // The scaled rope decides how many positions there are.
+  for (RopeConfig& rope : config.ropes) rope.adds_positions = false;
+  for (LayerSpec& layer : config.layers) layer.rope = layer.sliding_window > 0 ? 1 : 0;
+  check_rotary_dim(fields, config);
+}
+
+void parse_experts(const JsonFields& fields, const ExpertDefaults& defaults,
+                   const std::function<bool(int)>& has_experts, ModelConfig& config) {
+  const char* experts_key = "num_experts";
+  for (const char* key : {"num_local_experts", "n_routed_experts", "moe_num_experts"}) {
+    if (fields.has(key)) experts_key = key;
+  }
+  config.num_experts = fields.get_int(experts_key, defaults.num_experts);
+  config.num_experts_per_token = fields.get_int(defaults.per_token_key, defaults.num_per_token);
   if (config.num_experts_per_token > config.num_experts) {
-    fields.fail("num_experts_per_tok", str_cat("more than ", experts_key));
+    fields.fail(defaults.per_token_key, str_cat("more than ", experts_key));
+  }
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    if (has_experts && !has_experts(layer)) continue;
+    LayerSpec& spec = config.layers[layer];
+    spec.mlp = MlpKind::kExperts;
+    if (defaults.inner_key != nullptr) {
+      spec.inner_size = fields.get_int(defaults.inner_key, defaults.inner_size);
+    }
+  }
+}
+
+void parse_sigmoid_router(const JsonFields& fields, bool renormalizes, ModelConfig& config) {
+  config.router_scores = RouterScores::kSigmoid;
+  config.renormalize_experts = fields.get_bool("norm_topk_prob", renormalizes);
+  config.expert_scale = static_cast<float>(fields.get_positive("routed_scaling_factor", 1.0));
+  config.num_expert_groups = fields.get_int("n_group", 1);
+  config.top_expert_groups = fields.get_int("topk_group", 1);
+  const int group_size = config.num_experts / config.num_expert_groups;
+  if (group_size * config.num_expert_groups != config.num_experts || group_size < 2) {
+    fields.fail("n_group", str_cat(config.num_expert_groups, ", expected to divide ",
+                                   config.num_experts, " experts into groups of two or more"));
+  }
+  if (config.top_expert_groups > config.num_expert_groups ||
+      config.num_experts_per_token > config.top_expert_groups * group_size) {
+    fields.fail("topk_group", str_cat(config.top_expert_groups, ", expected at most n_group, ",
+                                      config.num_expert_groups, ", and groups enough for ",
+                                      config.num_experts_per_token, " experts"));
+  }
+}
+
+void set_shared_inner(int inner_size, ModelConfig& config) {
+  for (LayerSpec& layer : config.layers) {
+    if (layer.mlp == MlpKind::kExperts) layer.shared_inner_size = inner_size;
   }
 }
 

@@ -1,6 +1,8 @@
 // Parsing of config.json that several families share.
 #pragma once
 
+#include <functional>
+
 #include "model/config.h"
 #include "model/json_file.h"
 
@@ -11,12 +13,13 @@ struct FamilyDefaults {
   int max_position_embeddings = 0;
   int num_kv_heads = 0;  // 0: equal to the number of heads
   int head_dim = 0;      // 0: hidden_size / num_heads
+  const char* inner_size_key = "intermediate_size";
   const char* norm_eps_key = "rms_norm_eps";
   double norm_eps = 1e-6;
   double rope_theta = 10000.0;
   double partial_rotary_factor = 1.0;
-  bool has_partial_rotary = false;  // whether partial_rotary_factor may be set otherwise
-  const char* activation_key = "hidden_act";
+  bool has_partial_rotary = false;            // whether partial_rotary_factor may be set otherwise
+  const char* activation_key = "hidden_act";  // null: the family reads it
   const char* activation = "silu";
   bool tie_word_embeddings = false;
 };
@@ -37,6 +40,19 @@ void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& default
 // Sets the attention scale of all layers to 1 / sqrt(query_pre_attn_scalar).
 void parse_query_scalar(const JsonFields& fields, double absent, ModelConfig& config);
 
+// Gives `window` to the layers that layer_types names, or, where config.json has none, to those for
+// which `is_sliding` of the layer's index holds.
+void parse_windows(const JsonFields& fields, int window, const std::function<bool(int)>& is_sliding,
+                   ModelConfig& config);
+// The same with all layers but each `pattern`-th; 0: none.
+void parse_windows_but_each(const JsonFields& fields, int window, int pattern, ModelConfig& config);
+
+// Ropes of layers with full attention and of those with a window: of rope_parameters, where it has
+// one for each; else the one of config.json, and a default one with `sliding_theta`. The windows
+// must be known.
+void parse_ropes_by_window(const JsonFields& fields, double theta, double sliding_theta,
+                           ModelConfig& config);
+
 // Throws CheckpointError unless the rotated part of a head can be rotated. Families without
 // `has_partial` must rotate whole heads: for those, transformers ignores the factor and other code
 // does not.
@@ -45,17 +61,30 @@ void check_rotary_dim(const JsonFields& fields, const ModelConfig& config,
 
 // sliding_window; absent, null or 0: no window.
 int parse_window(const JsonFields& fields, int absent);
+// The same, but none unless use_sliding_window is set.
+int parse_window_in_use(const JsonFields& fields, int absent);
 void set_windows(int window, ModelConfig& config);
 
 // Checks layer_types in a family whose layers all have the same attention.
 void check_uniform_layer_types(const JsonFields& fields, const ModelConfig& config);
 
-// Whether each layer is "sliding_attention", from layer_types; empty where config.json has none.
-// The only other known kind is "full_attention".
-std::vector<bool> parse_sliding_layers(const JsonFields& fields, const ModelConfig& config);
+// What a family's layers with experts are called and have where config.json does not say.
+struct ExpertDefaults {
+  int num_experts = 0;
+  const char* per_token_key = "num_experts_per_tok";
+  int num_per_token = 0;
+  const char* inner_key = nullptr;  // of the experts' inner size; null: the MLP's
+  int inner_size = 0;
+};
+// Makes the layers for which `has_experts` holds layers of experts; null: all layers. The number of
+// experts is one of the keys num_local_experts, num_experts, n_routed_experts and moe_num_experts.
+void parse_experts(const JsonFields& fields, const ExpertDefaults& defaults,
+                   const std::function<bool(int)>& has_experts, ModelConfig& config);
 
-// Parses num_experts_per_tok and the number of experts.
-void parse_experts(const JsonFields& fields, int num_experts, int num_per_token,
-                   ModelConfig& config);
+// The router of DeepSeek-V3 and its kin: sigmoids, a bias that takes part in the choice, groups.
+void parse_sigmoid_router(const JsonFields& fields, bool renormalizes, ModelConfig& config);
+
+// Gives an MLP beside the experts to layers that have these; 0: none.
+void set_shared_inner(int inner_size, ModelConfig& config);
 
 }  // namespace specdec

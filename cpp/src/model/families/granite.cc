@@ -1,26 +1,166 @@
-// Granite: Llama with multipliers.
+// Granite: Llama with multipliers; with experts, with an MLP beside them, and with windows and
+// sinks. HyperCLOVA X: the same with norms on outputs.
+#include <algorithm>
 
+#include "core/str_cat.h"
 #include "model/families/family.h"
 #include "model/families/fields.h"
 
 namespace specdec {
 namespace {
 
-void parse_granite(const JsonFields& fields, ModelConfig& config) {
-  parse_rotary_family(fields, {.max_position_embeddings = 2048}, config);
-  config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
-  config.mlp_bias = fields.get_bool("mlp_bias", false);
-  const auto multiplier = [&](const char* key) {
-    return static_cast<float>(fields.get_positive(key, 1.0));
-  };
-  for (LayerSpec& layer : config.layers) layer.attention_scale = multiplier("attention_multiplier");
-  config.embedding_scale = multiplier("embedding_multiplier");
-  config.residual_scale = multiplier("residual_multiplier");
-  config.logits_scale = 1.0f / multiplier("logits_scaling");
+float multiplier(const JsonFields& fields, const char* key, double absent = 1.0) {
+  return static_cast<float>(fields.get_positive(key, absent));
 }
+
+void set_attention_scale(float scale, ModelConfig& config) {
+  for (LayerSpec& layer : config.layers) layer.attention_scale = scale;
+}
+
+void parse_multipliers(const JsonFields& fields, ModelConfig& config) {
+  config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
+  config.embedding_scale = multiplier(fields, "embedding_multiplier");
+  config.residual_scale = multiplier(fields, "residual_multiplier");
+  config.logits_scale = 1.0f / multiplier(fields, "logits_scaling");
+}
+
+void parse_any(const JsonFields& fields, const FamilyDefaults& defaults, ModelConfig& config) {
+  parse_rotary_family(fields, defaults, config);
+  parse_multipliers(fields, config);
+  set_attention_scale(multiplier(fields, "attention_multiplier"), config);
+}
+
+constexpr FamilyDefaults kDefaults = {.max_position_embeddings = 2048};
+constexpr FamilyDefaults kWindowDefaults = {.max_position_embeddings = 8192,
+                                            .num_kv_heads = 4,
+                                            .norm_eps = 1e-5,
+                                            .tie_word_embeddings = true};
+
+void parse_granite(const JsonFields& fields, ModelConfig& config) {
+  parse_any(fields, kDefaults, config);
+  config.mlp_bias = fields.get_bool("mlp_bias", false);
+}
+
+void parse_all_experts(const JsonFields& fields, ModelConfig& config) {
+  parse_experts(fields, {.num_experts = 8, .num_per_token = 2}, nullptr, config);
+}
+
+void parse_granite_moe(const JsonFields& fields, ModelConfig& config) {
+  parse_any(fields, kDefaults, config);
+  parse_all_experts(fields, config);
+}
+
+void parse_granite_moe_shared(const JsonFields& fields, ModelConfig& config) {
+  parse_granite_moe(fields, config);
+  set_shared_inner(fields.get_int("shared_intermediate_size", 0, 0), config);
+}
+
+// The base of each layer's rope: 0: it is not rotated. In the file of a family with windows.
+void parse_layer_thetas(const JsonFields& fields, ModelConfig& config) {
+  const std::vector<double> thetas = fields.get_numbers("layer_rope_theta");
+  if (thetas.empty()) return;
+  if (thetas.size() != config.layers.size()) {
+    fields.fail("layer_rope_theta",
+                str_cat("expected ", config.num_layers, " entries, found ", thetas.size()));
+  }
+  const RopeConfig common = config.ropes.front();
+  config.ropes.clear();
+  for (size_t layer = 0; layer < thetas.size(); ++layer) {
+    if (thetas[layer] < 0.0) fields.fail("layer_rope_theta", "expected numbers from 0 on");
+    config.layers[layer].rope = -1;
+    if (thetas[layer] == 0.0) continue;
+    auto found = std::ranges::find(config.ropes, thetas[layer], &RopeConfig::theta);
+    if (found == config.ropes.end()) {
+      found = config.ropes.insert(found, common);
+      found->theta = thetas[layer];
+    }
+    config.layers[layer].rope = static_cast<int>(found - config.ropes.begin());
+  }
+}
+
+void parse_windows_and_sinks(const JsonFields& fields, ModelConfig& config) {
+  parse_windows(
+      fields, parse_window(fields, 128), [](int layer) { return layer % 4 != 0; }, config);
+  parse_layer_thetas(fields, config);
+  config.has_sinks = true;
+}
+
+void parse_granite_swa(const JsonFields& fields, ModelConfig& config) {
+  parse_any(fields, kWindowDefaults, config);
+  config.mlp_bias = fields.get_bool("mlp_bias", false);
+  parse_windows_and_sinks(fields, config);
+}
+
+void parse_granite_moe_swa(const JsonFields& fields, ModelConfig& config) {
+  parse_granite_moe_shared(fields, config);
+  parse_windows_and_sinks(fields, config);
+}
+
+// Granite 4, whose layers must all be attention. It may have only the MLP beside the experts.
+void parse_granite_moe_hybrid(const JsonFields& fields, ModelConfig& config) {
+  constexpr const char* kInner = "shared_intermediate_size";
+  if (fields.get_int("num_local_experts", 8, 0) == 0) {
+    FamilyDefaults defaults = kDefaults;
+    defaults.inner_size_key = kInner;
+    parse_any(fields, defaults, config);
+    fields.pass_over({"intermediate_size", "num_experts_per_tok"});
+    config.names.mlp_in = config.names.shared_in;
+    config.names.mlp_out = config.names.shared_out;
+  } else {
+    parse_granite_moe(fields, config);
+    set_shared_inner(fields.get_int(kInner, 1024), config);
+  }
+  const char* types_key = fields.has("layer_types") ? "layer_types" : "layers_block_type";
+  const std::vector<std::string> types = fields.get_strings(types_key);
+  const auto is_attention = [](const std::string& type) {
+    return type == "attention" || type == "full_attention";
+  };
+  if (types.size() != config.layers.size() || !std::ranges::all_of(types, is_attention)) {
+    fields.fail(types_key,
+                "layers of Mamba 2 are not implemented: expected 'attention' for every "
+                "layer");
+  }
+  const std::string positions = fields.get_string("position_embedding_type", "nope");
+  for (LayerSpec& layer : config.layers) layer.rope = positions == "rope" ? 0 : -1;
+  for (const char* key : {"mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head",
+                          "mamba_d_conv", "mamba_expand", "mamba_chunk_size", "mamba_conv_bias",
+                          "mamba_proj_bias", "time_step_limit", "time_step_min", "time_step_max"}) {
+    fields.pass_over({key});
+  }
+}
+
+void parse_hyperclovax(const JsonFields& fields, ModelConfig& config) {
+  parse_rotary_family(fields, kDefaults, config);
+  parse_multipliers(fields, config);
+  config.logits_scale = multiplier(fields, "logits_scaling");  // not a divisor here
+  set_attention_scale(
+      multiplier(fields, "attention_multiplier", config.layers.front().attention_scale), config);
+  config.mlp_bias = fields.get_bool("mlp_bias", false);
+  if (!fields.get_bool("use_post_norm", true)) return;
+  for (LayerSpec& layer : config.layers) layer.norms = NormPlacement::kInputAndOutput;
+}
+
+constexpr TensorNames kExpertNames = {.router = "block_sparse_moe.router.layer",
+                                      .stacked_experts = {"block_sparse_moe.input_linear.weight",
+                                                          "block_sparse_moe.output_linear.weight"},
+                                      .shared_in = {"shared_mlp.input_linear"},
+                                      .shared_out = "shared_mlp.output_linear"};
 
 }  // namespace
 
 const Family kGranite = {"GraniteForCausalLM", "granite", {}, parse_granite};
+const Family kGraniteMoe = {"GraniteMoeForCausalLM", "granitemoe", kExpertNames, parse_granite_moe};
+const Family kGraniteMoeShared = {"GraniteMoeSharedForCausalLM", "granitemoeshared", kExpertNames,
+                                  parse_granite_moe_shared};
+const Family kGraniteMoeHybrid = {"GraniteMoeHybridForCausalLM", "granitemoehybrid", kExpertNames,
+                                  parse_granite_moe_hybrid};
+const Family kGraniteSwa = {"GraniteSWAForCausalLM", "granite_swa", {}, parse_granite_swa};
+const Family kGraniteMoeSwa = {"GraniteMoeSWAForCausalLM", "granitemoe_swa", kExpertNames,
+                               parse_granite_moe_swa};
+const Family kHyperClovaX = {
+    "HyperCLOVAXForCausalLM",
+    "hyperclovax",
+    {.attention_output_norm = "post_norm1", .mlp_output_norm = "post_norm2"},
+    parse_hyperclovax};
 
 }  // namespace specdec

@@ -1,4 +1,4 @@
-// Llama, Mistral and Mixtral: one network, with windows and with experts.
+// Llama, Mistral, Ministral and Mixtral: one network, with windows, and with experts.
 #include "model/families/family.h"
 #include "model/families/fields.h"
 
@@ -31,14 +31,45 @@ void parse_mixtral(const JsonFields& fields, ModelConfig& config) {
                        .rope_theta = 1e6},
                       config);
   finish_mistral(fields, 0, config);
-  for (LayerSpec& layer : config.layers) layer.mlp = MlpKind::kExperts;
-  parse_experts(fields, 8, 2, config);
+  parse_experts(fields, {.num_experts = 8, .num_per_token = 2}, nullptr, config);
+}
+
+void parse_ministral(const JsonFields& fields, ModelConfig& config) {
+  parse_rotary_family(fields, {.max_position_embeddings = 4096 * 32, .num_kv_heads = 8}, config);
+  const int window = parse_window(fields, 4096);
+  parse_windows(fields, window, [&](int) { return window > 0; }, config);
+}
+
+// Queries grow with the position.
+void parse_ministral3(const JsonFields& fields, ModelConfig& config) {
+  parse_rotary_family(
+      fields,
+      {.max_position_embeddings = 262144, .num_kv_heads = 8, .head_dim = 128, .norm_eps = 1e-5},
+      config);
+  RopeConfig& rope = config.ropes.front();
+  const char* key = fields.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  if (fields.has(key)) {
+    const JsonFields scaling = fields.get_object(key);
+    rope.query_beta = scaling.get_number("llama_4_scaling_beta", 0.0);
+    scaling.pass_over({"max_position_embeddings"});
+  } else {
+    rope = {.kind = RopeKind::kYarn,
+            .theta = 1e6,
+            .factor = 16.0,
+            .original_max_position_embeddings = 16384,
+            .mscale = 1.0,
+            .mscale_all_dim = 1.0,
+            .query_beta = 0.1};
+  }
+  finish_mistral(fields, 0, config);
 }
 
 }  // namespace
 
 const Family kLlama = {"LlamaForCausalLM", "llama", {}, parse_llama};
 const Family kMistral = {"MistralForCausalLM", "mistral", {}, parse_mistral};
+const Family kMinistral = {"MinistralForCausalLM", "ministral", {}, parse_ministral};
+const Family kMinistral3 = {"Ministral3ForCausalLM", "ministral3", {}, parse_ministral3};
 const Family kMixtral = {"MixtralForCausalLM",
                          "mixtral",
                          {.router = "block_sparse_moe.gate",

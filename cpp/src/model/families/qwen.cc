@@ -1,4 +1,4 @@
-// Qwen2, Qwen3 and Qwen3 with experts.
+// Qwen2 and Qwen3, dense and with experts; what computes the same: MiMo and Mellum 2.
 #include <algorithm>
 
 #include "core/str_cat.h"
@@ -8,46 +8,48 @@
 namespace specdec {
 namespace {
 
-// 0 unless use_sliding_window is set, whatever sliding_window says.
-int parse_window_in_use(const JsonFields& fields) {
-  fields.pass_over({"sliding_window"});
-  return fields.get_bool("use_sliding_window", false) ? parse_window(fields, 4096) : 0;
-}
+constexpr int kWindow = 4096;
 
-// layer_types says which layers have a window; without it, the layers from max_window_layers on
-// have one.
-void parse_windows(const JsonFields& fields, ModelConfig& config) {
-  const int window = parse_window_in_use(fields);
-  const std::vector<bool> is_sliding = parse_sliding_layers(fields, config);
-  const int first = is_sliding.empty() ? fields.get_int("max_window_layers", 28, 0) : 0;
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    if (is_sliding.empty() ? layer < first : !is_sliding[layer]) continue;
-    if (!is_sliding.empty() && window == 0) {
-      fields.fail("layer_types", str_cat("layer ", layer,
-                                         " is sliding_attention but there is no sliding_window in "
-                                         "use (use_sliding_window, sliding_window)"));
-    }
-    config.layers[layer].sliding_window = window;
-  }
+// Without layer_types, the layers from max_window_layers on have a window.
+void parse_late_windows(const JsonFields& fields, ModelConfig& config) {
+  const int window = parse_window_in_use(fields, kWindow);
+  const int first = fields.get_int("max_window_layers", 28, 0);
+  parse_windows(fields, window, [&](int layer) { return window > 0 && layer >= first; }, config);
 }
 
 void parse_qwen2(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(fields, {.max_position_embeddings = 32768, .num_kv_heads = 32}, config);
   config.qkv_bias = true;
-  parse_windows(fields, config);
+  parse_late_windows(fields, config);
 }
 
 // Layers of dense MLPs are listed in mlp_only_layers, or are not each decoder_sparse_step-th.
-void parse_sparse_layers(const JsonFields& fields, ModelConfig& config) {
+void parse_sparse_layers(const JsonFields& fields, const ExpertDefaults& defaults,
+                         ModelConfig& config) {
   const int step = fields.get_int("decoder_sparse_step", 1);
-  const int inner_size = fields.get_int("moe_intermediate_size", 768);
   const std::vector<double> dense = fields.get_numbers("mlp_only_layers");
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    const bool is_listed = std::ranges::find(dense, double(layer)) != dense.end();
-    if (is_listed || (layer + 1) % step != 0) continue;
-    config.layers[layer].mlp = MlpKind::kExperts;
-    config.layers[layer].inner_size = inner_size;
-  }
+  const auto has_experts = [&](int layer) {
+    return (layer + 1) % step == 0 && std::ranges::find(dense, double(layer)) == dense.end();
+  };
+  parse_experts(fields, defaults, has_experts, config);
+  config.renormalize_experts = fields.get_bool("norm_topk_prob", false);
+}
+
+void parse_qwen2_moe(const JsonFields& fields, ModelConfig& config) {
+  parse_rotary_family(fields, {.max_position_embeddings = 32768, .num_kv_heads = 16}, config);
+  config.qkv_bias = fields.get_bool("qkv_bias", true);
+  const int window = parse_window_in_use(fields, kWindow);
+  const int end = fields.get_int("max_window_layers", 28, 0);
+  parse_windows(
+      fields, window, [&](int layer) { return window > 0 && layer % 2 == 0 && layer < end; },
+      config);
+  parse_sparse_layers(fields,
+                      {.num_experts = 60,
+                       .num_per_token = 4,
+                       .inner_key = "moe_intermediate_size",
+                       .inner_size = 1408},
+                      config);
+  set_shared_inner(fields.get_int("shared_expert_intermediate_size", 5632), config);
 }
 
 void parse_qwen3(const JsonFields& fields, ModelConfig& config) {
@@ -55,23 +57,64 @@ void parse_qwen3(const JsonFields& fields, ModelConfig& config) {
       fields, {.max_position_embeddings = 32768, .num_kv_heads = 32, .head_dim = 128}, config);
   config.qk_norm = QkNorm::kPerHead;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
-  parse_windows(fields, config);
+  parse_late_windows(fields, config);
 }
 
 void parse_qwen3_moe(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(fields, {.max_position_embeddings = 32768, .num_kv_heads = 4}, config);
   config.qk_norm = QkNorm::kPerHead;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
-  set_windows(parse_window_in_use(fields), config);
+  set_windows(parse_window_in_use(fields, kWindow), config);
   check_uniform_layer_types(fields, config);
-  parse_experts(fields, 128, 8, config);
-  config.renormalize_experts = fields.get_bool("norm_topk_prob", false);
-  parse_sparse_layers(fields, config);
+  parse_sparse_layers(fields,
+                      {.num_experts = 128,
+                       .num_per_token = 8,
+                       .inner_key = "moe_intermediate_size",
+                       .inner_size = 768},
+                      config);
+}
+
+// Windows and ropes by layer; mlp_layer_types says which layers are dense.
+void parse_mellum(const JsonFields& fields, ModelConfig& config) {
+  parse_sizes(fields, {.max_position_embeddings = 131072, .num_kv_heads = 4, .head_dim = 128},
+              config);
+  config.qk_norm = QkNorm::kPerHead;
+  config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
+  parse_windows(fields, parse_window(fields, 1024), [](int) { return false; }, config);
+  parse_ropes_by_window(fields, 5e5, 1e4, config);
+  const std::vector<std::string> kinds = fields.get_strings("mlp_layer_types");
+  if (!kinds.empty() && kinds.size() != config.layers.size()) {
+    fields.fail("mlp_layer_types",
+                str_cat("expected ", config.num_layers, " entries, found ", kinds.size()));
+  }
+  parse_experts(
+      fields,
+      {.num_experts = 64,
+       .num_per_token = 8,
+       .inner_key = "moe_intermediate_size",
+       .inner_size = 896},
+      [&](int layer) { return kinds.empty() || kinds[layer] == "sparse"; }, config);
+  config.renormalize_experts = fields.get_bool("norm_topk_prob", true);
+  fields.pass_over({"mtp_layer_types", "mtp_mlp_layer_types"});
+}
+
+void parse_mimo(const JsonFields& fields, ModelConfig& config) {
+  parse_qwen2(fields, config);
+  config.qkv_bias = fields.get_bool("attention_bias", true);
 }
 
 }  // namespace
 
 const Family kQwen2 = {"Qwen2ForCausalLM", "qwen2", {}, parse_qwen2};
+const Family kQwen2Moe = {
+    "Qwen2MoeForCausalLM",
+    "qwen2_moe",
+    {.shared_in = {"mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"},
+     .shared_out = "mlp.shared_expert.down_proj",
+     .shared_gate = "mlp.shared_expert_gate"},
+    parse_qwen2_moe};
+const Family kMiMo = {"MiMoForCausalLM", "mimo", {}, parse_mimo};
+const Family kMellum = {"MellumForCausalLM", "mellum", {}, parse_mellum};
 const Family kQwen3 = {"Qwen3ForCausalLM", "qwen3", {}, parse_qwen3};
 const Family kQwen3Moe = {"Qwen3MoeForCausalLM", "qwen3_moe", {}, parse_qwen3_moe};
 
