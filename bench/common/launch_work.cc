@@ -66,7 +66,7 @@ Figures work_of(const cuda::KernelLaunch& launch) {
     work.emplace_back("knows_rows", params.rows_are_known);
     return work;
   }
-  if (name == "moe: route") return {{"chosen", params_of<cuda::RouteParams>(launch).top_k}};
+  if (name == "moe: route") return {{"chosen", params_of<cuda::RouteParams>(launch).router.top_k}};
   if (name.starts_with("attention ")) {
     const auto& params = params_of<cuda::AttentionParams>(launch);
     return {{"heads", params.num_heads},

@@ -42,6 +42,9 @@ class TimedBackend final : public testing::WrappedBackend {
   void moe(const MoeArgs& args) override {
     timed("moe", [&] { WrappedBackend::moe(args); });
   }
+  void gate_rows(const GateRowsArgs& args) override {
+    timed("gate_rows", [&] { WrappedBackend::gate_rows(args); });
+  }
   void load_rows(const LoadRowsArgs& args) override {
     timed("load_rows", [&] { WrappedBackend::load_rows(args); });
   }

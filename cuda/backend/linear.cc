@@ -113,12 +113,14 @@ void CudaBackend::linear_by_outputs(const LinearArgs& args) {
 void CudaBackend::activated_linear(const ActivatedLinearArgs& args) {
   const CudaPackedLinear& weight = packed(args.weight);
   SPECDEC_CHECK(weight.is_gated() == args.gated && weight.share().ranks() == nullptr);
+  SPECDEC_CHECK(args.gated || args.activation != Activation::kClampedSwiglu);
   projector_.run(weight, args.in,
                  {.kind = args.gated ? Finish::kActivateGated : Finish::kActivate,
                   .bias = args.bias,
                   .out_features = static_cast<int>(weight.out_features()),
                   .out = args.out,
                   .activation = args.activation,
+                  .constants = args.constants,
                   .heads = {}});
 }
 

@@ -57,8 +57,7 @@ ExpertMixer::ExpertMixer(Device& device, Stream& stream, const MoeKernels& kerne
 void ExpertMixer::run(const MoeArgs& args) {
   const int num_experts = static_cast<int>(args.gate_up.size());
   SPECDEC_CHECK_EQ(args.down.size(), args.gate_up.size());
-  SPECDEC_CHECK_GT(args.top_k, 0);
-  SPECDEC_CHECK_LE(args.top_k, num_experts);
+  check_router(args.router, num_experts);
   SPECDEC_CHECK_LE(num_experts, kMaxExperts);
   for (int begin = 0; begin < args.num_rows; begin += kMaxRows) {
     run_rows(args, begin, std::min(kMaxRows, args.num_rows - begin));
@@ -67,7 +66,7 @@ void ExpertMixer::run(const MoeArgs& args) {
 
 void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
   const int num_experts = static_cast<int>(args.gate_up.size());
-  const int num_choices = num_rows * args.top_k;
+  const int num_choices = num_rows * args.router.top_k;
   const int64_t hidden = packed(args.gate_up[0]).in_features();
   const int64_t inner = packed(args.down[0]).in_features();
   const size_t act_bytes = size_of(act_dtype_);
@@ -84,14 +83,13 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
   kernels_.route(stream_, {.logits = args.router_logits + int64_t{first_row} * num_experts,
                            .num_rows = num_rows,
                            .num_experts = num_experts,
-                           .top_k = args.top_k,
-                           .renormalize = args.renormalize,
+                           .router = args.router,
                            .experts = chosen,
                            .weights = weights});
   kernels_.group(stream_, {.experts = chosen,
                            .num_choices = num_choices,
                            .num_experts = num_experts,
-                           .top_k = args.top_k,
+                           .top_k = args.router.top_k,
                            .cu_rows = cu_rows,
                            .row_ids = row_ids,
                            .choice_order = choice_order});
@@ -102,7 +100,12 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
                .most_of_expert = num_rows,
                .num_choices = num_choices};
   project(args.gate_up, rows,
-          {.kind = Finish::kActivateGated, .out = act, .activation = args.activation, .heads = {}});
+          {.kind = Finish::kActivateGated,
+           .bias = args.gate_up_bias,
+           .out = act,
+           .activation = args.activation,
+           .constants = args.constants,
+           .heads = {}});
   rows.x = act;
   rows.num_x = num_choices;
   rows.row_ids = nullptr;
@@ -114,35 +117,38 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
              .out = rank_exchange_.own_planes(first_down, num_choices),
              .plane_stride = num_choices * hidden,
              .heads = {}});
-    add_up(args.down, cu_rows, num_choices, results);
+    add_up(args, cu_rows, num_choices, results);
   } else {
-    project(args.down, rows, {.kind = Finish::kStore, .out = results, .heads = {}});
+    project(args.down, rows,
+            {.kind = Finish::kStore, .bias = args.down_bias, .out = results, .heads = {}});
   }
   kernels_.combine(stream_, {.results = results,
                              .choice_order = choice_order,
                              .weights = weights,
                              .num_rows = num_rows,
-                             .top_k = args.top_k,
+                             .top_k = args.router.top_k,
                              .dim = static_cast<int>(hidden),
                              .out = args.out + first_row * hidden});
 }
 
-void ExpertMixer::add_up(std::span<const PackedLinear* const> experts, const int32_t* cu_rows,
-                         int num_choices, float* results) {
-  const CudaPackedLinear& first = packed(experts[0]);
-  ExpertScales scales;
-  if (first.scales() != nullptr) {  // each expert has its own
-    scales = {.num_experts = static_cast<int>(experts.size()),
-              .cu_rows = cu_rows,
-              .offset = first.code_layout().scales_offset};
-    for (size_t i = 0; i < experts.size(); ++i) scales.weights[i] = packed(experts[i]).data();
+void ExpertMixer::add_up(const MoeArgs& args, const int32_t* cu_rows, int num_choices,
+                         float* results) {
+  const CudaPackedLinear& first = packed(args.down[0]);
+  RowExperts experts;
+  if (first.scales() != nullptr || args.down_bias != nullptr) {  // each expert has its own
+    experts = {.num_experts = static_cast<int>(args.down.size()), .cu_rows = cu_rows};
+  }
+  if (first.scales() != nullptr) {
+    experts.scales_offset = first.code_layout().scales_offset;
+    for (size_t i = 0; i < args.down.size(); ++i) experts.weights[i] = packed(args.down[i]).data();
   }
   rank_exchange_.sum(first, num_choices,
                      {.kind = Finish::kStore,
+                      .bias = args.down_bias,
                       .out_features = static_cast<int>(first.out_features()),
                       .out = results,
                       .heads = {}},
-                     scales);
+                     experts);
 }
 
 void ExpertMixer::project(std::span<const PackedLinear* const> experts, const Rows& rows,

@@ -40,8 +40,7 @@ class ExpertMixer {
                const FinishParams& finish);
   // For experts that ranks share: exchanges and folds this rank's planes into results [num_choices,
   // hidden].
-  void add_up(std::span<const PackedLinear* const> experts, const int32_t* cu_rows, int num_choices,
-              float* results);
+  void add_up(const MoeArgs& args, const int32_t* cu_rows, int num_choices, float* results);
   // Records of x's rows, or of each choice's row.
   const void* prepared(const Rows& rows, int dim, bool is_gathered, int num_k_blocks);
 

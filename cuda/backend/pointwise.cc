@@ -86,6 +86,7 @@ void CudaBackend::norm(const NormArgs& args) {
   SPECDEC_CHECK(args.out_dtype == DType::kF32 ||
                 (args.out_dtype == act_dtype_ && !args.accumulate));
   SPECDEC_CHECK(args.activation == Activation::kIdentity || !args.accumulate);
+  SPECDEC_CHECK(args.activation <= Activation::kReluSquared);
   if (args.num_rows == 0) return;
   kernels_.pointwise.norm(*stream_,
                           {.x = args.x,
@@ -101,6 +102,16 @@ void CudaBackend::norm(const NormArgs& args) {
                            .dim = args.dim,
                            .slot_mapping = nullptr,
                            .out_stride = args.out_stride != 0 ? args.out_stride : args.dim});
+}
+
+void CudaBackend::gate_rows(const GateRowsArgs& args) {
+  SPECDEC_CHECK_GT(args.dim, 0);
+  if (args.num_rows == 0) return;
+  kernels_.pointwise.gate_rows(*stream_, {.rows = args.rows,
+                                          .act_dtype = act_dtype_,
+                                          .gates = args.gates,
+                                          .num_rows = args.num_rows,
+                                          .dim = args.dim});
 }
 
 void CudaBackend::store_rows(const StoreRowsArgs& args) {

@@ -226,7 +226,7 @@ float* RankExchange::own_planes(const CudaPackedLinear& weight, int num_rows) {
 }
 
 void RankExchange::sum(const CudaPackedLinear& weight, int num_rows, const FinishParams& finish,
-                       const ExpertScales& experts) {
+                       const RowExperts& experts) {
   const RankShare& share = weight.share();
   Communicator& ranks = *share.ranks();
   const int64_t plane_floats = num_rows * weight.out_features();

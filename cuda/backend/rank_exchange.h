@@ -33,7 +33,7 @@ class RankExchange {
   // Exchanges and adds up all ranks' planes; own_planes() holds this rank's. `finish` covers all
   // rows.
   void sum(const CudaPackedLinear& weight, int num_rows, const FinishParams& finish,
-           const ExpertScales& experts = {});
+           const RowExperts& experts = {});
 
   // Device memory for this rank's part of a gather.
   float* own_floats(int64_t count) { return own_.get<float>(static_cast<size_t>(count)); }

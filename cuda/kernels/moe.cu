@@ -1,5 +1,6 @@
 #include <cstdint>
 
+#include "cuda/common/exact_math.cuh"
 #include "cuda/common/numeric.cuh"
 #include "cuda/common/target.cuh"
 #include "cuda/common/warp.cuh"
@@ -29,6 +30,14 @@ __device__ __forceinline__ int expert_of(uint64_t key) {
   return kMaxExperts - static_cast<int>(static_cast<uint32_t>(key));
 }
 
+__device__ __forceinline__ uint64_t best_of_lanes(uint64_t key) {
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    const uint64_t other = __shfl_xor_sync(kAllLanes, key, distance);
+    if (other > key) key = other;
+  }
+  return key;
+}
+
 // The greatest key below `limit`.
 __device__ __forceinline__ uint64_t best_below(uint64_t limit, const float* logits,
                                                int num_experts) {
@@ -37,13 +46,10 @@ __device__ __forceinline__ uint64_t best_below(uint64_t limit, const float* logi
     const uint64_t key = key_of(logits[i], i);
     if (key < limit && key > best) best = key;
   }
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    const uint64_t other = __shfl_xor_sync(kAllLanes, best, distance);
-    if (other > best) best = other;
-  }
-  return best;
+  return best_of_lanes(best);
 }
 
+// For scores of the softmax, where the best logits are chosen.
 __global__ void route_kernel(RouteParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
@@ -51,12 +57,12 @@ __global__ void route_kernel(RouteParams params) {
   const int lane = threadIdx.x % kWarpSize;
   if (row >= params.num_rows) return;
   const float* logits = params.logits + int64_t{row} * params.num_experts;
-  int32_t* experts = params.experts + int64_t{row} * params.top_k;
-  float* weights = params.weights + int64_t{row} * params.top_k;
+  int32_t* experts = params.experts + int64_t{row} * params.router.top_k;
+  float* weights = params.weights + int64_t{row} * params.router.top_k;
   float highest = 0.0f;
   float total = 0.0f;
   uint64_t key = ~uint64_t{0};
-  for (int order = 0; order < params.top_k; ++order) {
+  for (int order = 0; order < params.router.top_k; ++order) {
     key = best_below(key, logits, params.num_experts);
     const int expert = expert_of(key);
     const float logit = logits[expert];
@@ -67,13 +73,127 @@ __global__ void route_kernel(RouteParams params) {
     experts[order] = expert;
     weights[order] = weight;
   }
-  if (!params.renormalize) {
+  if (!params.router.renormalize) {
     total = 0.0f;
     for (int i = lane; i < params.num_experts; i += kWarpSize) total += expf(logits[i] - highest);
     total = warp_sum(total);
   }
   if (lane != 0) return;
-  for (int order = 0; order < params.top_k; ++order) weights[order] /= total;
+  for (int order = 0; order < params.router.top_k; ++order) {
+    weights[order] = weights[order] / total * params.router.scale;
+  }
+}
+
+constexpr int kLaneExperts = kMaxExperts / kWarpSize;
+
+// The biased scores of experts outside of the best groups become -inf.
+__device__ __forceinline__ void leave_best_groups(const Router& router, int num_experts,
+                                                  float (&biased)[kLaneExperts]) {
+  static_assert(kMaxExpertGroups <= kWarpSize);
+  const int lane = threadIdx.x % kWarpSize;
+  const int group_size = num_experts / router.num_groups;
+  float own_score = 0.0f;  // of group `lane`
+#pragma unroll 1
+  for (int group = 0; group < router.num_groups; ++group) {
+    float best = -kInfinity;
+    float second = -kInfinity;
+#pragma unroll
+    for (int j = 0; j < kLaneExperts; ++j) {
+      const int in_group = lane + j * kWarpSize - group * group_size;
+      if (in_group < 0 || in_group >= group_size) continue;
+      second = fmaxf(second, fminf(best, biased[j]));
+      best = fmaxf(best, biased[j]);
+    }
+#pragma unroll 1
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+      const float other_best = __shfl_xor_sync(kAllLanes, best, distance);
+      const float other_second = __shfl_xor_sync(kAllLanes, second, distance);
+      second = fmaxf(fmaxf(second, other_second), fminf(best, other_best));
+      best = fmaxf(best, other_best);
+    }
+    if (lane == group) own_score = group_size == 1 ? best : best + second;
+  }
+  const uint64_t own_key = lane < router.num_groups ? key_of(own_score, lane) : 0;
+  uint64_t key = ~uint64_t{0};
+  uint32_t chosen = 0;
+#pragma unroll 1
+  for (int order = 0; order < router.top_groups; ++order) {
+    key = best_of_lanes(own_key < key ? own_key : 0);
+    chosen |= 1u << expert_of(key);
+  }
+#pragma unroll
+  for (int j = 0; j < kLaneExperts; ++j) {
+    const int expert = lane + j * kWarpSize;
+    if (expert >= num_experts) continue;
+    if ((chosen >> expert / group_size & 1u) == 0) biased[j] = -kInfinity;
+  }
+}
+
+// For every Router.
+__global__ void route_by_scores_kernel(RouteParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int row = blockIdx.x * kWarps + threadIdx.x / kWarpSize;
+  const int lane = threadIdx.x % kWarpSize;
+  if (row >= params.num_rows) return;
+  const Router& router = params.router;
+  const int num_experts = params.num_experts;
+  const float* logits = params.logits + int64_t{row} * num_experts;
+  int32_t* experts = params.experts + int64_t{row} * router.top_k;
+  float* weights = params.weights + int64_t{row} * router.top_k;
+  const bool is_softmax = router.scores == RouterScores::kSoftmax;
+  float highest = 0.0f;
+  float total = 1.0f;
+  if (is_softmax) {
+    highest = -kInfinity;
+    for (int i = lane; i < num_experts; i += kWarpSize) highest = fmaxf(highest, logits[i]);
+    highest = warp_max(highest);
+    total = 0.0f;
+    for (int i = lane; i < num_experts; i += kWarpSize) total += expf(logits[i] - highest);
+    total = warp_sum(total);
+  }
+  const auto score_of = [&](int expert) {
+    const float logit = logits[expert];
+    return is_softmax ? expf(logit - highest) / total : 1.0f / (1.0f + expf(-logit));
+  };
+  float biased[kLaneExperts];
+#pragma unroll
+  for (int j = 0; j < kLaneExperts; ++j) {
+    const int expert = lane + j * kWarpSize;
+    biased[j] = 0.0f;
+    if (expert >= num_experts) continue;
+    biased[j] = router.chooses_by_logits() ? logits[expert] : score_of(expert);
+    if (router.selection_bias != nullptr) biased[j] += router.selection_bias[expert];
+  }
+  if (router.restricts_groups()) leave_best_groups(router, num_experts, biased);
+  float sum = 0.0f;
+  uint64_t key = ~uint64_t{0};
+#pragma unroll 1
+  for (int order = 0; order < router.top_k; ++order) {
+    uint64_t best = 0;
+#pragma unroll
+    for (int j = 0; j < kLaneExperts; ++j) {
+      const int i = lane + j * kWarpSize;
+      const uint64_t candidate = i < num_experts ? key_of(biased[j], i) : 0;
+      if (candidate < key && candidate > best) best = candidate;
+    }
+    key = best_of_lanes(best);
+    const int expert = expert_of(key);
+    const float weight = score_of(expert);
+    sum += weight;
+    if (lane != 0) continue;
+    experts[order] = expert;
+    weights[order] = weight;
+  }
+  if (lane != 0) return;
+  if (!router.renormalize) {
+    sum = 1.0f;
+  } else if (!is_softmax) {
+    sum += 1e-20f;
+  }
+  for (int order = 0; order < router.top_k; ++order) {
+    weights[order] = weights[order] / sum * router.scale;
+  }
 }
 
 // --- Grouping: a block per expert ---
@@ -146,7 +266,9 @@ __global__ void combine_kernel(CombineParams params) {
 }
 
 void route(Stream& stream, const RouteParams& params) {
-  launch("moe: route", stream, route_kernel,
+  const Router& router = params.router;
+  const bool is_plain = router.scores == RouterScores::kSoftmax && router.chooses_by_logits();
+  launch("moe: route", stream, is_plain ? route_kernel : route_by_scores_kernel,
          {.grid = {blocks_of(params.num_rows, kWarps)},
           .block = {kThreads},
           .overlaps_previous = true},

@@ -20,8 +20,7 @@ struct RouteParams {
   const float* logits;  // [num_rows, num_experts]
   int num_rows;
   int num_experts;  // at most kMaxExperts
-  int top_k;
-  bool renormalize;
+  Router router;
   int32_t* experts;  // out [num_choices]
   float* weights;    // out [num_choices]
 };
@@ -39,7 +38,7 @@ struct GroupParams {
 
 // The projections of all experts, each with its own rows.
 struct ExpertProjectionsParams {
-  // Common to all experts. rows.num_rows is the most rows an expert may have. With rows.row_ids
+  // Common to all experts, but that finish.bias is [num_experts, out_features]. rows.num_rows is the most rows an expert may have. With rows.row_ids
   // (few rows only), which are GroupParams::row_ids, a choice's record is found by its row;
   // otherwise records are sorted like the choices. Outputs are always sorted.
   ProjectionParams projection;

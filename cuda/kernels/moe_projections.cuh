@@ -19,6 +19,9 @@ __device__ __forceinline__ ProjectionParams expert_projection(const ExpertProjec
   if (params.scales_offset != 0) {
     projection.finish.scales = reinterpret_cast<const float*>(weights + params.scales_offset);
   }
+  if (projection.finish.bias != nullptr) {
+    projection.finish.bias += int64_t{expert} * projection.finish.out_features;
+  }
   projection.rows.num_rows = end - begin;
   if (projection.rows.row_ids != nullptr) {
     projection.rows.row_ids += begin;

@@ -94,19 +94,24 @@ class Rounds {
 
 // --- sums ---
 
-__device__ __forceinline__ float scale_of(const PeerSumParams& params, int row, int column) {
-  const ExpertScales& experts = params.experts;
-  if (experts.num_experts == 0) {
-    return params.finish.scales != nullptr ? params.finish.scales[column] : 1.0f;
-  }
+// The expert of a row; 0 where rows belong to none.
+__device__ __forceinline__ int expert_of(const RowExperts& experts, int row) {
   int begin = 0;
   int end = experts.num_experts;
   while (end - begin > 1) {
     const int middle = (begin + end) / 2;
     (experts.cu_rows[middle] <= row ? begin : end) = middle;
   }
-  const char* weights = static_cast<const char*>(experts.weights[begin]);
-  return reinterpret_cast<const float*>(weights + experts.offset)[column];
+  return begin;
+}
+
+__device__ __forceinline__ float scale_of(const PeerSumParams& params, int expert, int column) {
+  const RowExperts& experts = params.experts;
+  if (experts.scales_offset == 0) {
+    return params.finish.scales != nullptr ? params.finish.scales[column] : 1.0f;
+  }
+  const char* weights = static_cast<const char*>(experts.weights[expert]);
+  return reinterpret_cast<const float*>(weights + experts.scales_offset)[column];
 }
 
 // Stores element `index` of the output, as LinearArgs says.
@@ -114,9 +119,11 @@ __device__ __forceinline__ void finish_sum(const PeerSumParams& params, int inde
   const FinishParams& finish = params.finish;
   const int row = index / finish.out_features;
   const int column = index % finish.out_features;
-  const float bias = finish.bias != nullptr ? finish.bias[column] : 0.0f;
+  const int expert = expert_of(params.experts, row);
+  float bias = 0.0f;
+  if (finish.bias != nullptr) bias = finish.bias[expert * finish.out_features + column];
   const float value =
-      stored_value<FinishVariant::kAny>(finish, sum * scale_of(params, row, column), bias);
+      stored_value<FinishVariant::kAny>(finish, sum * scale_of(params, expert, column), bias);
   float* out = static_cast<float*>(finish.out) + index;
   *out = finish.accumulate ? value + *out : value;
 }

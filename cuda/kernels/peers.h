@@ -55,11 +55,12 @@ struct PeerLinks {
   bool has_mailboxes() const { return mailboxes[0] != nullptr; }
 };
 
-// The scales of outputs where rows belong to experts, in the order of the experts.
-struct ExpertScales {
-  int num_experts = 0;                    // 0: FinishParams::scales applies
+// Where rows belong to experts, in the order of the experts. FinishParams::bias is then
+// [num_experts, out_features].
+struct RowExperts {
+  int num_experts = 0;                    // 0: rows belong to none
   const int32_t* cu_rows = nullptr;       // [num_experts + 1]
-  int64_t offset = 0;                     // of the scales in the weights, bytes
+  int64_t scales_offset = 0;              // in the weights, bytes; 0: FinishParams::scales applies
   const void* weights[kMaxExperts] = {};  // packed
 };
 
@@ -70,7 +71,7 @@ struct PeerSumParams {
   int first_plane[kMaxPeers + 1] = {};  // of each rank, among all ranks' planes
   DeviceFoldOrder fold_order = {};      // of all ranks' planes
   FinishParams finish = {};
-  ExpertScales experts = {};
+  RowExperts experts = {};
   int num_rows = 0;
   // Every rank folds a share of the elements and sends its sums. This moves fewer bytes, takes one
   // more round, and gives the same bits.

@@ -164,6 +164,34 @@ void embed_codes(Stream& stream, const EmbedRowsParams& params, const CodeLayout
   launch_embed(stream, CodeRows{weights, layout}, params);
 }
 
+// --- Gates ---
+
+template <class T>
+__global__ void gate_rows_kernel(GateRowsParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
+  if (i >= params.dim) return;
+  T* value = static_cast<T*>(params.rows) + int64_t{blockIdx.x} * params.dim + i;
+  const float gate = params.gates[blockIdx.x];
+  *value = from_float<T>(to_float(*value) * (1.0f / (1.0f + expf(-gate))));
+}
+
+template <class T>
+void launch_gate_rows(Stream& stream, const GateRowsParams& params) {
+  launch("gate_rows", stream, gate_rows_kernel<T>,
+         {.grid = {static_cast<unsigned>(params.num_rows),
+                   static_cast<unsigned>((params.dim + kEmbedThreads - 1) / kEmbedThreads)},
+          .block = {kEmbedThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+void gate_rows(Stream& stream, const GateRowsParams& params) {
+  if (params.act_dtype == DType::kBF16) return launch_gate_rows<Bf16>(stream, params);
+  launch_gate_rows<Half>(stream, params);
+}
+
 // --- Features ---
 
 template <class T>
@@ -230,6 +258,7 @@ PointwiseKernels pointwise_kernels() {
   return {.norm = norm,
           .embed_act = embed_act,
           .embed_codes = embed_codes,
+          .gate_rows = gate_rows,
           .store_rows = store_rows,
           .load_rows = load_rows};
 }

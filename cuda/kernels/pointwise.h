@@ -1,6 +1,6 @@
 // Norms, embedding lookups and rows of features.
 //
-// Plain versions: reference::norm and reference::loaded_rows (tests/testing/oracle/operations.cc).
+// Plain versions: reference::norm, gated_rows and loaded_rows (tests/testing/oracle/operations.cc).
 // tests/cuda/backend/pointwise_test.cc and features_test.cc compare with them, and lookups with the
 // rows of the table.
 #pragma once
@@ -21,7 +21,7 @@ struct NormRowsParams {
   float eps;
   bool is_layer;    // subtracts the mean first
   bool accumulate;  // out += norm(x); only with a float32 out
-  Activation activation;
+  Activation activation;  // without constants
   void* out;  // row i goes to `out` + i * out_stride, in elements
   DType out_dtype;
   int num_rows;
@@ -65,11 +65,21 @@ struct LoadRowsParams {
   int num_rows;
 };
 
+// GateRowsArgs.
+struct GateRowsParams {
+  void* rows;  // [num_rows, dim] act
+  DType act_dtype;
+  const float* gates;  // [num_rows]
+  int num_rows;
+  int dim;
+};
+
 struct PointwiseKernels {
   void (*norm)(Stream&, const NormRowsParams&);
   // A row whose id is outside the table becomes NaN.
   void (*embed_act)(Stream&, const EmbedRowsParams&, DType act_dtype);
   void (*embed_codes)(Stream&, const EmbedRowsParams&, const CodeLayout&);
+  void (*gate_rows)(Stream&, const GateRowsParams&);
   void (*store_rows)(Stream&, const StoreRowsParams&);
   void (*load_rows)(Stream&, const LoadRowsParams&);
 };

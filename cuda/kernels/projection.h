@@ -143,6 +143,7 @@ struct FinishParams {
   float scale = 1.0f;
   float soft_cap = 0.0f;
   Activation activation = Activation::kIdentity;
+  ActivationConstants constants = {};
   HeadsParams heads;
   BestParams best = {};
 };

@@ -29,6 +29,16 @@ void dequantize_fp8_row(const WeightView& part, int64_t row, float* out) {
 
 }  // namespace
 
+void check_router(const Router& router, int num_experts) {
+  SPECDEC_CHECK_GT(router.num_groups, 0);
+  SPECDEC_CHECK_LE(router.num_groups, kMaxExpertGroups);
+  SPECDEC_CHECK_EQ(num_experts % router.num_groups, 0);
+  SPECDEC_CHECK_GT(router.top_groups, 0);
+  SPECDEC_CHECK_LE(router.top_groups, router.num_groups);
+  SPECDEC_CHECK_GT(router.top_k, 0);
+  SPECDEC_CHECK_LE(router.top_k, num_experts / router.num_groups * router.top_groups);
+}
+
 void dequantize_row(const WeightView& part, int64_t row, float* out) {
   SPECDEC_CHECK(part.is_quantized());
   if (part.is_fp8()) return dequantize_fp8_row(part, row, out);

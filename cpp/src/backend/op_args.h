@@ -288,7 +288,7 @@ struct ActivatedLinearArgs {
   void* out = nullptr;  // [num_rows, gated ? out_features / 2 : out_features] act
 };
 
-// rows[i] *= sigmoid(gates[i]), in place.
+// rows[i] *= sigmoid(gates[i]), in place: in float32, rounded to act.
 struct GateRowsArgs {
   void* rows = nullptr;          // [num_rows, dim] act
   const float* gates = nullptr;  // [num_rows]
@@ -343,20 +343,29 @@ struct TreeAttentionArgs {
   void* out = nullptr;  // [num_rows, num_heads * head_dim] act
 };
 
+inline constexpr int kMaxExpertGroups = 32;
+
 // How a row's experts and their weights follow from the router's logits. Chosen are the top_k
 // experts (ties: lower index) by score plus selection bias; weights are scores without the bias.
 enum class RouterScores : uint8_t { kSoftmax, kSigmoid };  // of all logits of a row
 struct Router {
   RouterScores scores = RouterScores::kSoftmax;
   const float* selection_bias = nullptr;  // [num_experts], or null
-  // Experts are in num_groups equal runs. Only those of the top_groups best runs may be chosen; a
-  // run counts as much as the sum of its two best biased scores (ties: lower index).
+  // Experts are in num_groups equal runs. Only those of the top_groups best runs may be chosen,
+  // which are at least top_k. A run counts as much as the sum of its two best biased scores, or as
+  // its only one (ties: lower index). At most kMaxExpertGroups runs.
   int num_groups = 1;
   int top_groups = 1;
   int top_k = 2;
   bool renormalize = true;  // weights are divided by their sum (of sigmoids: plus 1e-20)
   float scale = 1.0f;       // then multiplied by this
+
+  constexpr bool restricts_groups() const { return top_groups < num_groups; }
+  // Scores rise with logits, so that the best logits are the best scores.
+  constexpr bool chooses_by_logits() const { return selection_bias == nullptr && !restricts_groups(); }
 };
+// Fails where the rules above are broken.
+void check_router(const Router& router, int num_experts);
 
 // Sparse mixture of experts: of each row, the results of its experts times their weights are added
 // to out in the order of the experts' rank.

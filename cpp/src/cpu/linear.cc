@@ -51,6 +51,9 @@ RowsTask norm_task(const NormArgs& args, int64_t begin, int64_t end, void* out) 
           .accumulate = args.accumulate};
 }
 
+// Rows that are the least work worth giving to another thread.
+int64_t row_grain(int dim) { return std::max<int64_t>(1, 16 * 1024 / dim); }
+
 char* out_row(const NormArgs& args, int64_t row) {
   const int64_t stride = args.out_stride != 0 ? args.out_stride : args.dim;
   return static_cast<char*>(args.out) +
@@ -136,14 +139,23 @@ void CpuBackend::activated_linear(const ActivatedLinearArgs& args) {
   const CpuPackedLinear& weight = packed(args.weight);
   SPECDEC_CHECK(weight.is_gated() == args.gated);
   SPECDEC_CHECK(weight.share().ranks() == nullptr);
+  SPECDEC_CHECK(args.gated || args.activation != Activation::kClampedSwiglu);
   const auto kernel = kernels_.epilogue.activation[static_cast<int>(args.activation)];
+  const ActivationConstants& constants = args.constants;
+  const ActivationFactors factors = {.positive = constants.positive,
+                                     .negative = constants.negative,
+                                     .beta = constants.beta,
+                                     .eps = constants.eps,
+                                     .alpha = constants.alpha,
+                                     .limit = constants.limit};
   projector_.run(weight, args.in, args.gated ? 2 : 1, [&](const SumsCell& cell) {
     kernel({.cell = cell,
             .bias = args.bias,
             .out = args.out,
             .dim = weight.out_features() / (args.gated ? 2 : 1),
             .gated = args.gated,
-            .out_bf16 = act_dtype_ == DType::kBF16});
+            .out_bf16 = act_dtype_ == DType::kBF16,
+            .factors = factors});
   });
 }
 
@@ -195,10 +207,8 @@ void CpuBackend::norm(const NormArgs& args) {
                 (args.out_dtype == DType::kBF16 && !args.accumulate));
   if (args.activation != Activation::kIdentity) return activated_norm(args);
   const auto kernel = args.out_dtype == DType::kBF16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32;
-  constexpr int64_t kGrainElements = 16 * 1024;  // least work worth giving to another thread
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / args.dim);
   const bool is_dense = args.out_stride == 0 || args.out_stride == args.dim;
-  pool_.parallel_for(args.num_rows, grain, [&](int64_t begin, int64_t end, int) {
+  pool_.parallel_for(args.num_rows, row_grain(args.dim), [&](int64_t begin, int64_t end, int) {
     if (is_dense) return kernel(norm_task(args, begin, end, out_row(args, begin)));
     // The kernel fills the gap between two rows with zeros, so rows are passed one by one.
     for (int64_t row = begin; row < end; ++row) {
@@ -208,7 +218,7 @@ void CpuBackend::norm(const NormArgs& args) {
 }
 
 void CpuBackend::activated_norm(const NormArgs& args) {
-  SPECDEC_CHECK(!args.accumulate);
+  SPECDEC_CHECK(!args.accumulate && args.activation <= Activation::kReluSquared);
   const auto activation = kernels_.epilogue.activation[static_cast<int>(args.activation)];
   const int64_t padded_dim = (args.dim + CpuPackedLinear::kBlockOutputs - 1) /
                              CpuPackedLinear::kBlockOutputs * CpuPackedLinear::kBlockOutputs;
@@ -231,6 +241,17 @@ void CpuBackend::activated_norm(const NormArgs& args) {
                   .gated = false,
                   .out_bf16 = args.out_dtype == DType::kBF16});
     }
+  });
+}
+
+void CpuBackend::gate_rows(const GateRowsArgs& args) {
+  pool_.parallel_for(args.num_rows, row_grain(args.dim), [&](int64_t begin, int64_t end, int) {
+    kernels_.rows.gate({.rows = args.rows,
+                        .is_bf16 = act_dtype_ == DType::kBF16,
+                        .gates = args.gates,
+                        .dim = args.dim,
+                        .row_begin = begin,
+                        .row_end = end});
   });
 }
 

@@ -2,6 +2,7 @@
 // once. Results are added in order of rank, so that a row does not depend on the rest of the batch.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -18,42 +19,114 @@ struct Choice {
   float weight = 0.0f;
 };
 
-// The top_k experts of one row by rank; ties go to the lower index.
-void route(const MoeArgs& args, int row, std::vector<int>& order, Choice* choices) {
-  const int num_experts = static_cast<int>(args.gate_up.size());
-  const float* logits = args.router_logits + static_cast<int64_t>(row) * num_experts;
+// The first `count` of `order` become the indices of the greatest values, best first; ties go to the
+// lower index.
+template <class Value>
+void rank_by(const Value* values, int count, std::vector<int>& order) {
   std::iota(order.begin(), order.end(), 0);
-  std::partial_sort(order.begin(), order.begin() + args.top_k, order.end(), [&](int a, int b) {
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+  std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int a, int b) {
+    return values[a] > values[b] || (values[a] == values[b] && a < b);
   });
-  const double highest = logits[order[0]];
-  double total = 0.0;
-  const int num_summed = args.renormalize ? args.top_k : num_experts;
-  for (int i = 0; i < num_summed; ++i) {
-    total += std::exp(logits[args.renormalize ? order[i] : i] - highest);
-  }
-  for (int rank = 0; rank < args.top_k; ++rank) {
-    const double weight = std::exp(logits[order[rank]] - highest) / total;
-    choices[rank] = {order[rank], static_cast<float>(weight)};
-  }
 }
+
+// Chooses the experts of rows, one after another.
+class RowRouter {
+ public:
+  RowRouter(const Router& router, int num_experts)
+      : router_(router), num_experts_(num_experts), order_(num_experts) {}
+
+  // The experts of a row by rank. logits: [num_experts].
+  void route(const float* logits, Choice* choices) {
+    const int top_k = router_.top_k;
+    highest_ = *std::max_element(logits, logits + num_experts_);
+    if (router_.chooses_by_logits()) {
+      rank_by(logits, top_k, order_);
+    } else {
+      rank_by_biased_scores(logits);
+    }
+    double total = 0.0;
+    if (router_.renormalize) {
+      for (int rank = 0; rank < top_k; ++rank) total += score(logits[order_[rank]]);
+      if (router_.scores == RouterScores::kSigmoid) total += 1e-20;
+    } else {
+      total = total_score(logits);
+    }
+    for (int rank = 0; rank < top_k; ++rank) {
+      const double weight = score(logits[order_[rank]]) / total * router_.scale;
+      choices[rank] = {order_[rank], static_cast<float>(weight)};
+    }
+  }
+
+ private:
+  // Scores of the softmax are not divided by their total yet.
+  double score(float logit) const {
+    if (router_.scores == RouterScores::kSigmoid) return 1.0 / (1.0 + std::exp(-double{logit}));
+    return std::exp(logit - highest_);
+  }
+  double total_score(const float* logits) const {
+    if (router_.scores == RouterScores::kSigmoid) return 1.0;
+    double total = 0.0;
+    for (int i = 0; i < num_experts_; ++i) total += score(logits[i]);
+    return total;
+  }
+
+  void rank_by_biased_scores(const float* logits) {
+    const double total = total_score(logits);
+    biased_.resize(num_experts_);
+    for (int i = 0; i < num_experts_; ++i) {
+      const double bias = router_.selection_bias != nullptr ? router_.selection_bias[i] : 0.0;
+      biased_[i] = score(logits[i]) / total + bias;
+    }
+    if (router_.restricts_groups()) leave_best_groups();
+    rank_by(biased_.data(), router_.top_k, order_);
+  }
+
+  // The biased scores of other groups become -inf.
+  void leave_best_groups() {
+    constexpr double kNone = -std::numeric_limits<double>::infinity();
+    const int group_size = num_experts_ / router_.num_groups;
+    group_scores_.resize(router_.num_groups);
+    for (int group = 0; group < router_.num_groups; ++group) {
+      const double* scores = &biased_[group * group_size];
+      double best = kNone, second = kNone;
+      for (int i = 0; i < group_size; ++i) {
+        second = std::max(second, std::min(best, scores[i]));
+        best = std::max(best, scores[i]);
+      }
+      group_scores_[group] = group_size == 1 ? best : best + second;
+    }
+    group_order_.resize(router_.num_groups);
+    rank_by(group_scores_.data(), router_.top_groups, group_order_);
+    for (int i = router_.top_groups; i < router_.num_groups; ++i) {
+      std::fill_n(biased_.begin() + group_order_[i] * group_size, group_size, kNone);
+    }
+  }
+
+  const Router& router_;
+  int num_experts_;
+  double highest_ = 0.0;  // logit of the row
+  std::vector<int> order_;
+  std::vector<double> biased_;
+  std::vector<double> group_scores_;
+  std::vector<int> group_order_;
+};
 
 }  // namespace
 
 void CpuBackend::moe(const MoeArgs& args) {
   const int num_experts = static_cast<int>(args.gate_up.size());
   SPECDEC_CHECK_EQ(args.down.size(), args.gate_up.size());
-  SPECDEC_CHECK_GT(args.top_k, 0);
-  SPECDEC_CHECK_LE(args.top_k, num_experts);
+  check_router(args.router, num_experts);
   if (args.num_rows == 0) return;
+  const int top_k = args.router.top_k;
   const int64_t hidden = args.gate_up[0]->in_features();
   const int64_t inner = args.down[0]->in_features();
-  const int64_t num_choices = int64_t{args.num_rows} * args.top_k;
+  const int64_t num_choices = int64_t{args.num_rows} * top_k;
 
   std::vector<Choice> choices(num_choices);
-  std::vector<int> order(num_experts);
+  RowRouter router(args.router, num_experts);
   for (int row = 0; row < args.num_rows; ++row) {
-    route(args, row, order, &choices[int64_t{row} * args.top_k]);
+    router.route(args.router_logits + int64_t{row} * num_experts, &choices[int64_t{row} * top_k]);
   }
   std::vector<int64_t> by_expert(num_choices);  // choices in order of expert, then row
   std::iota(by_expert.begin(), by_expert.end(), 0);
@@ -70,6 +143,9 @@ void CpuBackend::moe(const MoeArgs& args) {
   const bool is_shared = first_down.share().by_inputs();
   float* const own = is_shared ? part_for_planes(first_down, num_choices) : nullptr;
 
+  const auto down_bias = [&](int expert) {
+    return args.down_bias != nullptr ? args.down_bias + expert * hidden : nullptr;
+  };
   std::vector<int64_t> result_index(num_choices);  // a choice's index among the results
   std::vector<int32_t> row_ids;                    // rows of one expert
   for (int64_t begin = 0; begin < num_choices;) {
@@ -78,13 +154,15 @@ void CpuBackend::moe(const MoeArgs& args) {
     row_ids.clear();
     for (; end < num_choices && choices[by_expert[end]].expert == expert; ++end) {
       result_index[by_expert[end]] = end;
-      row_ids.push_back(static_cast<int32_t>(by_expert[end] / args.top_k));
+      row_ids.push_back(static_cast<int32_t>(by_expert[end] / top_k));
     }
     const int num_rows = static_cast<int>(end - begin);
     activated_linear(
         {.weight = args.gate_up[expert],
          .in = {.x = args.x, .dtype = act_dtype_, .row_ids = row_ids.data(), .num_rows = num_rows},
+         .bias = args.gate_up_bias != nullptr ? args.gate_up_bias + expert * 2 * inner : nullptr,
          .activation = args.activation,
+         .constants = args.constants,
          .gated = true,
          .out = act});
     const auto& down = static_cast<const CpuPackedLinear&>(*args.down[expert]);
@@ -93,7 +171,10 @@ void CpuBackend::moe(const MoeArgs& args) {
       SPECDEC_CHECK(down.share().by_inputs() && !down.has_input_order());
       compute_planes(down, in, own + begin * down.padded_outputs(), num_choices);
     } else {
-      linear({.weight = &down, .in = in, .out = results + begin * hidden});
+      linear({.weight = &down,
+              .in = in,
+              .bias = down_bias(expert),
+              .out = results + begin * hidden});
     }
     begin = end;
   }
@@ -104,15 +185,16 @@ void CpuBackend::moe(const MoeArgs& args) {
       while (end < num_choices && choices[by_expert[end]].expert == expert) ++end;
       finish_planes({.weight = args.down[expert],
                      .in = {.num_rows = static_cast<int>(end - begin)},
+                     .bias = down_bias(expert),
                      .out = results + begin * hidden},
                     planes, begin);
     }
   }
 
   pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
-    for (int64_t choice = begin * args.top_k; choice < end * args.top_k; ++choice) {
+    for (int64_t choice = begin * top_k; choice < end * top_k; ++choice) {
       const float* result = results + result_index[choice] * hidden;
-      float* out = args.out + choice / args.top_k * hidden;
+      float* out = args.out + choice / top_k * hidden;
       const float weight = choices[choice].weight;
       for (int64_t i = 0; i < hidden; ++i) out[i] += weight * result[i];
     }

@@ -268,7 +268,7 @@ std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv&
   return out;
 }
 
-double activate(Activation activation, double x) {
+double activate(Activation activation, double x, const ActivationConstants& constants) {
   switch (activation) {
     case Activation::kSilu:
       return x / (1.0 + std::exp(-x));
@@ -280,37 +280,103 @@ double activate(Activation activation, double x) {
       return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / kPi) * (x + 0.044715 * x * x * x)));
     case Activation::kIdentity:
       return x;
+    case Activation::kReluSquared:
+      return x > 0.0 ? x * x : 0.0;
+    case Activation::kXielu: {
+      const double curve =
+          x > 0.0 ? constants.positive * x * x
+                  : constants.negative * (std::expm1(std::min<double>(x, constants.eps)) - x);
+      return constants.beta * x + curve;
+    }
+    case Activation::kClampedSwiglu:
+      break;
   }
   detail::check_failed(__FILE__, __LINE__, "activation is known");
 }
 
+double gated(Activation activation, const ActivationConstants& constants, double gate, double up) {
+  if (activation != Activation::kClampedSwiglu) return activate(activation, gate, constants) * up;
+  const double limit = constants.limit;
+  const double g = std::min(gate, limit);
+  return g / (1.0 + std::exp(-constants.alpha * g)) * (1.0 + std::clamp(up, -limit, limit));
+}
+
+std::vector<double> gated_rows(const GateRowsArgs& args, DType act_dtype) {
+  std::vector<double> out;
+  for (int64_t i = 0; i < int64_t{args.num_rows} * args.dim; ++i) {
+    out.push_back(element(args.rows, act_dtype, i) / (1.0 + std::exp(-args.gates[i / args.dim])));
+  }
+  return out;
+}
+
+std::vector<std::pair<int, double>> routed(const Router& router, std::span<const float> logits) {
+  const int num_experts = static_cast<int>(logits.size());
+  std::vector<double> scores, biased;
+  double total = 0.0;
+  for (const double logit : logits) {
+    const bool is_softmax = router.scores == RouterScores::kSoftmax;
+    scores.push_back(is_softmax ? std::exp(logit) : 1.0 / (1.0 + std::exp(-logit)));
+    total += is_softmax ? scores.back() : 0.0;
+  }
+  for (int expert = 0; expert < num_experts; ++expert) {
+    if (total != 0.0) scores[expert] /= total;
+    const float* bias = router.selection_bias;
+    biased.push_back(scores[expert] + (bias != nullptr ? bias[expert] : 0.0));
+  }
+  const auto best_first = [](const std::vector<double>& values) {
+    std::vector<int> order(values.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return values[a] > values[b]; });
+    return order;
+  };
+  const int group_size = num_experts / router.num_groups;
+  std::vector<double> group_scores;
+  for (int group = 0; group < router.num_groups; ++group) {
+    const auto begin = biased.begin() + group * group_size;
+    std::vector<double> members(begin, begin + group_size);
+    std::sort(members.rbegin(), members.rend());
+    group_scores.push_back(members[0] + (group_size > 1 ? members[1] : 0.0));
+  }
+  std::vector<int> groups = best_first(group_scores);
+  groups.resize(router.top_groups);
+  std::vector<std::pair<int, double>> chosen;
+  double chosen_total = router.scores == RouterScores::kSigmoid ? 1e-20 : 0.0;
+  for (const int expert : best_first(biased)) {
+    if (std::ssize(chosen) == router.top_k) break;
+    if (std::ranges::find(groups, expert / group_size) == groups.end()) continue;
+    chosen.emplace_back(expert, scores[expert]);
+    chosen_total += scores[expert];
+  }
+  for (auto& [expert, weight] : chosen) {
+    if (router.renormalize) weight /= chosen_total;
+    weight *= router.scale;
+  }
+  return chosen;
+}
+
 std::vector<double> moe(const MoeArgs& args, std::span<const std::vector<float>> gate_up,
                         std::span<const std::vector<float>> down, int64_t hidden, DType act_dtype) {
-  const int num_experts = static_cast<int>(gate_up.size());
+  const size_t num_experts = gate_up.size();
   std::vector<double> out(args.num_rows * hidden, 0.0);
   for (int row = 0; row < args.num_rows; ++row) {
-    const float* logits = args.router_logits + static_cast<int64_t>(row) * num_experts;
-    std::vector<int> order(num_experts);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int a, int b) { return logits[a] > logits[b]; });
-    double total = 0.0;
-    for (int rank = 0; rank < (args.renormalize ? args.top_k : num_experts); ++rank) {
-      total += std::exp(static_cast<double>(logits[order[rank]]));
-    }
     std::vector<double> x(hidden);
     for (int64_t i = 0; i < hidden; ++i) x[i] = element(args.x, act_dtype, row * hidden + i);
-    for (int rank = 0; rank < args.top_k; ++rank) {
-      const int expert = order[rank];
-      const std::vector<double> fused = linear(x, gate_up[expert], hidden);
+    const float* logits = args.router_logits + row * num_experts;
+    for (const auto& [expert, weight] : routed(args.router, {logits, num_experts})) {
+      std::vector<double> fused = linear(x, gate_up[expert], hidden);
       const size_t inner = fused.size() / 2;
+      for (size_t i = 0; args.gate_up_bias != nullptr && i < fused.size(); ++i) {
+        fused[i] += args.gate_up_bias[expert * fused.size() + i];
+      }
       std::vector<double> act(inner);
       for (size_t i = 0; i < inner; ++i) {
-        act[i] = activate(args.activation, fused[i]) * fused[inner + i];
+        act[i] = gated(args.activation, args.constants, fused[i], fused[inner + i]);
       }
       const std::vector<double> result = linear(act, down[expert], static_cast<int64_t>(inner));
-      const double weight = std::exp(static_cast<double>(logits[expert])) / total;
-      for (int64_t i = 0; i < hidden; ++i) out[row * hidden + i] += weight * result[i];
+      for (int64_t i = 0; i < hidden; ++i) {
+        const double bias = args.down_bias != nullptr ? args.down_bias[expert * hidden + i] : 0.0;
+        out[row * hidden + i] += weight * (result[i] + bias);
+      }
     }
   }
   return out;

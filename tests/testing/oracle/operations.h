@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/op_args.h"
@@ -49,7 +50,16 @@ std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, P
 std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv& kv,
                                    DType act_dtype);
 
-double activate(Activation activation, double x);
+// All but kClampedSwiglu.
+double activate(Activation activation, double x, const ActivationConstants& constants = {});
+// The result of a gate and what it multiplies.
+double gated(Activation activation, const ActivationConstants& constants, double gate, double up);
+
+// The result of gate_rows, [num_rows, dim].
+std::vector<double> gated_rows(const GateRowsArgs& args, DType act_dtype);
+
+// A row's experts and their weights, best first. logits: [num_experts].
+std::vector<std::pair<int, double>> routed(const Router& router, std::span<const float> logits);
 
 // Plain weights of the experts: gate_up [2 * inner, hidden] and down [hidden, inner] each. Returns
 // what is added to args.out, [num_rows, hidden]; args.gate_up and args.down are not read.

@@ -29,7 +29,7 @@ void store_sums(const StoreTask& task) {
 
 // --- activations ---
 
-template <F32x16 (*Function)(F32x16), class Out>
+template <class Function, class Out>
 void activate_cell(const ActivationTask& task) {
   const SumsCell& cell = task.cell;
   const int64_t width = task.gated ? 2 * kLanes : kLanes;  // sums of 16 results
@@ -42,19 +42,20 @@ void activate_cell(const ActivationTask& task) {
     for_each_vector(first, end, [&](int64_t i, int n) {
       F32x16 x = load(sums);
       if (task.bias != nullptr) x = x + load_lanes(task.bias + i, n);
-      F32x16 result = Function(x);
       if (task.gated) {
         F32x16 up = load(sums + kLanes);
         if (task.bias != nullptr) up = up + load_lanes(task.bias + task.dim + i, n);
-        result = result * up;
+        x = Function::gated(task.factors, x, up);
+      } else {
+        x = Function::of(task.factors, x);
       }
-      store_lanes(out + i, result, n);
+      store_lanes(out + i, x, n);
       sums += width;
     });
   }
 }
 
-template <F32x16 (*Function)(F32x16)>
+template <class Function>
 void activate(const ActivationTask& task) {
   if (task.out_bf16) {
     activate_cell<Function, uint16_t>(task);
@@ -65,6 +66,36 @@ void activate(const ActivationTask& task) {
 
 F32x16 relu(F32x16 x) { return max(x, zero()); }
 F32x16 identity(F32x16 x) { return x; }
+F32x16 relu_squared(F32x16 x) { return relu(x) * relu(x); }
+
+template <F32x16 (*kFunction)(F32x16)>
+struct Plain {
+  static F32x16 of(const ActivationFactors&, F32x16 x) { return kFunction(x); }
+  static F32x16 gated(const ActivationFactors&, F32x16 gate, F32x16 up) {
+    return kFunction(gate) * up;
+  }
+};
+struct Xielu {
+  static F32x16 of(const ActivationFactors& factors, F32x16 x) {
+    const F32x16 least = min(x, broadcast(factors.eps));
+    const F32x16 negative =
+        broadcast(factors.negative) * (exp_minus_line(least) + (least - x));
+    const F32x16 positive = broadcast(factors.positive) * x * x;
+    return broadcast(factors.beta) * x + select_less(zero(), x, positive, negative);
+  }
+  static F32x16 gated(const ActivationFactors& factors, F32x16 gate, F32x16 up) {
+    return of(factors, gate) * up;
+  }
+};
+struct ClampedSwiglu {
+  static F32x16 of(const ActivationFactors&, F32x16 x) { return x; }  // only of gates
+  static F32x16 gated(const ActivationFactors& factors, F32x16 gate, F32x16 up) {
+    const F32x16 limit = broadcast(factors.limit);
+    const F32x16 g = min(gate, limit);
+    const F32x16 u = max(min(up, limit), zero() - limit);
+    return g * sigmoid(broadcast(factors.alpha) * g) * (broadcast(1.0f) + u);
+  }
+};
 
 // --- heads ---
 
@@ -198,7 +229,9 @@ void split_heads(const QkvTask& task) {
 EpilogueKernels epilogue_kernels();
 EpilogueKernels epilogue_kernels() {
   return {store_sums,
-          {activate<silu>, activate<relu>, activate<gelu>, activate<gelu_tanh>, activate<identity>},
+          {activate<Plain<silu>>, activate<Plain<relu>>, activate<Plain<gelu>>,
+           activate<Plain<gelu_tanh>>, activate<Plain<identity>>, activate<Plain<relu_squared>>,
+           activate<Xielu>, activate<ClampedSwiglu>},
           {split_heads<uint16_t, uint16_t>, split_heads<float, float>,
            split_heads<uint16_t, int8_t>, split_heads<float, int8_t>},
           row_scales};

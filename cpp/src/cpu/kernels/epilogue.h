@@ -30,6 +30,12 @@ struct StoreTask {
   bool accumulate;
 };
 
+// See ActivationConstants, whose header kernels cannot include.
+struct ActivationFactors {
+  float positive = 0.0f, negative = 0.0f, beta = 0.0f, eps = 0.0f;
+  float alpha = 0.0f, limit = 0.0f;
+};
+
 // gated: blocks of 16 gates and of 16 ups alternate.
 struct ActivationTask {
   SumsCell cell;
@@ -38,6 +44,7 @@ struct ActivationTask {
   int64_t dim;
   bool gated;
   bool out_bf16;
+  ActivationFactors factors = {};
 };
 
 // Factors of norms over all heads of a row's q, and over all heads of its k.
@@ -78,7 +85,7 @@ struct QkvTask {
 };
 
 enum : int { kMaxHeadDim = 1024 };
-enum : int { kNumActivations = 5 };
+enum : int { kNumActivations = 8 };
 
 struct EpilogueKernels {
   void (*store)(const StoreTask& task);

@@ -2,6 +2,7 @@
 
 #include "cpu/kernels/lanes.h"
 #include "cpu/kernels/linear_int.h"
+#include "cpu/kernels/math.h"
 #include "cpu/kernels/simd_int.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -155,12 +156,28 @@ void prepare_codes(const RowsTask& task) {
   prepare_groups<Code, kIntGroup>(task);
 }
 
+template <class T>
+void gate_rows(const GateTask& task) {
+  for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+    T* values = static_cast<T*>(task.rows) + row * task.dim;
+    const F32x16 factor = sigmoid(broadcast(task.gates[row]));
+    for_each_vector(0, task.dim, [&](int64_t i, int n) {
+      store_lanes(values + i, load_lanes(values + i, n) * factor, n);
+    });
+  }
+}
+
+void gate(const GateTask& task) {
+  if (task.is_bf16) return gate_rows<uint16_t>(task);
+  gate_rows<float>(task);
+}
+
 }  // namespace
 
 RowsKernels rows_kernels();
 RowsKernels rows_kernels() {
   return {prepare_f32, prepare<uint16_t>, prepare_widened_bf16, prepare_codes<int8_t>,
-          prepare_codes<int16_t>};
+          prepare_codes<int16_t>, gate};
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

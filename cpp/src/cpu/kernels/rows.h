@@ -1,4 +1,4 @@
-// Prepares rows for a projection: gathers, normalises and converts them. Plain aggregates only: see
+// Prepares rows for a projection: gathers, normalises and converts them; and gates rows. Plain aggregates only: see
 // kernel_table.h.
 #pragma once
 
@@ -30,6 +30,16 @@ struct RowsTask {
   bool has_zeros = false;
 };
 
+// See GateRowsArgs.
+struct GateTask {
+  void* rows;  // [*, dim] float32 or bfloat16
+  bool is_bf16;
+  const float* gates;  // [*]
+  int64_t dim;
+  int64_t row_begin;
+  int64_t row_end;
+};
+
 struct RowsKernels {
   void (*to_f32)(const RowsTask& task);
   void (*to_bf16)(const RowsTask& task);
@@ -38,6 +48,7 @@ struct RowsKernels {
   // Elements are float32 here, bfloat16 ones widened; an element's code depends on its group alone.
   void (*to_int8)(const RowsTask& task);
   void (*to_widened_int8)(const RowsTask& task);  // likewise, in int16: see LinearKernels
+  void (*gate)(const GateTask& task);
 };
 
 }  // namespace specdec::cpu
