@@ -62,6 +62,7 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
        .scale = args.scale,
        .soft_cap = args.soft_cap,
        .sliding_window = args.sliding_window,
+       .sinks = args.sinks,
        .first_position = args.first_position,
        .num_multiprocessors = device_->properties().num_multiprocessors,
        .max_shared_bytes = device_->properties().max_shared_bytes_per_block - kMaxStaticSharedBytes,

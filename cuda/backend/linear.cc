@@ -135,6 +135,7 @@ void CudaBackend::project_qkv(const QkvArgs& args) {
   SPECDEC_CHECK_EQ(args.rotary_dim % 2, 0);
   SPECDEC_CHECK(kv.dtype == act_dtype_ || kv.dtype == DType::kI8);
   SPECDEC_CHECK(!args.norm_all_heads || (args.q_norm != nullptr && args.k_norm != nullptr));
+  SPECDEC_CHECK(!args.norm_all_heads || !args.norm_after_rope);
   projector_.run(weight, args.in,
                  {.kind = Finish::kHeads,
                   .bias = args.bias,
@@ -142,10 +143,12 @@ void CudaBackend::project_qkv(const QkvArgs& args) {
                   .heads = {.q_norm = args.q_norm,
                             .k_norm = args.k_norm,
                             .norm_all_heads = args.norm_all_heads,
+                            .norm_after_rope = args.norm_after_rope,
                             .norm_eps = args.norm_eps,
                             .rope_cos = args.rope_cos,
                             .rope_sin = args.rope_sin,
                             .rotary_dim = args.rope_cos != nullptr ? args.rotary_dim : 0,
+                            .query_scales = args.query_scales,
                             .num_heads = args.num_heads,
                             .positions = args.batch->positions,
                             .slot_mapping = args.batch->slot_mapping,

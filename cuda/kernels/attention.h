@@ -46,6 +46,7 @@ struct AttentionParams {
   float scale = 1.0f;
   float soft_cap = 0.0f;
   int sliding_window = 0;
+  const float* sinks = nullptr;  // [num_heads], or null
   int first_position = 0;
   int num_multiprocessors = 0;
   int max_shared_bytes = 0;  // per block

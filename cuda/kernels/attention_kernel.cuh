@@ -221,7 +221,8 @@ __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWo
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
   unsigned char* loaded = memory.ring() + warp * kWarpSize * kPartialBytes;
-  // Of each partial result: the factor of the totals before it, the factor of its values, its sum.
+  // Of each partial result: the factor of the totals before it, the factor of its values, its sum,
+  // and the maximum with it.
   float4* factors = reinterpret_cast<float4*>(memory.weights()) + warp * kWarpSize;
   float totals[kValues] = {};
   float total_maximum = -INFINITY, total_sum = 0.0f;
@@ -265,7 +266,7 @@ __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWo
     float before = __shfl_up_sync(kAllLanes, maximum, 1);
     if (lane == own_first) before = before_all;
     factors[lane] = make_float4(decay(before, maximum, args.scale_log2),
-                                decay(part.x, maximum, args.scale_log2), part.y, 0.0f);
+                                decay(part.x, maximum, args.scale_log2), part.y, maximum);
     total_maximum = __shfl_sync(kAllLanes, maximum, kWarpSize - 1);
     ptx::copy_async_wait<0>();
     __syncwarp();
@@ -291,10 +292,11 @@ __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWo
       }
       if (num_joined < count) break;  // the rest is loaded next
       if (count > 0) {
-        const float inverse = inverse_of(total_sum);
+        const int own_row_head = memory.row_heads()[pair];
+        const float inverse =
+            normaliser(args, work.shape, own_row_head, factors[slot - 1].w, total_sum);
         const int64_t row_head =
-            static_cast<int64_t>(item.extent.first_row) * work.shape.num_heads +
-            memory.row_heads()[pair];
+            static_cast<int64_t>(item.extent.first_row) * work.shape.num_heads + own_row_head;
         const int head_dim = args.params.kv.head_dim;
         T* out = static_cast<T*>(args.params.out) + row_head * head_dim;
 #pragma unroll

@@ -24,6 +24,17 @@ __device__ __forceinline__ float join(float total, float total_weight, float par
   return fmaf(part, part_weight, total * total_weight);
 }
 __device__ __forceinline__ float inverse_of(float sum) { return sum > 0.0f ? 1.0f / sum : 0.0f; }
+// What normalises a sum of weights, to which the sink of the head adds its own, if there is one.
+// Where the sink is so far above all scores that its weight is infinite, that is 0.
+__device__ __forceinline__ float normaliser(const AttendArgs& args, const WorkShape& shape,
+                                            int row_head, float maximum, float sum) {
+  constexpr float kLog2E = 1.44269504088896340736f;
+  if (args.params.sinks != nullptr) {
+    const float sink = args.params.sinks[row_head % shape.num_heads];
+    sum += exp2f(sink * kLog2E - finite_maximum(maximum) * args.scale_log2);
+  }
+  return inverse_of(sum);
+}
 // Normalises. Adding 0 makes -0 a +0, as a zero's sign could depend on how splits were joined.
 __device__ __forceinline__ float finished(float value, float inverse) {
   return fmaf(value, inverse, 0.0f);
@@ -272,7 +283,9 @@ struct WarpTile {
     float inverses[2] = {0.0f, 0.0f};
 #pragma unroll 1
     for (int half = 0; half < 2 && item.partial < 0; ++half) {
-      const float inverse = inverse_of(half == 0 ? total_sums[0] : total_sums[1]);
+      const float inverse = normaliser(args, shape, memory.row_heads()[pair(half)],
+                                       half == 0 ? total_maxima[0] : total_maxima[1],
+                                       half == 0 ? total_sums[0] : total_sums[1]);
       if (half == 0) inverses[0] = inverse;
       if (half == 1) inverses[1] = inverse;
     }

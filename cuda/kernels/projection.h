@@ -79,10 +79,12 @@ struct HeadsParams {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   bool norm_all_heads = false;  // only served by finish_sums
+  bool norm_after_rope = false;
   float norm_eps = 0.0f;
   const float* rope_cos = nullptr;
   const float* rope_sin = nullptr;
-  int rotary_dim = 0;  // 0: nothing is rotated
+  int rotary_dim = 0;                   // 0: nothing is rotated
+  const float* query_scales = nullptr;  // [max_positions], or null
   int num_heads = 0;
   const int32_t* positions = nullptr;     // [num_rows]
   const int64_t* slot_mapping = nullptr;  // [num_rows]
@@ -239,10 +241,10 @@ inline constexpr int kRecordBytes = kBlockInputs * 2;
 inline constexpr int64_t few_rows_exchange_bytes(int num_rows, int tiles_at_once) {
   return int64_t{2} * 8 * tiles_at_once * (num_rows > 8 ? 2 : 1) * kTileOutputs * 8 * 4;
 }
-// Bytes of its shared memory behind the prepared rows. With heads: every row's rotation and slot.
-// For likeliest tokens: every warp's best keys.
+// Bytes of its shared memory behind the prepared rows. With heads: every row's slot, factor of q
+// and rotation. For likeliest tokens: every warp's best keys.
 inline constexpr int64_t heads_tail_bytes(int num_rows, int rotary_dim) {
-  return int64_t{kFewRows} * 8 + int64_t{num_rows} * rotary_dim * 4;
+  return int64_t{kFewRows} * (8 + 4) + int64_t{num_rows} * rotary_dim * 4;
 }
 inline constexpr int64_t kBestKeyBytes = int64_t{8} * kFewRows * 8;
 // Most bytes of records that every block prepares for itself: the rows must be ready when the first

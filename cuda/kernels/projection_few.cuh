@@ -289,8 +289,8 @@ class FewRows {
     __syncthreads();
   }
 
-  // Fetches the rows' rotations and slots while the first weights are in flight: at the end all
-  // warps would wait for them.
+  // Fetches what depends on the rows' positions, and their slots, while the first weights are in
+  // flight: at the end all warps would wait for them.
   __device__ __forceinline__ void load_positions() const {
     const HeadsParams& heads = params_.finish.heads;
     const int half = heads.rotary_dim / 2;
@@ -307,17 +307,20 @@ class FewRows {
     }
     if (static_cast<int>(threadIdx.x) < num_rows) {
       reinterpret_cast<int64_t*>(tail())[threadIdx.x] = heads.slot_mapping[threadIdx.x];
+      query_scales()[threadIdx.x] = query_scale_of(heads, threadIdx.x);
     }
   }
   __device__ __forceinline__ RowPosition position_in_shared(int row) const {
     const int half = params_.finish.heads.rotary_dim / 2;
     const float* cos = rotations() + row * (2 * half);
-    return {cos, cos + half, reinterpret_cast<const int64_t*>(tail())[row]};
+    return {cos, cos + half, reinterpret_cast<const int64_t*>(tail())[row], query_scales()[row]};
   }
-  // [rows][cosines, sines], behind [kFewRows] slots.
-  __device__ __forceinline__ float* rotations() const {
+  // [kFewRows], behind as many slots.
+  __device__ __forceinline__ float* query_scales() const {
     return reinterpret_cast<float*>(tail() + kFewRows * sizeof(int64_t));
   }
+  // [rows][cosines, sines], behind the factors of q.
+  __device__ __forceinline__ float* rotations() const { return query_scales() + kFewRows; }
 
   // [kRowWarps, kFewRows]; each warp uses its own until all tiles are done.
   __device__ __forceinline__ uint64_t* keys() const { return reinterpret_cast<uint64_t*>(tail()); }

@@ -269,38 +269,46 @@ struct RowScales {
   float k;
 };
 
-// A row's rotation, cos and sin [rotary_dim / 2], and its KV slot.
+// A row's rotation, cos and sin [rotary_dim / 2], its KV slot and the factor of its q.
 struct RowPosition {
   const float* cos;
   const float* sin;
   int64_t slot;
+  float query_scale;
 };
+__device__ __forceinline__ float query_scale_of(const HeadsParams& heads, int row) {
+  return heads.query_scales != nullptr ? heads.query_scales[heads.positions[row]] : 1.0f;
+}
 __device__ __forceinline__ RowPosition position_of(const HeadsParams& heads, int row) {
   const int64_t offset = static_cast<int64_t>(heads.positions[row]) * (heads.rotary_dim / 2);
-  return {heads.rope_cos + offset, heads.rope_sin + offset, heads.slot_mapping[row]};
+  return {heads.rope_cos + offset, heads.rope_sin + offset, heads.slot_mapping[row],
+          query_scale_of(heads, row)};
 }
 
-// Norm and rotation of a head, in place: values [head_dim] in this warp's shared memory. The norm
-// multiplies by `all_heads_scale` unless that is null.
-__device__ __forceinline__ void rotate_head(const HeadsParams& heads, const float* weight,
-                                            const float* all_heads_scale,
-                                            const RowPosition& position, float* values) {
+// The norm of a head, in place: values [head_dim] in this warp's shared memory. It multiplies by
+// `all_heads_scale` unless that is null.
+__device__ __forceinline__ void normalise_head(const HeadsParams& heads, const float* weight,
+                                               const float* all_heads_scale, float* values) {
   const int lane = threadIdx.x % kWarpSize;
   const int dim = heads.kv.head_dim;
-  if (weight != nullptr) {
-    float scale;
-    if (all_heads_scale != nullptr) {
-      scale = *all_heads_scale;
-    } else {
-      float squares = 0.0f;
+  float scale;
+  if (all_heads_scale != nullptr) {
+    scale = *all_heads_scale;
+  } else {
+    float squares = 0.0f;
 #pragma unroll 1
-      for (int i = lane; i < dim; i += kWarpSize) squares = fmaf(values[i], values[i], squares);
-      scale = norm_scale(warp_sum(squares), dim, heads.norm_eps);
-    }
-#pragma unroll 2
-    for (int i = lane; i < dim; i += kWarpSize) values[i] = values[i] * scale * weight[i];
-    __syncwarp();
+    for (int i = lane; i < dim; i += kWarpSize) squares = fmaf(values[i], values[i], squares);
+    scale = norm_scale(warp_sum(squares), dim, heads.norm_eps);
   }
+#pragma unroll 2
+  for (int i = lane; i < dim; i += kWarpSize) values[i] = values[i] * scale * weight[i];
+  __syncwarp();
+}
+
+// The rotation of a head, likewise.
+__device__ __forceinline__ void rotate_head(const HeadsParams& heads, const RowPosition& position,
+                                            float* values) {
+  const int lane = threadIdx.x % kWarpSize;
   const int half = heads.rotary_dim / 2;
 #pragma unroll 1
   for (int i = lane; i < half; i += kWarpSize) {
@@ -341,7 +349,15 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
       weight += (is_query ? head : kv_head) * dim;
       all_heads_scale = is_query ? &scales->q : &scales->k;
     }
-    rotate_head(heads, weight, all_heads_scale, position, values);
+    // In either order, with one copy of the code.
+#pragma unroll 1
+    for (int step = 0; step < 2; ++step) {
+      if ((step == 1) != heads.norm_after_rope) {
+        rotate_head(heads, position, values);
+      } else if (weight != nullptr) {
+        normalise_head(heads, weight, all_heads_scale, values);
+      }
+    }
   }
   void* out = heads.q;
   int64_t out_row = static_cast<int64_t>(row) * heads.num_heads + head;
@@ -359,8 +375,9 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
     }
   }
   T* elements = static_cast<T*>(out) + out_row * dim;
+  const float scale = is_query ? position.query_scale : 1.0f;
 #pragma unroll 1
-  for (int i = lane; i < dim; i += kWarpSize) elements[i] = from_float<T>(values[i]);
+  for (int i = lane; i < dim; i += kWarpSize) elements[i] = from_float<T>(values[i] * scale);
   __syncwarp();
 }
 
@@ -372,7 +389,7 @@ inline constexpr int64_t heads_scratch_bytes(int num_warps, int head_dim) {
 // Counts this block's tiles and finishes the heads that they complete, for rows [first_row,
 // end_row) of the block's row tile. Every thread of the block calls it, after its sums are stored.
 // There are no outputs from out_features on. scratch: shared, [num warps, head_dim], then [num
-// warps] flags. find_position(row) gives a row's rotation and slot.
+// warps] flags. find_position(row) gives a row's RowPosition.
 template <class T, int kThreads, FinishVariant kVariant = FinishVariant::kAny, class FindPosition>
 __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range tiles, int row_tile,
                                              int first_row, int end_row, float* scratch,

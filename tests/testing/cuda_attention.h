@@ -167,6 +167,7 @@ class AttentionTest : public CudaDeviceTest {
     }
     q_buffer_ = upload(q_);
     out_buffer_ = upload(std::vector<uint16_t>(q_.size(), 0xffff));
+    sink_buffer_ = upload(world.sinks());
   }
 
   AttentionParams params(const BatchView& batch, const Launch& launch) {
@@ -182,6 +183,7 @@ class AttentionTest : public CudaDeviceTest {
             .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
             .soft_cap = shape_.soft_cap,
             .sliding_window = shape_.sliding_window,
+            .sinks = shape_.has_sinks ? sink_buffer_.as<float>() : nullptr,
             .first_position = shape_.first_position,
             .num_multiprocessors = launch.num_multiprocessors,
             .max_shared_bytes = launch.max_shared_bytes,
@@ -213,7 +215,7 @@ class AttentionTest : public CudaDeviceTest {
   reference::PlainKv plain_;            // what its bytes stand for
   std::vector<uint16_t> q_;
   PagedKvView kv_;
-  Buffer key_buffer_, value_buffer_, q_buffer_, out_buffer_, workspace_;
+  Buffer key_buffer_, value_buffer_, q_buffer_, out_buffer_, sink_buffer_, workspace_;
   std::vector<Buffer> buffers_;
 };
 

@@ -18,7 +18,8 @@ namespace specdec::cuda::testing {
 struct QkvShape {
   int num_heads, num_kv_heads, head_dim;
   int rotary_dim = 0;
-  bool has_norms = false, norm_all_heads = false, has_bias = false, int8_kv = false;
+  bool has_norms = false, norm_all_heads = false, norm_after_rope = false;
+  bool has_query_scales = false, has_bias = false, int8_kv = false;
 
   int num_outputs() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
@@ -68,7 +69,7 @@ class QkvWorld {
   QkvShape shape_;
   DType act_;
   int num_rows_, num_k_, num_positions_, num_blocks_;
-  std::vector<float> matrix_, x_, bias_, q_norm_, k_norm_, cos_, sin_;
+  std::vector<float> matrix_, x_, bias_, q_norm_, k_norm_, query_scales_, cos_, sin_;
   std::vector<int32_t> positions_;
   std::vector<int64_t> slots_;
 };
@@ -87,6 +88,7 @@ inline QkvWorld::QkvWorld(const QkvShape& shape, DType act, int num_rows, int nu
   bias_ = random_values(shape.num_outputs(), 52);
   q_norm_ = random_values(int64_t{shape.num_heads} * shape.head_dim, 53);
   k_norm_ = random_values(int64_t{shape.num_kv_heads} * shape.head_dim, 54);
+  query_scales_ = random_values(num_positions_, 55);
   // Slots in no order; the last row of several is padding.
   const int num_slots = (num_blocks_ - 1) * kBlockSize;
   const int step = num_slots % 7 == 0 ? 5 : 7;
@@ -110,10 +112,12 @@ inline QkvArgs QkvWorld::host_args(const BatchView& batch) const {
           .q_norm = shape_.has_norms ? q_norm_.data() : nullptr,
           .k_norm = shape_.has_norms ? k_norm_.data() : nullptr,
           .norm_all_heads = shape_.norm_all_heads,
+          .norm_after_rope = shape_.norm_after_rope,
           .norm_eps = 1e-5f,
           .rope_cos = shape_.rotary_dim > 0 ? cos_.data() : nullptr,
           .rope_sin = shape_.rotary_dim > 0 ? sin_.data() : nullptr,
           .rotary_dim = shape_.rotary_dim,
+          .query_scales = shape_.has_query_scales ? query_scales_.data() : nullptr,
           .num_heads = shape_.num_heads,
           .batch = &batch,
           .kv = {.dtype = DType::kF32,
@@ -127,7 +131,8 @@ inline QkvResult QkvWorld::run(BackendWorld& world, const PackedLinear& weight,
                                int num_rows) const {
   const Buffer x = world.upload(x_), bias = world.upload(bias_), q_norm = world.upload(q_norm_),
                k_norm = world.upload(k_norm_), cos = world.upload(cos_), sin = world.upload(sin_),
-               positions = world.upload(positions_), slots = world.upload(slots_);
+               query_scales = world.upload(query_scales_), positions = world.upload(positions_),
+               slots = world.upload(slots_);
   const BatchView batch = {.num_rows = num_rows,
                            .positions = positions.as<int32_t>(),
                            .slot_mapping = slots.as<int64_t>()};
@@ -139,6 +144,7 @@ inline QkvResult QkvWorld::run(BackendWorld& world, const PackedLinear& weight,
   if (args.k_norm != nullptr) args.k_norm = k_norm.as<float>();
   if (args.rope_cos != nullptr) args.rope_cos = cos.as<float>();
   if (args.rope_sin != nullptr) args.rope_sin = sin.as<float>();
+  if (args.query_scales != nullptr) args.query_scales = query_scales.as<float>();
   args.kv.dtype = shape_.int8_kv ? DType::kI8 : act_;
   const size_t cache_bytes = size_t(num_blocks_) * kBlockSize * shape_.num_kv_heads * head_bytes();
   Buffer keys = world.allocate<uint8_t>(cache_bytes), values = world.allocate<uint8_t>(cache_bytes);

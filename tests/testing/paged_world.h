@@ -26,8 +26,11 @@ struct AttentionShape {
   int first_position = 0;
   int rotary_dim = -1;  // -1: head_dim; 0: no rotation
   bool qk_norm = false;
-  bool norm_all_heads = false;  // with qk_norm
+  bool norm_all_heads = false;   // with qk_norm
+  bool norm_after_rope = false;  // likewise
+  bool has_query_scales = false;
   float soft_cap = 0.0f;
+  bool has_sinks = false;
   int max_positions = 1024;
   bool int8_kv = false;
 
@@ -84,6 +87,7 @@ class PagedWorld {
     std::shuffle(free_blocks_.begin(), free_blocks_.end(), random_);
     make_rope();
     make_projection();
+    make_sinks();
   }
 
   const PagedKvView& kv() const { return kv_; }
@@ -127,7 +131,8 @@ class PagedWorld {
   RowBytes attend();
   QkvArgs qkv_args();
   TreeAttentionArgs attention_args();
-  const std::vector<float>& qkv() const { return qkv_; }  // what the projection gives
+  const std::vector<float>& qkv() const { return qkv_; }      // what the projection gives
+  const std::vector<float>& sinks() const { return sinks_; }  // [num_heads]
   const std::vector<uint8_t>& q_bytes() const { return q_; }
   const std::vector<uint8_t>& out_bytes() const { return out_; }
 
@@ -140,6 +145,7 @@ class PagedWorld {
 
   void make_rope();
   void make_projection();
+  void make_sinks();
   void append_row_of(uint64_t token);
   double element(const void* base, int64_t slot, int head, int64_t index) const;
 
@@ -149,7 +155,7 @@ class PagedWorld {
   PagedKvView kv_;
   std::vector<Buffer> buffers_;
   std::vector<int32_t> free_blocks_;
-  std::vector<float> cos_, sin_, q_norm_, k_norm_;
+  std::vector<float> cos_, sin_, q_norm_, k_norm_, query_scales_, sinks_;
 
   BatchView batch_;
   std::vector<int32_t> token_ids_, positions_, cu_rows_, base_lens_, block_tables_, num_tree_slots_;
@@ -171,6 +177,7 @@ inline void PagedWorld::make_rope() {
       cos_.push_back(static_cast<float>(std::cos(angle)));
       sin_.push_back(static_cast<float>(std::sin(angle)));
     }
+    query_scales_.push_back(0.5f + 0.01f * static_cast<float>(position));
   }
   std::uniform_real_distribution<float> weight(0.5f, 1.5f);
   for (int i = 0; i < shape_.head_dim; ++i) {
@@ -195,6 +202,12 @@ inline void PagedWorld::make_projection() {
   const WeightView view = {
       .values = {projection_.data(), DType::kF32, {shape_.row_width(), 2 * kColumns}}};
   weight_ = backend_.pack_linear({.parts = {&view, 1}});
+}
+
+// Of the order of the scores of a few positions or of many, and far above and below all scores.
+inline void PagedWorld::make_sinks() {
+  constexpr float kSinks[] = {4.0f, 1000.0f, -1000.0f, 2.0f, 7.0f};
+  for (int head = 0; head < shape_.num_heads(); ++head) sinks_.push_back(kSinks[head % 5]);
 }
 
 inline void PagedWorld::append_row_of(uint64_t token) {
@@ -273,9 +286,11 @@ inline QkvArgs PagedWorld::qkv_args() {
           .q_norm = shape_.qk_norm ? q_norm_.data() : nullptr,
           .k_norm = shape_.qk_norm ? k_norm_.data() : nullptr,
           .norm_all_heads = shape_.norm_all_heads,
+          .norm_after_rope = shape_.norm_after_rope,
           .rope_cos = shape_.rotary_dim > 0 ? cos_.data() : nullptr,
           .rope_sin = shape_.rotary_dim > 0 ? sin_.data() : nullptr,
           .rotary_dim = shape_.rotary_dim,
+          .query_scales = shape_.has_query_scales ? query_scales_.data() : nullptr,
           .num_heads = shape_.num_heads(),
           .batch = &batch_,
           .kv = kv_,
@@ -290,6 +305,7 @@ inline TreeAttentionArgs PagedWorld::attention_args() {
           .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
           .soft_cap = shape_.soft_cap,
           .sliding_window = shape_.sliding_window,
+          .sinks = shape_.has_sinks ? sinks_.data() : nullptr,
           .first_position = shape_.first_position,
           .out = out_.data()};
 }

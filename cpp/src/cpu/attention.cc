@@ -92,6 +92,7 @@ AttentionTask make_task(const TreeAttentionArgs& args, DType act_dtype, const At
       .head_dim = kv.head_dim,
       .scale = args.scale,
       .soft_cap = args.soft_cap,
+      .sinks = args.sinks != nullptr ? args.sinks + unit.kv_head * group_size : nullptr,
       .keys = kv.keys,
       .values = kv.values,
       .block_table =

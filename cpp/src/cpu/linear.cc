@@ -21,8 +21,10 @@ QkvTask qkv_task(const QkvArgs& args, const SumsCell& cell) {
           .q_norm = args.q_norm,
           .k_norm = args.k_norm,
           .row_scales = nullptr,
+          .norm_after_rope = args.norm_after_rope,
           .rope_cos = args.rope_cos,
           .rope_sin = args.rope_sin,
+          .query_scales = args.query_scales,
           .positions = args.batch->positions,
           .slot_mapping = args.batch->slot_mapping,
           .q = args.q,
@@ -169,6 +171,7 @@ void CpuBackend::project_qkv(const QkvArgs& args) {
   SPECDEC_CHECK_LE(kv.head_dim, static_cast<int>(kMaxHeadDim));
   SPECDEC_CHECK_LE(args.rotary_dim, kv.head_dim);
   SPECDEC_CHECK_EQ(args.rotary_dim % 2, 0);
+  SPECDEC_CHECK(!args.norm_all_heads || !args.norm_after_rope);
   if (args.norm_all_heads) return norm_and_split_qkv(args);
   const auto kernel = kernels_.epilogue.qkv[kv_kind(kv)];
   // A unit is the smallest number of blocks that holds whole heads.

@@ -30,7 +30,8 @@ TEST_P(CpuAttention, MixedBatchesMatchReference) {
       const AttentionShape shape = {.num_kv_heads = 1 + static_cast<int>(random() % 2),
                                     .group_size = group_size,
                                     .head_dim = head_dim,
-                                    .block_size = random() % 2 == 0 ? 16 : 32};
+                                    .block_size = random() % 2 == 0 ? 16 : 32,
+                                    .has_sinks = group_size >= 7};
       World world(backend, shape, 50, random());
       const int longest = head_dim == 64 && group_size == 3 ? 250 : 60;
       Request decode = make_request(world, random, Kind::kDecode, 1 + random() % longest, 1);
@@ -48,7 +49,9 @@ TEST_P(CpuAttention, LongContextsAndWideTreesMatchReference) {
   std::mt19937_64 random(8);
   for (int context : {1, 15, 16, 17, 63, 64, 65, 500, 700}) {
     if (few_shapes() && context != 65 && context != 500) continue;
-    World world(backend, {.num_kv_heads = 1, .group_size = 3, .head_dim = 48}, 60, random());
+    const AttentionShape shape = {
+        .num_kv_heads = 1, .group_size = 3, .head_dim = 48, .has_sinks = context >= 500};
+    World world(backend, shape, 60, random());
     Request tree = make_request(world, random, Kind::kTree, context, 100);
     world.step({&tree});
     EXPECT_LE(error_against_reference(world), 1.0) << context;
@@ -61,7 +64,9 @@ TEST_P(CpuAttention, SlidingWindowsAndCappedScoresMatchReference) {
   for (int window : {0, 1, 3, 16, 33, 100}) {
     if (few_shapes() && window % 2 == 1 && window != 33) continue;
     const float soft_cap = window % 2 == 0 ? 0.3f : 0.0f;
-    World world(backend, {.sliding_window = window, .soft_cap = soft_cap}, 40, random());
+    const AttentionShape shape = {
+        .sliding_window = window, .soft_cap = soft_cap, .has_sinks = window > 3};
+    World world(backend, shape, 40, random());
     Request decode = make_request(world, random, Kind::kDecode, 130, 1);
     Request chunk = make_request(world, random, Kind::kChunk, 70, 50);
     Request tree = make_request(world, random, Kind::kTree, 37, 20);
@@ -134,7 +139,9 @@ TEST_P(CpuAttention, ChunkingChangesNoBit) {
   const int length = few_shapes() ? 270 : 700;
   for (int window : {0, 50}) {
     const float soft_cap = window > 0 ? 0.7f : 0.0f;
-    World world(backend, {.sliding_window = window, .soft_cap = soft_cap}, 250);
+    const AttentionShape shape = {
+        .sliding_window = window, .soft_cap = soft_cap, .has_sinks = window == 0};
+    World world(backend, shape, 250);
     const std::vector<uint64_t> tokens = random_tokens(random, length);
     Request whole = world.new_request(length);
     const RowBytes expected = world.prefill(whole, tokens, length);
@@ -154,7 +161,9 @@ TEST_P(CpuAttention, BatchMatesBlocksThreadsAndBlockSizeChangeNoBit) {
     const std::vector<TreeNode> rows = random_tree(random, 11);
     const auto run = [&](int num_threads, int block_size, bool with_mates, uint64_t seed) {
       cpu::CpuBackend backend = make_backend(num_threads);
-      World world(backend, {.group_size = group_size, .block_size = block_size}, 60, seed);
+      const AttentionShape shape = {
+          .group_size = group_size, .block_size = block_size, .has_sinks = group_size == 7};
+      World world(backend, shape, 60, seed);
       Request mate = make_request(world, random, Kind::kDecode, 33, 1);
       Request other = make_request(world, random, Kind::kTree, 20, 14);
       Request request = world.new_request(num_cached + 11);
@@ -180,7 +189,9 @@ TEST_P(CpuAttention, TreeRowsEqualTheirPathsRunAsChains) {
     for (int num_rows : {5, 40, 90}) {
       if (few_shapes() && (num_rows == 90 || window == 4)) continue;
       const float soft_cap = window == 40 ? 0.7f : 0.0f;
-      World world(backend, {.sliding_window = window, .soft_cap = soft_cap}, 400, random());
+      const AttentionShape shape = {
+          .sliding_window = window, .soft_cap = soft_cap, .has_sinks = window == 40};
+      World world(backend, shape, 400, random());
       const std::vector<uint64_t> history = random_tokens(random, 30 + random() % 60);
       const int capacity = static_cast<int>(history.size()) + num_rows;
       Request tree = world.new_request(capacity);
@@ -385,6 +396,7 @@ TEST_P(CpuAttention, ContextsAboutAChunkOfPositionsMatchReferenceAndChains) {
                                   .group_size = 2,
                                   .head_dim = 32,
                                   .sliding_window = context == kLong ? 700 : 0,
+                                  .has_sinks = context > 256,
                                   .max_positions = 1400};
     RowBytes of_tree;
     for (int num_threads : {1, 3}) {

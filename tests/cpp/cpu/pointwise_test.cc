@@ -270,9 +270,10 @@ TEST_P(CpuPointwise, ProjectionsNormaliseAndGatherTheirRows) {
 
 TEST_P(CpuPointwise, ProjectedHeadsMatchReference) {
   cpu::CpuBackend backend = make_backend();
-  enum class Norms { kNone, kEachHead, kAllHeads };
+  enum class Norms { kNone, kEachHead, kRotatedHeads, kAllHeads };
   for (int head_dim : {8, 20, 64, 80, 128, 256}) {
-    for (const Norms norms : {Norms::kNone, Norms::kEachHead, Norms::kAllHeads}) {
+    for (const Norms norms :
+         {Norms::kNone, Norms::kEachHead, Norms::kRotatedHeads, Norms::kAllHeads}) {
       for (int rotary_dim : {0, head_dim / 4 * 2, head_dim}) {
         const AttentionShape shape = {.num_kv_heads = 2,
                                       .group_size = 3,
@@ -280,7 +281,9 @@ TEST_P(CpuPointwise, ProjectedHeadsMatchReference) {
                                       .block_size = 32,
                                       .rotary_dim = rotary_dim,
                                       .qk_norm = norms != Norms::kNone,
-                                      .norm_all_heads = norms == Norms::kAllHeads};
+                                      .norm_all_heads = norms == Norms::kAllHeads,
+                                      .norm_after_rope = norms == Norms::kRotatedHeads,
+                                      .has_query_scales = head_dim >= 64};
         PagedWorld world(backend, shape, 6);
         Request first = world.new_request(64), second = world.new_request(64);
         first.base_len = 13;
@@ -335,8 +338,12 @@ TEST_P(CpuPointwise, NormsOverAllHeadsDependOnTheirRowAlone) {
 TEST_P(CpuPointwise, Int8KeysAndValuesMatchReference) {
   cpu::CpuBackend backend = make_backend();
   for (int head_dim : {8, 20, 64, 80}) {
-    const AttentionShape shape = {
-        .num_kv_heads = 2, .group_size = 1, .head_dim = head_dim, .qk_norm = true, .int8_kv = true};
+    const AttentionShape shape = {.num_kv_heads = 2,
+                                  .group_size = 1,
+                                  .head_dim = head_dim,
+                                  .qk_norm = true,
+                                  .norm_after_rope = head_dim == 64,
+                                  .int8_kv = true};
     PagedWorld world(backend, shape, 6);
     Request request = world.new_request(40);
     request.base_len = 5;

@@ -34,23 +34,37 @@ struct Case {
 };
 
 const Case kCases[] = {
-    {.shape = {.num_kv_heads = 2, .group_size = 1, .head_dim = 32, .block_size = 32}},
+    {.shape =
+         {.num_kv_heads = 2, .group_size = 1, .head_dim = 32, .block_size = 32, .has_sinks = true}},
     {.shape = {.num_kv_heads = 1, .group_size = 2, .head_dim = 64}, .act = DType::kF16},
-    {.shape = {.num_kv_heads = 1, .group_size = 3, .head_dim = 64, .sliding_window = 100},
+    {.shape = {.num_kv_heads = 1,
+               .group_size = 3,
+               .head_dim = 64,
+               .sliding_window = 100,
+               .has_sinks = true},
      .tree_nodes = 70},
-    {.shape = {.num_kv_heads = 1, .group_size = 4, .head_dim = 80, .int8_kv = true}},
+    {.shape =
+         {.num_kv_heads = 1, .group_size = 4, .head_dim = 80, .has_sinks = true, .int8_kv = true}},
     {.shape = {.num_kv_heads = 2, .group_size = 4, .head_dim = 128}, .tree_nodes = 70},
-    {.shape = {.num_kv_heads = 1, .group_size = 7, .head_dim = 96, .block_size = 48}},
+    {.shape =
+         {.num_kv_heads = 1, .group_size = 7, .head_dim = 96, .block_size = 48, .has_sinks = true}},
     {.shape = {.num_kv_heads = 1, .group_size = 8, .head_dim = 128, .int8_kv = true},
      .act = DType::kF16},
-    {.shape = {.num_kv_heads = 1, .group_size = 2, .head_dim = 256, .sliding_window = 300},
+    {.shape = {.num_kv_heads = 1,
+               .group_size = 2,
+               .head_dim = 256,
+               .sliding_window = 300,
+               .has_sinks = true},
      .act = DType::kF16},
-    {.shape = {.num_kv_heads = 1, .group_size = 2, .head_dim = 256, .int8_kv = true}},
-    {.shape = {.num_kv_heads = 1, .group_size = 71, .head_dim = 64}, .tree_nodes = 3},
+    {.shape =
+         {.num_kv_heads = 1, .group_size = 2, .head_dim = 256, .has_sinks = true, .int8_kv = true}},
+    {.shape = {.num_kv_heads = 1, .group_size = 71, .head_dim = 64, .has_sinks = true},
+     .tree_nodes = 3},
     {.shape = {.num_kv_heads = 1, .group_size = 2, .head_dim = 72}},
     {.shape = {.num_kv_heads = 2, .group_size = 2, .head_dim = 64, .int8_kv = true}},
     {.shape = {.num_kv_heads = 2, .group_size = 3, .head_dim = 64, .soft_cap = 0.5f}},
-    {.shape = {.num_kv_heads = 1, .group_size = 9, .head_dim = 256, .soft_cap = 5.0f},
+    {.shape =
+         {.num_kv_heads = 1, .group_size = 9, .head_dim = 256, .soft_cap = 5.0f, .has_sinks = true},
      .act = DType::kF16},
 };
 
@@ -112,7 +126,8 @@ TEST_P(AttentionTest, NothingIsSeenBeforeTheFirstPosition) {
 }
 
 TEST_P(AttentionTest, MatchesCpuBackend) {
-  PagedWorld world = make_world({.group_size = 3, .head_dim = 64}, 140, DType::kBF16);
+  PagedWorld world =
+      make_world({.group_size = 3, .head_dim = 64, .has_sinks = true}, 140, DType::kBF16);
   Mixture mixture = make_mixture(world);
   const RowBytes rows = attend(world, mixture.pointers());
   const RowBytes cpu = world.attend();
@@ -135,6 +150,7 @@ TEST_P(AttentionTest, ChunksOfAPromptDoNotMatter) {
                                      .head_dim = 128,
                                      .sliding_window = window,
                                      .soft_cap = window > 0 ? 0.7f : 0.0f,
+                                     .has_sinks = int8_kv,
                                      .int8_kv = int8_kv},
                                     40);
       Request request = world.new_request(340);
@@ -162,8 +178,16 @@ TEST_P(AttentionTest, ChunksOfAPromptDoNotMatter) {
 TEST_P(AttentionTest, TreeRowsEqualTheirPathsRunAsChains) {
   for (const AttentionShape& shape :
        {AttentionShape{.num_kv_heads = 2, .group_size = 4, .head_dim = 64},
-        AttentionShape{.num_kv_heads = 1, .group_size = 2, .head_dim = 128, .sliding_window = 40},
-        AttentionShape{.num_kv_heads = 1, .group_size = 8, .head_dim = 128, .int8_kv = true}}) {
+        AttentionShape{.num_kv_heads = 1,
+                       .group_size = 2,
+                       .head_dim = 128,
+                       .sliding_window = 40,
+                       .has_sinks = true},
+        AttentionShape{.num_kv_heads = 1,
+                       .group_size = 8,
+                       .head_dim = 128,
+                       .has_sinks = true,
+                       .int8_kv = true}}) {
     for (const int base_len : {7, 250, 512}) {
       PagedWorld world = make_world(shape, 80);
       Request tree = world.new_request(base_len + 70);
@@ -202,7 +226,8 @@ TEST_P(AttentionTest, TreesMayGrow) {
 }
 
 TEST_P(AttentionTest, NeighboursDoNotMatter) {
-  PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);
+  PagedWorld world =
+      make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64, .has_sinks = true}, 140);
   Mixture mixture = make_mixture(world);
   RowBytes alone;
   for (Request* request : mixture.pointers()) {
@@ -213,8 +238,12 @@ TEST_P(AttentionTest, NeighboursDoNotMatter) {
 
 TEST_P(AttentionTest, NeitherTheGridNorTheWorkspaceMatters) {
   for (const int window : {0, 200}) {
-    PagedWorld world = make_world(
-        {.num_kv_heads = 2, .group_size = 2, .head_dim = 64, .sliding_window = window}, 140);
+    PagedWorld world = make_world({.num_kv_heads = 2,
+                                   .group_size = 2,
+                                   .head_dim = 64,
+                                   .sliding_window = window,
+                                   .has_sinks = window == 0},
+                                  140);
     Mixture mixture = make_mixture(world);
     const RowBytes rows = attend(world, mixture.pointers());
     for (const int num_multiprocessors : {1, 3, 100}) {
@@ -267,8 +296,13 @@ TEST_P(AttentionTest, ALaunchWithoutRoomForAPlanHasNone) {
 
 TEST_P(AttentionTest, LongContextsHaveLongSplits) {
   constexpr int kBaseLen = 16384 + 1024 + 500;
-  PagedWorld world = make_world(
-      {.num_kv_heads = 1, .group_size = 2, .head_dim = 32, .block_size = 256, .rotary_dim = 0}, 80);
+  PagedWorld world = make_world({.num_kv_heads = 1,
+                                 .group_size = 2,
+                                 .head_dim = 32,
+                                 .block_size = 256,
+                                 .rotary_dim = 0,
+                                 .has_sinks = true},
+                                80);
   Request request = world.new_request(kBaseLen + 8);
   for (int begin = 0; begin < kBaseLen; begin += 4096) {
     request.base_len = begin;

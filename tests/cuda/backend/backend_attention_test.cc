@@ -54,7 +54,8 @@ class BackendAttention {
 class BackendAttentionTest : public AttentionTest {};
 
 TEST_P(BackendAttentionTest, BackendTakesStagedBatches) {
-  PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);
+  PagedWorld world =
+      make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64, .has_sinks = true}, 140);
   Mixture mixture = make_mixture(world);
   const RowBytes want = attend(world, mixture.pointers());
   const auto backend = make_backend(GetParam(), DType::kBF16);
@@ -65,6 +66,7 @@ TEST_P(BackendAttentionTest, BackendTakesStagedBatches) {
   args.q = on_backend.move(q_);
   args.kv.dtype = DType::kBF16;
   EXPECT_EQ(backend->kv_layer_bytes(args.kv), keys_.size());
+  args.sinks = static_cast<const float*>(on_backend.move(world.sinks()));
   args.kv.keys = on_backend.move(keys_);
   args.kv.values = on_backend.move(values_);
   ASSERT_GE(batch.num_rows, world.batch().num_rows);

@@ -388,13 +388,25 @@ class QkvTest : public ProjectionTest {};
 TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
   constexpr int kK = 96;
   const QkvShape shapes[] = {
-      {.num_heads = 4, .num_kv_heads = 2, .head_dim = 16, .rotary_dim = 16, .has_bias = true},
-      {.num_heads = 3, .num_kv_heads = 1, .head_dim = 40, .rotary_dim = 24, .has_norms = true},
+      {.num_heads = 4,
+       .num_kv_heads = 2,
+       .head_dim = 16,
+       .rotary_dim = 16,
+       .has_query_scales = true,
+       .has_bias = true},
+      {.num_heads = 3,
+       .num_kv_heads = 1,
+       .head_dim = 40,
+       .rotary_dim = 24,
+       .has_norms = true,
+       .norm_after_rope = true},
       {.num_heads = 2,
        .num_kv_heads = 2,
        .head_dim = 64,
        .rotary_dim = 64,
        .has_norms = true,
+       .norm_after_rope = true,
+       .has_query_scales = true,
        .has_bias = true,
        .int8_kv = true},
       {.num_heads = 2, .num_kv_heads = 1, .head_dim = 6, .rotary_dim = 0},
@@ -405,6 +417,7 @@ TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
        .rotary_dim = 24,
        .has_norms = true,
        .norm_all_heads = true,
+       .has_query_scales = true,
        .has_bias = true},
       {.num_heads = 3,
        .num_kv_heads = 1,
@@ -427,13 +440,16 @@ TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
 
 TEST_P(QkvTest, RowsAreBitEqualWhateverTheirNumber) {
   constexpr int kMost = 66, kK = 96;
-  for (const bool norm_all_heads : {false, true}) {
+  enum class Norms { kEachHead, kRotatedHeads, kAllHeads };
+  for (const Norms norms : {Norms::kEachHead, Norms::kRotatedHeads, Norms::kAllHeads}) {
     const QkvShape shape = {.num_heads = 3,
                             .num_kv_heads = 1,
                             .head_dim = 32,
                             .rotary_dim = 32,
                             .has_norms = true,
-                            .norm_all_heads = norm_all_heads,
+                            .norm_all_heads = norms == Norms::kAllHeads,
+                            .norm_after_rope = norms == Norms::kRotatedHeads,
+                            .has_query_scales = true,
                             .has_bias = true,
                             .int8_kv = true};
     const QkvWorld world(shape, act_, kMost, kK);

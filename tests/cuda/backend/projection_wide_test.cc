@@ -113,7 +113,10 @@ TEST_P(WideProjectionTest, HeadsAreRotatedAndCached) {
   const QkvShape shape = {.num_heads = outputs_for(kRows, 128) / kDim + 3,
                           .num_kv_heads = 2,
                           .head_dim = kDim,
-                          .rotary_dim = kDim};
+                          .rotary_dim = kDim,
+                          .has_norms = true,
+                          .norm_after_rope = true,
+                          .has_query_scales = true};
   const QkvWorld world(shape, act_, kRows, kK);
   const auto weight = pack(world.matrix(), shape.num_outputs(), kK);
   for (int run = 0; run < 2; ++run) {  // counters of heads start at zero again

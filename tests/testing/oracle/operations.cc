@@ -17,13 +17,14 @@ double mean_square(const double* x, int64_t dim) {
   return sum / static_cast<double>(dim);
 }
 
-// RMS norm and half-split rotation of one head, in place.
-void prepare_head(const QkvArgs& args, const float* weight, double mean_of_squares,
-                  int32_t position, std::vector<double>& head) {
-  if (weight != nullptr) {
-    const double scale = 1.0 / std::sqrt(mean_of_squares + args.norm_eps);
-    for (int i = 0; i < args.kv.head_dim; ++i) head[i] *= scale * weight[i];
-  }
+// RMS norm of one head, in place.
+void normalise(const float* weight, double mean_of_squares, float eps, std::vector<double>& head) {
+  const double scale = 1.0 / std::sqrt(mean_of_squares + eps);
+  for (size_t i = 0; i < head.size(); ++i) head[i] *= scale * weight[i];
+}
+
+// Half-split rotation of one head, in place.
+void rotate(const QkvArgs& args, int32_t position, std::vector<double>& head) {
   if (args.rope_cos == nullptr) return;
   const int half = args.rotary_dim / 2;
   for (int i = 0; i < half; ++i) {
@@ -202,16 +203,21 @@ std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, P
                                    mean_square(all.data() + q_dim, k_dim)};
     // Norms and rotates a head of q (part 0) or k with its norm's weight.
     const auto prepare = [&](int part, const float* weight, int index, std::vector<double>& head) {
+      if (weight != nullptr && args.norm_all_heads) weight += int64_t{index} * dim;
+      if (args.norm_after_rope) rotate(args, position, head);
       const double squares =
           args.norm_all_heads ? row_squares[part] : mean_square(head.data(), dim);
-      if (weight != nullptr && args.norm_all_heads) weight += int64_t{index} * dim;
-      prepare_head(args, weight, squares, position, head);
+      if (weight != nullptr) normalise(weight, squares, args.norm_eps, head);
+      if (!args.norm_after_rope) rotate(args, position, head);
     };
     for (int h = 0; h < args.num_heads + 2 * num_kv_heads; ++h, x += dim) {
       std::vector<double> head(x, x + dim);
       const int kv_head = h - args.num_heads;
       if (kv_head < 0) {
         prepare(0, args.q_norm, h, head);
+        if (args.query_scales != nullptr) {
+          for (double& value : head) value *= args.query_scales[position];
+        }
         q.insert(q.end(), head.begin(), head.end());
         continue;
       }
@@ -254,8 +260,9 @@ std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv&
           weights.push_back(
               args.soft_cap == 0.0f ? score : args.soft_cap * std::tanh(score / args.soft_cap));
         }
-        const double highest = *std::max_element(weights.begin(), weights.end());
-        double total = 0.0;
+        double highest = *std::max_element(weights.begin(), weights.end());
+        if (args.sinks != nullptr) highest = std::max(highest, double{args.sinks[head]});
+        double total = args.sinks != nullptr ? std::exp(args.sinks[head] - highest) : 0.0;
         for (double& weight : weights) total += weight = std::exp(weight - highest);
         for (size_t j = 0; j < slots.size(); ++j) {
           for (int i = 0; i < dim; ++i) {

@@ -33,7 +33,8 @@ struct AttentionTask {
   int group_size;  // query heads that share the KV head
   int head_dim;
   float scale;
-  float soft_cap;  // 0: none
+  float soft_cap;      // 0: none
+  const float* sinks;  // [group_size] of the group's heads: see TreeAttentionArgs; or null
 
   const void* keys;
   const void* values;

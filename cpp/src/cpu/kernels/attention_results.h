@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/attention.h"
+#include "cpu/kernels/attention_softmax.h"
 #include "cpu/kernels/integers.h"
 #include "cpu/kernels/lanes.h"
 #include "cpu/kernels/math.h"
@@ -67,7 +68,10 @@ struct ChunkResults {
       const float* total = totals() + int64_t{pair} * partial_stride;
       const int row = pair / task.group_size, head = pair % task.group_size;
       Element* out = static_cast<Element*>(task.out) + row * task.row_stride + head * task.head_dim;
-      const F32x16 sum = broadcast(reduce_add(load(total + acc_stride)));
+      F32x16 sum = broadcast(reduce_add(load(total + acc_stride)));
+      if (task.sinks != nullptr) {
+        sum = sum + weight_of_sink(task.sinks[head], load(total + acc_stride + kLanes));
+      }
       for (int i = 0; i < task.head_dim; i += kLanes) {
         // A result of zero comes out positive, whatever the signs of the terms.
         const F32x16 result = (load(total + i) + zero()) / sum;

@@ -10,6 +10,14 @@ namespace specdec::cpu::SPECDEC_ISA {
 inline constexpr float kLowest = -1e30f;
 inline constexpr float kLog2E = 0x1.715476p+0f;
 
+// What a sink adds to the sum of weights 2^(score - top), the same in all lanes. Infinity where the
+// sink is so far above all scores that the results are 0.
+inline F32x16 weight_of_sink(float sink, F32x16 top) {
+  const F32x16 score = broadcast(sink * kLog2E);
+  const F32x16 smaller = exp2_negative(max(zero() - abs(score - top), broadcast(kLowest)));
+  return select_less(top, score, broadcast(1.0f) / smaller, smaller);
+}
+
 // Caps the scores [begin, end), from the vector that holds `begin` on.
 inline void cap_scores(float* s, int begin, int end, float cap) {
   for (int i = begin; i < end; i += kLanes) {

@@ -117,17 +117,17 @@ RowScales row_scales(const RowScalesTask& task) {
           norm_scale(task.q_and_k + task.q_dim, task.k_dim, task.norm_eps)};
 }
 
-// Norm and rotation of one head, in place. `row_scale` is used only by norms over all heads.
-void rotate(const QkvTask& task, const float* weight, float row_scale, int64_t position,
-            float* head) {
+// Norm of one head, in place. `row_scale` is used only by norms over all heads.
+void normalise(const QkvTask& task, const float* weight, float row_scale, float* head) {
   const int dim = task.head_dim;
-  if (weight != nullptr) {
-    const F32x16 scale =
-        broadcast(task.row_scales != nullptr ? row_scale : norm_scale(head, dim, task.norm_eps));
-    for_each_vector(0, dim, [&](int64_t i, int n) {
-      store_lanes(head + i, load_lanes(head + i, n) * scale * load_lanes(weight + i, n), n);
-    });
-  }
+  const F32x16 scale =
+      broadcast(task.row_scales != nullptr ? row_scale : norm_scale(head, dim, task.norm_eps));
+  for_each_vector(0, dim, [&](int64_t i, int n) {
+    store_lanes(head + i, load_lanes(head + i, n) * scale * load_lanes(weight + i, n), n);
+  });
+}
+
+void rotate(const QkvTask& task, int64_t position, float* head) {
   if (task.rope_cos == nullptr) return;
   const int half = task.rotary_dim / 2;
   const float* cos = task.rope_cos + position * half;
@@ -137,6 +137,21 @@ void rotate(const QkvTask& task, const float* weight, float row_scale, int64_t p
     const F32x16 c = load_lanes(cos + i, n), s = load_lanes(sin + i, n);
     store_lanes(head + i, a * c - b * s, n);
     store_lanes(head + half + i, b * c + a * s, n);
+  });
+}
+
+// Norm, where there is a weight for it, and rotation of a head of q or k, in place.
+void prepare_head(const QkvTask& task, const float* weight, float row_scale, int64_t position,
+                  float* head) {
+  const bool norms_before = weight != nullptr && !task.norm_after_rope;
+  if (norms_before) normalise(task, weight, row_scale, head);
+  rotate(task, position, head);
+  if (weight != nullptr && !norms_before) normalise(task, weight, row_scale, head);
+}
+
+void scale_head(float factor, int dim, float* head) {
+  for_each_vector(0, dim, [&](int64_t i, int n) {
+    store_lanes(head + i, load_lanes(head + i, n) * broadcast(factor), n);
   });
 }
 
@@ -181,7 +196,8 @@ void finish_head(const QkvTask& task, const RowScales& scales, int head_index, i
   const int64_t position = task.positions[row];
   if (head_index < task.num_heads) {
     const float* weight = task.q_norm != nullptr ? task.q_norm + head_index * norm_stride : nullptr;
-    rotate(task, weight, scales.q, position, head);
+    prepare_head(task, weight, scales.q, position, head);
+    if (task.query_scales != nullptr) scale_head(task.query_scales[position], dim, head);
     const int64_t offset = (row * task.num_heads + head_index) * dim;
     return store_row(static_cast<Act*>(task.q) + offset, head, dim);
   }
@@ -194,7 +210,7 @@ void finish_head(const QkvTask& task, const RowScales& scales, int head_index, i
   constexpr int kWord = kPerWord<Act>;
   if (is_key) {
     const float* weight = task.k_norm != nullptr ? task.k_norm + kv_head * norm_stride : nullptr;
-    rotate(task, weight, scales.k, position, head);
+    prepare_head(task, weight, scales.k, position, head);
     store_token(static_cast<Stored*>(task.keys) + offset, token, head, dim,
                 [&](int i) { return key_index<kWord>(token, i); });
   } else {

@@ -68,8 +68,10 @@ struct QkvTask {
   const float* q_norm;          // [head_dim], or null; with row_scales [num_heads * head_dim]
   const float* k_norm;          // [head_dim], or null; with row_scales [num_kv_heads * head_dim]
   const RowScales* row_scales;  // [*], of norms over all heads; else null
+  bool norm_after_rope;         // not with row_scales
   const float* rope_cos;        // [max_positions, rotary_dim / 2], or null
   const float* rope_sin;
+  const float* query_scales;    // [max_positions], or null
   const int32_t* positions;     // [*]
   const int64_t* slot_mapping;  // [*]
   void* q;                      // [*, num_heads * head_dim]
