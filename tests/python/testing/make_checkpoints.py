@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 VOCAB_SIZE = 160
 MAX_POSITIONS = 256
+LESS_ONE = ("Gemma", "Gemma2", "Gemma3", "VaultGemma", "Nemotron")  # weights of norms
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,13 @@ POST_NORM = {"do_layer_norm_before": False, "word_embed_proj_dim": 32}
 
 # Heads are wider than hidden_size / num_attention_heads, and the scale is not theirs. Only the
 # second layer is of full attention: the pattern is two.
-GEMMA = {
-    "head_dim": 32,
-    "query_pre_attn_scalar": 20,
+GEMMA_WINDOWS = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+GEMMA = GEMMA_WINDOWS | {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 20,
     "tie_word_embeddings": True,
 }
 
@@ -79,6 +82,22 @@ GRANITE = {
     "residual_multiplier": 0.6,
     "logits_scaling": 1.4,
 }
+
+# Windows in layers 0, 1, 2 of four: the pattern of most families.
+WINDOWS = {"num_hidden_layers": 4, "sliding_window": 24}
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3}
+# DeepSeek's router with groups: four of two experts, of which two may be chosen.
+GROUPED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "norm_topk_prob": True,
+}
+GPT_OSS = EXPERTS | {"head_dim": 32, "sliding_window": 24, "num_hidden_layers": 4}
 
 VARIANTS: dict[str, Variant] = {
     "llama": Variant("Llama"),
@@ -158,6 +177,105 @@ VARIANTS: dict[str, Variant] = {
     "qwen3_moe_dense_layers": Variant(
         "Qwen3Moe", QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [0]}
     ),
+    "smollm3": Variant("SmolLM3", {"num_hidden_layers": 4}),
+    "smollm3_window": Variant(
+        "SmolLM3",
+        {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "attention_bias": True}
+        | WINDOWS,
+    ),
+    "olmo3": Variant("Olmo3", WINDOWS),
+    "olmo3_yarn": Variant(
+        "Olmo3",
+        WINDOWS
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 5e5} | YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            }
+        },
+    ),
+    "olmoe": Variant("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
+    "exaone4": Variant("Exaone4", WINDOWS),
+    "exaone4_full": Variant("Exaone4", {"sliding_window": None} | rope("llama3", **LLAMA3)),
+    "seed_oss": Variant("SeedOss", {"head_dim": 32, "attention_out_bias": True}),
+    "cwm": Variant("Cwm", WINDOWS | {"head_dim": 16} | rope("llama3", **LLAMA3)),
+    "starcoder2": Variant("Starcoder2", {"sliding_window": 24}),
+    "stablelm": Variant("StableLm", {"use_qkv_bias": True}),
+    "stablelm_parallel": Variant("StableLm", {"use_parallel_residual": True}),
+    "cohere": Variant("Cohere", {"attention_bias": True, "logit_scale": 0.25}),
+    "cohere2": Variant("Cohere2", WINDOWS | {"logit_scale": 0.25}),
+    "nemotron": Variant("Nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "arcee": Variant("Arcee", rope("yarn", **YARN)),
+    "jais2": Variant("Jais2"),
+    "apertus": Variant("Apertus", rope("llama3", **LLAMA3)),
+    "hunyuan_dense": Variant(
+        "HunYuanDenseV1", {"head_dim": 32} | rope("dynamic", alpha=50.0, factor=1.0)
+    ),
+    "helium": Variant("Helium", {"head_dim": 16, "attention_bias": True}),
+    "ernie4_5": Variant("Ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "ernie4_5_moe": Variant(
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32, "num_hidden_layers": 4},
+    ),
+    "glm": Variant("Glm", {"head_dim": 16}),
+    "glm4": Variant("Glm4", {"head_dim": 16}),
+    "glm4_moe": Variant("Glm4Moe", GROUPED | {"attention_bias": True, "use_qk_norm": True}),
+    "solar_open": Variant("SolarOpen", GROUPED | {"head_dim": 16}),
+    "dots1": Variant(
+        "Dots1", GROUPED | {"sliding_window": 24, "max_window_layers": 1, "norm_topk_prob": False}
+    ),
+    "gpt_oss": Variant("GptOss", GPT_OSS),
+    "gpt_oss_stacked": Variant("GptOss", GPT_OSS, stacked_experts=True),
+    "granite_moe": Variant("GraniteMoe", GRANITE | EXPERTS),
+    "granite_moe_shared": Variant(
+        "GraniteMoeShared", GRANITE | EXPERTS | {"shared_intermediate_size": 48}
+    ),
+    "granite_hybrid_dense": Variant(
+        "GraniteMoeHybrid",
+        GRANITE
+        | {
+            "num_local_experts": 0,
+            "shared_intermediate_size": 80,
+            "layer_types": ["full_attention"] * 3,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "granite_hybrid_moe": Variant(
+        "GraniteMoeHybrid",
+        GRANITE | EXPERTS
+        | {"shared_intermediate_size": 48, "layer_types": ["full_attention"] * 3},
+    ),
+    "granite_swa": Variant(
+        "GraniteSWA", GRANITE | WINDOWS | {"layer_rope_theta": [0, 1e4, 1e4, 3e4]}
+    ),
+    "granite_moe_swa": Variant("GraniteMoeSWA", GRANITE | WINDOWS | EXPERTS),
+    "hyperclovax": Variant("HyperCLOVAX", GRANITE),
+    "hyperclovax_input_norms": Variant("HyperCLOVAX", GRANITE | {"use_post_norm": False}),
+    "gemma": Variant("Gemma", {"head_dim": 32, "tie_word_embeddings": True}),
+    "vaultgemma": Variant(
+        "VaultGemma", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    ),
+    "ministral": Variant("Ministral", {"head_dim": 32} | GEMMA_WINDOWS),
+    "ministral3": Variant(
+        "Ministral3",
+        {"head_dim": 16}
+        | rope("yarn", mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3, **YARN),
+    ),
+    "mellum": Variant(
+        "Mellum",
+        QWEN3_MOE
+        | GEMMA_WINDOWS
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": True},
+    ),
+    "qwen2_moe": Variant(
+        "Qwen2Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 80,
+        },
+    ),
 }
 
 # Models that draft, one without the target's last tokens, and a target of more layers than most.
@@ -195,11 +313,14 @@ def build(variant: Variant) -> Any:
             values = torch.randn(parameter.shape, generator=generator)
             if name.endswith("bias"):
                 values *= 0.2
-            elif parameter.dim() == 1:  # Gemma's are stored less one
-                values = 0.2 * values + (0 if variant.family.startswith("Gemma") else 1)
+            elif parameter.dim() == 1:  # some are stored less one
+                values = 0.2 * values + (0 if variant.family in LESS_ONE else 1)
             elif "embed" not in name:
                 values *= parameter.shape[-1] ** -0.5
             parameter.copy_(values if "lm_head" not in name else 2 * values)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):  # moves choices of a router's probabilities
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
         if config.tie_word_embeddings:
             model.get_input_embeddings().weight.mul_(0.25)
     return model

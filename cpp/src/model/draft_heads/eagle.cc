@@ -78,11 +78,12 @@ std::vector<int> tapped_layers(const JsonFields& root, const ModelConfig& target
   return layers;
 }
 
-void parse_windows(const JsonFields& fields, ModelConfig& model) {
-  const std::vector<bool> is_sliding = parse_sliding_layers(fields, model);
-  for (size_t i = 0; i < is_sliding.size(); ++i) {
-    if (is_sliding[i]) model.layers[i].sliding_window = fields.get_int("sliding_window");
-  }
+// Only layers that layer_types names have a window.
+void parse_listed_windows(const JsonFields& fields, ModelConfig& model) {
+  const std::vector<std::string> types = fields.get_strings("layer_types");
+  const bool has_windows = std::ranges::find(types, "sliding_attention") != types.end();
+  parse_windows(
+      fields, has_windows ? fields.get_int("sliding_window") : 0, [](int) { return false; }, model);
 }
 
 bool says(const JsonFields& root, const char* key) {
@@ -378,7 +379,7 @@ DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter
   parse_quantization_config(fields.root, drafter.model, model);
   parse_rotary_family(fields.layers, {.max_position_embeddings = 2048, .has_partial_rotary = true},
                       model);
-  parse_windows(fields.layers, model);
+  parse_listed_windows(fields.layers, model);
   DraftHeadTensors tensors(drafter.model, model.random_weights);
   find_layers(tensors, config);
 

@@ -32,11 +32,11 @@ void parse_apertus(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kApertus = {"ApertusForCausalLM",
-                         "apertus",
-                         {.attention_norm = "attention_layernorm",
-                          .mlp_norm = "feedforward_layernorm",
-                          .mlp_in = {"mlp.up_proj"}},
-                         parse_apertus};
+extern const Family kApertus = {"ApertusForCausalLM",
+                                "apertus",
+                                {.attention_norm = "attention_layernorm",
+                                 .mlp_norm = "feedforward_layernorm",
+                                 .mlp_in = {"mlp.up_proj"}},
+                                parse_apertus};
 
 }  // namespace specdec

@@ -33,7 +33,7 @@ void parse_jais2(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kArcee = {"ArceeForCausalLM", "arcee", kNames, parse_arcee};
-const Family kJais2 = {"Jais2ForCausalLM", "jais2", kNames, parse_jais2};
+extern const Family kArcee = {"ArceeForCausalLM", "arcee", kNames, parse_arcee};
+extern const Family kJais2 = {"Jais2ForCausalLM", "jais2", kNames, parse_jais2};
 
 }  // namespace specdec

@@ -43,7 +43,7 @@ void parse_cohere2(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kCohere = {"CohereForCausalLM", "cohere", kNames, parse_both};
-const Family kCohere2 = {"Cohere2ForCausalLM", "cohere2", kNames, parse_cohere2};
+extern const Family kCohere = {"CohereForCausalLM", "cohere", kNames, parse_both};
+extern const Family kCohere2 = {"Cohere2ForCausalLM", "cohere2", kNames, parse_cohere2};
 
 }  // namespace specdec

@@ -26,6 +26,6 @@ void parse_cwm(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kCwm = {"CwmForCausalLM", "cwm", {}, parse_cwm};
+extern const Family kCwm = {"CwmForCausalLM", "cwm", {}, parse_cwm};
 
 }  // namespace specdec

@@ -53,11 +53,11 @@ void parse_ernie4_5_moe(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kErnie4_5 = {
+extern const Family kErnie4_5 = {
     "Ernie4_5ForCausalLM", "ernie4_5", {}, parse_ernie4_5, "Ernie4_5_ForCausalLM"};
-const Family kErnie4_5Moe = {"Ernie4_5_MoeForCausalLM",
-                             "ernie4_5_moe",
-                             {.selection_bias = "mlp.moe_statics.e_score_correction_bias"},
-                             parse_ernie4_5_moe};
+extern const Family kErnie4_5Moe = {"Ernie4_5_MoeForCausalLM",
+                                    "ernie4_5_moe",
+                                    {.selection_bias = "mlp.moe_statics.e_score_correction_bias"},
+                                    parse_ernie4_5_moe};
 
 }  // namespace specdec

@@ -33,12 +33,12 @@ void parse_exaone4(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kExaone4 = {"Exaone4ForCausalLM",
-                         "exaone4",
-                         {.attention_norm = {},
-                          .attention_output_norm = "post_attention_layernorm",
-                          .mlp_norm = {},
-                          .mlp_output_norm = "post_feedforward_layernorm"},
-                         parse_exaone4};
+extern const Family kExaone4 = {"Exaone4ForCausalLM",
+                                "exaone4",
+                                {.attention_norm = {},
+                                 .attention_output_norm = "post_attention_layernorm",
+                                 .mlp_norm = {},
+                                 .mlp_output_norm = "post_feedforward_layernorm"},
+                                parse_exaone4};
 
 }  // namespace specdec

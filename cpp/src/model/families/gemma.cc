@@ -87,12 +87,12 @@ void parse_gemma1(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kGemma = {"GemmaForCausalLM", "gemma", {}, parse_gemma1};
-const Family kVaultGemma = {"VaultGemmaForCausalLM",
-                            "vaultgemma",
-                            {.mlp_norm = "pre_feedforward_layernorm"},
-                            parse_vault_gemma};
-const Family kGemma2 = {"Gemma2ForCausalLM", "gemma2", kNames, parse_gemma2};
-const Family kGemma3 = {"Gemma3ForCausalLM", "gemma3_text", kNames, parse_gemma3};
+extern const Family kGemma = {"GemmaForCausalLM", "gemma", {}, parse_gemma1};
+extern const Family kVaultGemma = {"VaultGemmaForCausalLM",
+                                   "vaultgemma",
+                                   {.mlp_norm = "pre_feedforward_layernorm"},
+                                   parse_vault_gemma};
+extern const Family kGemma2 = {"Gemma2ForCausalLM", "gemma2", kNames, parse_gemma2};
+extern const Family kGemma3 = {"Gemma3ForCausalLM", "gemma3_text", kNames, parse_gemma3};
 
 }  // namespace specdec

@@ -84,15 +84,16 @@ constexpr TensorNames kRouterNames = {.selection_bias = "mlp.gate.e_score_correc
 
 }  // namespace
 
-const Family kGlm = {"GlmForCausalLM", "glm", {.mlp_in = {"mlp.gate_up_proj"}}, parse_glm};
-const Family kGlm4 = {"Glm4ForCausalLM",
-                      "glm4",
-                      {.attention_output_norm = "post_self_attn_layernorm",
-                       .mlp_output_norm = "post_mlp_layernorm",
-                       .mlp_in = {"mlp.gate_up_proj"}},
-                      parse_glm4};
-const Family kGlm4Moe = {"Glm4MoeForCausalLM", "glm4_moe", kRouterNames, parse_glm4_moe};
-const Family kSolarOpen = {"SolarOpenForCausalLM", "solar_open", kRouterNames, parse_solar_open};
-const Family kDots1 = {"Dots1ForCausalLM", "dots1", kRouterNames, parse_dots1};
+extern const Family kGlm = {"GlmForCausalLM", "glm", {.mlp_in = {"mlp.gate_up_proj"}}, parse_glm};
+extern const Family kGlm4 = {"Glm4ForCausalLM",
+                             "glm4",
+                             {.attention_output_norm = "post_self_attn_layernorm",
+                              .mlp_output_norm = "post_mlp_layernorm",
+                              .mlp_in = {"mlp.gate_up_proj"}},
+                             parse_glm4};
+extern const Family kGlm4Moe = {"Glm4MoeForCausalLM", "glm4_moe", kRouterNames, parse_glm4_moe};
+extern const Family kSolarOpen = {"SolarOpenForCausalLM", "solar_open", kRouterNames,
+                                  parse_solar_open};
+extern const Family kDots1 = {"Dots1ForCausalLM", "dots1", kRouterNames, parse_dots1};
 
 }  // namespace specdec

@@ -34,18 +34,18 @@ void parse_gpt_neox(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kGptNeox = {"GPTNeoXForCausalLM",
-                         "gpt_neox",
-                         {.prefix = "gpt_neox.",
-                          .embedding = "gpt_neox.embed_in",
-                          .final_norm = "gpt_neox.final_layer_norm",
-                          .lm_head = "embed_out",
-                          .layers = "gpt_neox.layers.",
-                          .qkv = {"attention.query_key_value"},
-                          .qkv_by_head = true,
-                          .attention_out = "attention.dense",
-                          .mlp_in = {"mlp.dense_h_to_4h"},
-                          .mlp_out = "mlp.dense_4h_to_h"},
-                         parse_gpt_neox};
+extern const Family kGptNeox = {"GPTNeoXForCausalLM",
+                                "gpt_neox",
+                                {.prefix = "gpt_neox.",
+                                 .embedding = "gpt_neox.embed_in",
+                                 .final_norm = "gpt_neox.final_layer_norm",
+                                 .lm_head = "embed_out",
+                                 .layers = "gpt_neox.layers.",
+                                 .qkv = {"attention.query_key_value"},
+                                 .qkv_by_head = true,
+                                 .attention_out = "attention.dense",
+                                 .mlp_in = {"mlp.dense_h_to_4h"},
+                                 .mlp_out = "mlp.dense_4h_to_h"},
+                                parse_gpt_neox};
 
 }  // namespace specdec

@@ -37,7 +37,7 @@ void parse_gpt_oss(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kGptOss = {
+extern const Family kGptOss = {
     "GptOssForCausalLM",
     "gpt_oss",
     {.router = "mlp.router", .stacked_alternates = true, .stacked_transposed = true},

@@ -148,16 +148,17 @@ constexpr TensorNames kExpertNames = {.router = "block_sparse_moe.router.layer",
 
 }  // namespace
 
-const Family kGranite = {"GraniteForCausalLM", "granite", {}, parse_granite};
-const Family kGraniteMoe = {"GraniteMoeForCausalLM", "granitemoe", kExpertNames, parse_granite_moe};
-const Family kGraniteMoeShared = {"GraniteMoeSharedForCausalLM", "granitemoeshared", kExpertNames,
-                                  parse_granite_moe_shared};
-const Family kGraniteMoeHybrid = {"GraniteMoeHybridForCausalLM", "granitemoehybrid", kExpertNames,
-                                  parse_granite_moe_hybrid};
-const Family kGraniteSwa = {"GraniteSWAForCausalLM", "granite_swa", {}, parse_granite_swa};
-const Family kGraniteMoeSwa = {"GraniteMoeSWAForCausalLM", "granitemoe_swa", kExpertNames,
-                               parse_granite_moe_swa};
-const Family kHyperClovaX = {
+extern const Family kGranite = {"GraniteForCausalLM", "granite", {}, parse_granite};
+extern const Family kGraniteMoe = {"GraniteMoeForCausalLM", "granitemoe", kExpertNames,
+                                   parse_granite_moe};
+extern const Family kGraniteMoeShared = {"GraniteMoeSharedForCausalLM", "granitemoeshared",
+                                         kExpertNames, parse_granite_moe_shared};
+extern const Family kGraniteMoeHybrid = {"GraniteMoeHybridForCausalLM", "granitemoehybrid",
+                                         kExpertNames, parse_granite_moe_hybrid};
+extern const Family kGraniteSwa = {"GraniteSWAForCausalLM", "granite_swa", {}, parse_granite_swa};
+extern const Family kGraniteMoeSwa = {"GraniteMoeSWAForCausalLM", "granitemoe_swa", kExpertNames,
+                                      parse_granite_moe_swa};
+extern const Family kHyperClovaX = {
     "HyperCLOVAXForCausalLM",
     "hyperclovax",
     {.attention_output_norm = "post_norm1", .mlp_output_norm = "post_norm2"},

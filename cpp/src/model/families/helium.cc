@@ -20,6 +20,6 @@ void parse_helium(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kHelium = {"HeliumForCausalLM", "helium", {}, parse_helium};
+extern const Family kHelium = {"HeliumForCausalLM", "helium", {}, parse_helium};
 
 }  // namespace specdec

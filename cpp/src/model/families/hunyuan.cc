@@ -35,7 +35,7 @@ void parse_hunyuan(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kHunYuanDense = {
+extern const Family kHunYuanDense = {
     "HunYuanDenseV1ForCausalLM",
     "hunyuan_v1_dense",
     {.q_norm = "self_attn.query_layernorm", .k_norm = "self_attn.key_layernorm"},

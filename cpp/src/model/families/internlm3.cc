@@ -13,6 +13,6 @@ void parse_internlm3(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kInternLm3 = {"InternLM3ForCausalLM", "internlm3", {}, parse_internlm3};
+extern const Family kInternLm3 = {"InternLM3ForCausalLM", "internlm3", {}, parse_internlm3};
 
 }  // namespace specdec

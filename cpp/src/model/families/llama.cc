@@ -66,15 +66,15 @@ void parse_ministral3(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kLlama = {"LlamaForCausalLM", "llama", {}, parse_llama};
-const Family kMistral = {"MistralForCausalLM", "mistral", {}, parse_mistral};
-const Family kMinistral = {"MinistralForCausalLM", "ministral", {}, parse_ministral};
-const Family kMinistral3 = {"Ministral3ForCausalLM", "ministral3", {}, parse_ministral3};
-const Family kMixtral = {"MixtralForCausalLM",
-                         "mixtral",
-                         {.router = "block_sparse_moe.gate",
-                          .experts = "block_sparse_moe.experts",
-                          .expert = {"w1", "w3", "w2"}},
-                         parse_mixtral};
+extern const Family kLlama = {"LlamaForCausalLM", "llama", {}, parse_llama};
+extern const Family kMistral = {"MistralForCausalLM", "mistral", {}, parse_mistral};
+extern const Family kMinistral = {"MinistralForCausalLM", "ministral", {}, parse_ministral};
+extern const Family kMinistral3 = {"Ministral3ForCausalLM", "ministral3", {}, parse_ministral3};
+extern const Family kMixtral = {"MixtralForCausalLM",
+                                "mixtral",
+                                {.router = "block_sparse_moe.gate",
+                                 .experts = "block_sparse_moe.experts",
+                                 .expert = {"w1", "w3", "w2"}},
+                                parse_mixtral};
 
 }  // namespace specdec

@@ -20,6 +20,6 @@ void parse_minicpm(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kMiniCpm = {"MiniCPMForCausalLM", "minicpm", {}, parse_minicpm};
+extern const Family kMiniCpm = {"MiniCPMForCausalLM", "minicpm", {}, parse_minicpm};
 
 }  // namespace specdec

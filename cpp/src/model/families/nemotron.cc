@@ -23,7 +23,7 @@ void parse_nemotron(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kNemotron = {
+extern const Family kNemotron = {
     "NemotronForCausalLM", "nemotron", {.mlp_in = {"mlp.up_proj"}}, parse_nemotron};
 
 }  // namespace specdec

@@ -40,8 +40,8 @@ void parse_olmoe(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kOlmo2 = {"Olmo2ForCausalLM", "olmo2", kOutputNorms, parse_olmo2};
-const Family kOlmo3 = {"Olmo3ForCausalLM", "olmo3", kOutputNorms, parse_olmo3};
-const Family kOlmoe = {"OlmoeForCausalLM", "olmoe", {}, parse_olmoe};
+extern const Family kOlmo2 = {"Olmo2ForCausalLM", "olmo2", kOutputNorms, parse_olmo2};
+extern const Family kOlmo3 = {"Olmo3ForCausalLM", "olmo3", kOutputNorms, parse_olmo3};
+extern const Family kOlmoe = {"OlmoeForCausalLM", "olmoe", {}, parse_olmoe};
 
 }  // namespace specdec

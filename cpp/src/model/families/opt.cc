@@ -40,19 +40,19 @@ void parse_opt(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kOpt = {"OPTForCausalLM",
-                     "opt",
-                     {.embedding = "model.decoder.embed_tokens",
-                      .positions = "model.decoder.embed_positions",
-                      .project_in = "model.decoder.project_in",
-                      .project_out = "model.decoder.project_out",
-                      .final_norm = "model.decoder.final_layer_norm",
-                      .layers = "model.decoder.layers.",
-                      .attention_norm = "self_attn_layer_norm",
-                      .attention_out = "self_attn.out_proj",
-                      .mlp_norm = "final_layer_norm",
-                      .mlp_in = {"fc1"},
-                      .mlp_out = "fc2"},
-                     parse_opt};
+extern const Family kOpt = {"OPTForCausalLM",
+                            "opt",
+                            {.embedding = "model.decoder.embed_tokens",
+                             .positions = "model.decoder.embed_positions",
+                             .project_in = "model.decoder.project_in",
+                             .project_out = "model.decoder.project_out",
+                             .final_norm = "model.decoder.final_layer_norm",
+                             .layers = "model.decoder.layers.",
+                             .attention_norm = "self_attn_layer_norm",
+                             .attention_out = "self_attn.out_proj",
+                             .mlp_norm = "final_layer_norm",
+                             .mlp_in = {"fc1"},
+                             .mlp_out = "fc2"},
+                            parse_opt};
 
 }  // namespace specdec

@@ -15,9 +15,9 @@ void parse_phi3(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kPhi3 = {"Phi3ForCausalLM",
-                      "phi3",
-                      {.qkv = {"self_attn.qkv_proj"}, .mlp_in = {"mlp.gate_up_proj"}},
-                      parse_phi3};
+extern const Family kPhi3 = {"Phi3ForCausalLM",
+                             "phi3",
+                             {.qkv = {"self_attn.qkv_proj"}, .mlp_in = {"mlp.gate_up_proj"}},
+                             parse_phi3};
 
 }  // namespace specdec

@@ -105,17 +105,17 @@ void parse_mimo(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kQwen2 = {"Qwen2ForCausalLM", "qwen2", {}, parse_qwen2};
-const Family kQwen2Moe = {
+extern const Family kQwen2 = {"Qwen2ForCausalLM", "qwen2", {}, parse_qwen2};
+extern const Family kQwen2Moe = {
     "Qwen2MoeForCausalLM",
     "qwen2_moe",
     {.shared_in = {"mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"},
      .shared_out = "mlp.shared_expert.down_proj",
      .shared_gate = "mlp.shared_expert_gate"},
     parse_qwen2_moe};
-const Family kMiMo = {"MiMoForCausalLM", "mimo", {}, parse_mimo};
-const Family kMellum = {"MellumForCausalLM", "mellum", {}, parse_mellum};
-const Family kQwen3 = {"Qwen3ForCausalLM", "qwen3", {}, parse_qwen3};
-const Family kQwen3Moe = {"Qwen3MoeForCausalLM", "qwen3_moe", {}, parse_qwen3_moe};
+extern const Family kMiMo = {"MiMoForCausalLM", "mimo", {}, parse_mimo};
+extern const Family kMellum = {"MellumForCausalLM", "mellum", {}, parse_mellum};
+extern const Family kQwen3 = {"Qwen3ForCausalLM", "qwen3", {}, parse_qwen3};
+extern const Family kQwen3Moe = {"Qwen3MoeForCausalLM", "qwen3_moe", {}, parse_qwen3_moe};
 
 }  // namespace specdec

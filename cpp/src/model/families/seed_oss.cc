@@ -15,6 +15,6 @@ void parse_seed_oss(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kSeedOss = {"SeedOssForCausalLM", "seed_oss", {}, parse_seed_oss};
+extern const Family kSeedOss = {"SeedOssForCausalLM", "seed_oss", {}, parse_seed_oss};
 
 }  // namespace specdec

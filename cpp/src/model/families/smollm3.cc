@@ -39,6 +39,6 @@ void parse_smollm3(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kSmolLm3 = {"SmolLM3ForCausalLM", "smollm3", {}, parse_smollm3};
+extern const Family kSmolLm3 = {"SmolLM3ForCausalLM", "smollm3", {}, parse_smollm3};
 
 }  // namespace specdec

@@ -23,6 +23,6 @@ void parse_stablelm(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kStableLm = {"StableLmForCausalLM", "stablelm", {}, parse_stablelm};
+extern const Family kStableLm = {"StableLmForCausalLM", "stablelm", {}, parse_stablelm};
 
 }  // namespace specdec

@@ -22,9 +22,9 @@ void parse_starcoder2(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kStarcoder2 = {"Starcoder2ForCausalLM",
-                            "starcoder2",
-                            {.mlp_in = {"mlp.c_fc"}, .mlp_out = "mlp.c_proj"},
-                            parse_starcoder2};
+extern const Family kStarcoder2 = {"Starcoder2ForCausalLM",
+                                   "starcoder2",
+                                   {.mlp_in = {"mlp.c_fc"}, .mlp_out = "mlp.c_proj"},
+                                   parse_starcoder2};
 
 }  // namespace specdec
