@@ -196,7 +196,10 @@ VARIANTS: dict[str, Variant] = {
     ),
     "olmoe": Variant("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
     "exaone4": Variant("Exaone4", WINDOWS),
-    "exaone4_full": Variant("Exaone4", {"sliding_window": None} | rope("llama3", **LLAMA3)),
+    "exaone4_full": Variant(
+        "Exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3} | rope("llama3", **LLAMA3),
+    ),
     "seed_oss": Variant("SeedOss", {"head_dim": 32, "attention_out_bias": True}),
     "cwm": Variant("Cwm", WINDOWS | {"head_dim": 16} | rope("llama3", **LLAMA3)),
     "starcoder2": Variant("Starcoder2", {"sliding_window": 24}),

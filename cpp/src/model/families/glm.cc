@@ -67,6 +67,7 @@ void parse_solar_open(const JsonFields& fields, ModelConfig& config) {
                        .has_partial_rotary = true},
                       config);
   config.qkv_bias = fields.get_bool("attention_bias", false);
+  fields.pass_over({"intermediate_size"});  // all layers have experts
   parse_deepseek_experts(fields, 0, 1, experts, true, config);
 }
 

@@ -146,6 +146,13 @@ constexpr TensorNames kExpertNames = {.router = "block_sparse_moe.router.layer",
                                       .shared_in = {"shared_mlp.input_linear"},
                                       .shared_out = "shared_mlp.output_linear"};
 
+constexpr TensorNames kSwaExpertNames = {
+    .router = "block_sparse_moe.router",
+    .stacked_experts = {"block_sparse_moe.experts.gate_up_proj",
+                        "block_sparse_moe.experts.down_proj"},
+    .shared_in = kExpertNames.shared_in,
+    .shared_out = kExpertNames.shared_out};
+
 }  // namespace
 
 extern const Family kGranite = {"GraniteForCausalLM", "granite", {}, parse_granite};
@@ -156,7 +163,7 @@ extern const Family kGraniteMoeShared = {"GraniteMoeSharedForCausalLM", "granite
 extern const Family kGraniteMoeHybrid = {"GraniteMoeHybridForCausalLM", "granitemoehybrid",
                                          kExpertNames, parse_granite_moe_hybrid};
 extern const Family kGraniteSwa = {"GraniteSWAForCausalLM", "granite_swa", {}, parse_granite_swa};
-extern const Family kGraniteMoeSwa = {"GraniteMoeSWAForCausalLM", "granitemoe_swa", kExpertNames,
+extern const Family kGraniteMoeSwa = {"GraniteMoeSWAForCausalLM", "granitemoe_swa", kSwaExpertNames,
                                       parse_granite_moe_swa};
 extern const Family kHyperClovaX = {
     "HyperCLOVAXForCausalLM",
