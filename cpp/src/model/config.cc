@@ -1,5 +1,6 @@
 #include "model/config.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <string_view>
@@ -130,6 +131,9 @@ ModelConfig load_model_config(const std::string& directory, const std::string& o
   parse_quantization_config(fields, directory, config);
   config.vocab_size = fields.get_int("vocab_size");
   family.parse(fields, config);
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"}) {
+    config.num_mtp_layers = std::max(config.num_mtp_layers, fields.get_int(key, 0, 0));
+  }
   config.unknown_keys = check_unread(fields, config.architecture);
   config.eos_token_ids = load_eos_token_ids(directory);
   return config;

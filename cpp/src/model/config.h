@@ -109,6 +109,7 @@ struct ModelConfig {
   bool random_weights = false;           // generated, not read from the checkpoint
   StoredScheme scheme;
   int num_layers = 0;
+  int num_mtp_layers = 0;  // behind these in the file: they predict later tokens, and are not read
   int hidden_size = 0;
   int num_heads = 0;
   int num_kv_heads = 0;

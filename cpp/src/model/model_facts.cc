@@ -63,9 +63,14 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
   const double inputs = layer.attention_input == AttentionInput::kWithEmbedding ? 2.0 : 1.0;
   PartFacts part{.sliding_window = layer.sliding_window};
   part.weights = (inputs * q_and_kv + facts.num_heads) * facts.head_dim * hidden;
+  const int shared_inner = layer.shared_inner_size;
   if (layer.mlp == MlpKind::kExperts) {
     part.weights += hidden * whole.num_experts;
     part.expert_weights = 3.0 * hidden * inner;
+    if (shared_inner > 0) {
+      part.weights += 3.0 * hidden * static_cast<double>(shard.largest_inner(shared_inner));
+      if (!whole.names.shared_gate.empty()) part.weights += hidden;
+    }
   } else {
     part.weights += (layer.mlp == MlpKind::kPlain ? 2.0 : 3.0) * hidden * inner;
   }
@@ -73,6 +78,10 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
   part.num_exchanges = 2;
   part.received_floats = hidden * (num_received(shard.attention_runs()) +
                                    num_received(shard.inner_runs(layer.inner_size)));
+  if (shared_inner > 0) {
+    ++part.num_exchanges;
+    part.received_floats += hidden * num_received(shard.inner_runs(shared_inner));
+  }
   if (whole.qk_norm == QkNorm::kAllHeads) {
     ++part.num_exchanges;
     part.received_floats += from_others(

@@ -85,7 +85,9 @@ bool can_share(const ModelConfig& config, int size) {
   if (size == 1) return true;
   return share_attention(config, size).has_value() &&
          std::ranges::all_of(config.layers, [&](const LayerSpec& layer) {
-           return share_inner(layer.inner_size, size).has_value();
+           return share_inner(layer.inner_size, size).has_value() &&
+                  (layer.shared_inner_size == 0 ||
+                   share_inner(layer.shared_inner_size, size).has_value());
          });
 }
 
@@ -183,7 +185,9 @@ ModelConfig ModelShard::config_of_share(const ModelConfig& whole) const {
   share.num_heads = heads().num_heads;
   share.num_kv_heads = heads().num_kv_heads;
   for (LayerSpec& layer : share.layers) {
-    layer.inner_size = static_cast<int>(inner_slices(layer.inner_size).in_features());
+    for (int* size : {&layer.inner_size, &layer.shared_inner_size}) {
+      if (*size > 0) *size = static_cast<int>(inner_slices(*size).in_features());
+    }
   }
   return share;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstddef>
 #include <cstring>
 #include <list>
@@ -174,6 +175,18 @@ bool is_of_another_part(std::string_view name) {
   if (name.starts_with("model.")) name.remove_prefix(6);
   return std::ranges::any_of(kOtherParts,
                              [&](std::string_view part) { return name.starts_with(part); });
+}
+
+// Of layers that predict tokens after the next: beside the others, or behind them.
+bool is_of_mtp(std::string_view name, const ModelConfig& config) {
+  if (name.starts_with("mtp.") || name.starts_with("model.mtp_layers.")) return true;
+  const std::string_view layers = config.names.layers;
+  if (!name.starts_with(layers)) return false;
+  int index = 0;
+  const std::string_view rest = name.substr(layers.size());
+  const auto parsed = std::from_chars(rest.data(), rest.data() + rest.size(), index);
+  return parsed.ec == std::errc() && index >= config.num_layers &&
+         index - config.num_layers < config.num_mtp_layers;
 }
 
 StoredScheme scheme_of(const ModelConfig& config, Quantization quantization) {
@@ -495,7 +508,7 @@ void TensorLoader::warn_about_unused() {
   constexpr size_t kMaxNames = 5;
   std::vector<std::string> names = store_.unused();
   std::erase_if(names, [&](const std::string& name) {
-    if (is_of_another_part(name) || is_empty_bias(name)) return true;
+    if (is_of_another_part(name) || is_of_mtp(name, config_) || is_empty_bias(name)) return true;
     return std::any_of(harmless.begin(), harmless.end(),
                        [&](std::string_view suffix) { return name.ends_with(suffix); });
   });

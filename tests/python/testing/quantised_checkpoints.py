@@ -37,6 +37,9 @@ SOURCES = {
         "Qwen3Moe",
         SIZES | {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
     ),
+    "gpt_oss": Variant(
+        "GptOss", SIZES | {"num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 24}
+    ),
 }
 
 
@@ -183,6 +186,14 @@ FORMATS: dict[str, Format] = {
     "naive_fp8": Format(compressed_floats("naive-quantized", 8, None), floats.naive_fp8),
     "ct_nvfp4": Format(compressed_floats("nvfp4-pack-quantized", 4, 16), floats.compressed_nvfp4),
     "ct_mxfp4": Format(compressed_floats("mxfp4-pack-quantized", 4, 32), floats.mxfp4),
+    "mxfp4_stack": Format(
+        {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+        },
+        floats.mxfp4,
+        "gpt_oss",
+    ),
     "ct_mxfp8": Format(compressed_floats("mxfp8-quantized", 8, 32), floats.mxfp8),
     "modelopt_fp8": Format(modelopt_config("FP8"), floats.modelopt_fp8),
     "modelopt_fp8_rows": Format(
@@ -207,6 +218,8 @@ FORMATS: dict[str, Format] = {
 def is_quantised(name: str, tensor: torch.Tensor, form: Format) -> bool:
     is_wanted = "layers." in name or (form.head and name == "lm_head.weight")
     is_matrix = tensor.dim() == 2 and "gate.weight" not in name  # those are routers
+    if form.source == "gpt_oss":
+        return tensor.dim() == 3
     return is_wanted and is_matrix and not any(part in name for part in form.skipped)
 
 
@@ -227,6 +240,19 @@ class Made:
     native: Path | None
 
 
+def _pack_stack(name: str, tensor: torch.Tensor, form: Format, dense: Tensors) -> Tensors:
+    """gpt-oss: [experts, inputs, outputs] in floating point, [experts, outputs, inputs] in codes."""
+    experts, inputs, outputs = tensor.shape
+    packed = form.pack(name, tensor.mT.reshape(-1, inputs).float().numpy())
+    matrices = torch.from_numpy(packed.dense).reshape(experts, outputs, inputs)
+    dense[name] = matrices.mT.contiguous()
+    groups = inputs // 32
+    return {
+        f"{name}_blocks": packed.tensors["weight_packed"].reshape(experts, outputs, groups, 16),
+        f"{name}_scales": packed.tensors["weight_scale"].reshape(experts, outputs, groups),
+    }
+
+
 def make_quantised(source: Path, form: Format, directory: Path) -> Made:
     """The model in `source` in that format, in folders of `directory`."""
     kept: Tensors = {}
@@ -236,6 +262,10 @@ def make_quantised(source: Path, form: Format, directory: Path) -> Made:
     for name, tensor in load_file(source / "model.safetensors").items():
         if not is_quantised(name, tensor, form):
             kept[name] = tensor
+            continue
+        if tensor.dim() == 3:
+            stored |= _pack_stack(name, tensor, form, dense)
+            native = None
             continue
         module = name.removesuffix(".weight")
         packed = form.pack(module, tensor.float().numpy())
