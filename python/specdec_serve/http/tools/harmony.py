@@ -1,9 +1,9 @@
 """Answers of gpt-oss: messages on channels, in OpenAI's harmony format.
 
-A message is `<|start|>assistant<|channel|>CHANNEL<|message|>TEXT<|end|>`; the prompt has written the
-first `<|start|>assistant`. Reasoning is on the channel "analysis". Users see "final", and "commentary"
-that has no recipient. A call has a recipient in its header, before the channel or after it, such as
-`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
+A message is `<|start|>assistant<|channel|>CHANNEL<|message|>TEXT<|end|>`; the prompt has written
+the first `<|start|>assistant`. Reasoning is on the channel "analysis". Users see "final", and
+"commentary" without a recipient. A call has a recipient in its header, before or after the channel,
+such as `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _MESSAGE = "<|message|>"
 _CONSTRAIN = "<|constrain|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 TAGS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
+EFFORTS = ("low", "medium", "high")  # of reasoning
 
 _ANY_TAG = re.compile("|".join(map(re.escape, TAGS)))
 _ROLE = "assistant"
@@ -232,7 +233,7 @@ def _may_begin_header(text: str) -> bool:
         return False
     if _BEFORE_TAG.fullmatch(text):
         return True
-    last = text.split()[-1]
+    last = text.rsplit(maxsplit=1)[-1]
     before = text.removesuffix(last)
     if not text.endswith(last) or _BEFORE_TAG.fullmatch(before) is None:
         return False

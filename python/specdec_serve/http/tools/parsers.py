@@ -45,7 +45,7 @@ class AnswerFormat:
         if tool_call_parser is None and reasoning_parser is None:
             is_harmony = architecture in _HARMONY_ARCHITECTURES
         else:
-            is_harmony = _HARMONY_CALLS == tool_call_parser or reasoning_parser is not None
+            is_harmony = tool_call_parser == _HARMONY_CALLS or reasoning_parser is not None
         return cls(_HARMONY_CALLS if is_harmony else tool_call_parser, is_harmony)
 
     def parser(self, *, reads_calls: bool) -> AnswerParser | None:

@@ -24,6 +24,7 @@ from specdec_serve.http.protocol.completions import CompletionRequest
 from specdec_serve.http.protocol.responses import ResponsesRequest
 from specdec_serve.http.responses import _Answer
 from specdec_serve.http.server_options import ServerOptions
+from specdec_serve.http.tools.parsers import AnswerFormat
 from tiny_tokenizers import byte_level, sentencepiece_like
 
 Steps: TypeAlias = list[list[int]]
@@ -100,7 +101,8 @@ class Generated:
         )
         self.service: Any = SimpleNamespace(
             engine=SimpleNamespace(tokenizer=self.tokenizer, has_tokenizer=True),
-            options=ServerOptions(model_names=("tiny",), tool_call_parser=parser),
+            options=ServerOptions(model_names=("tiny",)),
+            answer_format=AnswerFormat.of("", tool_call_parser=parser, reasoning_parser=None),
             model_name="tiny",
         )
         call = SimpleNamespace(request_id="resp_1", params=self.request.params)
