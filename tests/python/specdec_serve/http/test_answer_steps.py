@@ -65,8 +65,8 @@ ANSWERS: dict[str, tuple[str, str, list[str], list[str]]] = {
         ["completed"],
     ),
     "channels": (
-        f"<|channel|>analysis<|message|>é 😀<|end|>{NEXT}<|channel|>commentary<|message|>Hi 日本<|end|>"
-        f'{NEXT}<|channel|>commentary to=functions.f json<|message|>{{"x": "😀"}}<|call|>',
+        f"<|channel|>analysis<|message|>é 😀<|end|>{NEXT}<|channel|>commentary<|message|>Hi 日本"
+        f'<|end|>{NEXT}<|channel|>commentary to=functions.f json<|message|>{{"x": "😀"}}<|call|>',
         "openai",
         ["Hi 日本"],
         ["completed"],
