@@ -69,6 +69,11 @@ def refused(line: str) -> str:
             {"tool_call_parser": "hermes", "exclude_unused_tools": False},
         ),
         ("--tool-call-parser llama3_json", {"tool_call_parser": None}),
+        ("--reasoning-parser openai_gptoss", {"reasoning_parser": "openai_gptoss"}),
+        (
+            "--enable-auto-tool-choice --tool-call-parser openai",
+            {"tool_call_parser": "openai", "reasoning_parser": None},
+        ),
         ("--no-enable-auto-tool-choice", {"tool_call_parser": None}),
         ("--exclude-tools-when-tool-choice-none", {"exclude_unused_tools": True}),
         (
