@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec_cli.command_options import SPECULATION_FLAGS, Flag, flag_of, integer, number
 from specdec_native import _core
-from specdec_serve.http.tools.parsers import NAMES as PARSER_NAMES
+from specdec_serve.http.tools.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 _UNITS = {unit: 1000**i for i, unit in enumerate("kmgt", 1)}
 _UNITS |= {unit: 1024**i for i, unit in enumerate("KMGT", 1)}
@@ -133,7 +133,12 @@ GROUPS: dict[str, list[Flag]] = {
             "Let the model decide whether to call tools; needs --tool-call-parser.",
             bool,
         ),
-        Flag("tool_call_parser", "How the model writes calls of tools.", choices=PARSER_NAMES),
+        Flag("tool_call_parser", "How the model writes calls of tools.", choices=TOOL_CALL_PARSERS),
+        Flag(
+            "reasoning_parser",
+            "How the model writes what it thinks; gpt-oss needs no flag.",
+            choices=REASONING_PARSERS,
+        ),
         Flag(
             "exclude_tools_when_tool_choice_none",
             'Do not show tools to the model where tool_choice is "none".',

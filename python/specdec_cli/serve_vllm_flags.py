@@ -22,8 +22,10 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "plugins are not run; --tool-call-parser has those that are there",
     ),
     "tool_server": ((None,), "clients run their tools; the server calls none"),
-    "reasoning_parser": (("",), "reasoning is not split off yet: leave the flag out"),
-    "reasoning_parser_plugin": (("",), "plugins are not run"),
+    "reasoning_parser_plugin": (
+        ("",),
+        "plugins are not run; --reasoning-parser has those that are there",
+    ),
     "lora_modules": ((None,), "merge the adapter into the checkpoint"),
     "grpc_port": ((None,), "only HTTP is served"),
     "enable_ssl_refresh": ((False,), "restart the server when its certificate has changed"),

@@ -56,17 +56,16 @@ def render(
 
     Messages may be in OpenAI's form: as in vLLM, a content of None is "", and a tool call's
     arguments, a JSON string there, become the dict that templates expect. The role "developer" is
-    "system" for a template that does not know it.
+    "system" for a template that does not know it, and what an assistant thought has the names that
+    templates know.
     `variables` are further names the template sees: special tokens and template options. `source`
     is what messages call the template.
     Raises ValueError for a malformed conversation, for one the template refuses and for a template
     that fails or does not come to an end.
     """
     conversation = [_plain(message, i) for i, message in enumerate(messages)]
-    if "developer" not in template:
-        for message in conversation:
-            if message["role"] == "developer":
-                message["role"] = "system"
+    for message in conversation:
+        _adapt(message, template)
     if not conversation:
         raise ValueError("messages must not be empty")
     if continue_final_message:
@@ -193,6 +192,20 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
         if plain.get("reasoning") is not None:  # templates know one name or the other
             plain.setdefault("reasoning_content", plain["reasoning"])
     return plain
+
+
+def _adapt(message: dict[str, Any], template: str) -> None:
+    """Gives a message the role and the names that a template knows."""
+    if message["role"] == "developer" and "developer" not in template:
+        message["role"] = "system"
+    thoughts = message.get("reasoning_content")
+    if message["role"] != "assistant" or not thoughts or "message.thinking" not in template:
+        return
+    # gpt-oss's template takes one text beside calls, as thoughts, whichever of the two it is.
+    if message.get("tool_calls") and message["content"] and "thinking" not in message:
+        thoughts = f"{thoughts}\n{message['content']}"
+        message["content"] = ""
+    message.setdefault("thinking", thoughts)
 
 
 def _tool_call(call: Any, index: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from specdec_serve.http.service import Call, Service
 from specdec_serve.http.sse import unless_disconnected
 from specdec_serve.http.streaming import answer_of, events_of
 from specdec_serve.http.templates import template_options
-from specdec_serve.http.tools.request import ToolUse
+from specdec_serve.http.tools.request import ToolUse, check_served, reads_calls
 
 
 def add_routes(app: fastapi.FastAPI, service: Service) -> None:
@@ -34,8 +34,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         service.check_model(body.model)
         body.check()
         tools = body.tool_use()
-        if tools is not None:
-            tools.check_served(service.options.tool_call_parser)
+        check_served(service.answer_format, tools, body.grammar())
         messages = plain_messages(body.messages)
         call = call_of(body, messages, tools, service, http)
         generation = await service.start(call)
@@ -87,11 +86,11 @@ def call_of(
         tool_use=tools,
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=body.reasoning_effort,
     )
 
     params = body.chat_params(service.defaults)
-    if tools is not None:
-        params.shown_special_tokens = tools.tags(options.tool_call_parser)
+    params.shown_special_tokens = service.answer_format.tags(reads_calls=reads_calls(tools))
 
     def make_prompts() -> list[Prompt]:
         prompt = service.engine.chat_prompt(

@@ -11,11 +11,7 @@ from specdec_serve.http.draft_trees import draft_trees_json
 from specdec_serve.http.logprobs import TokenNames, chat_logprobs
 from specdec_serve.http.protocol.chat import ChatCompletionRequest
 from specdec_serve.http.service import Service
-from specdec_serve.http.tools.answer import (
-    AnswerReader,
-    ToolAnswer,
-    deltas_of,
-)
+from specdec_serve.http.tools.answer import AnswerReader, WholeAnswer, deltas_of
 from specdec_serve.http.tools.request import ToolUse
 
 
@@ -32,7 +28,7 @@ class _Choices:
         last = messages[-1]
         self._body = body
         self._tools = tools
-        self._tool_call_parser = service.options.tool_call_parser
+        self._format = service.answer_format
         self._role = service.options.response_role if body.add_generation_prompt else last["role"]
         self._echoed = ""  # comes before the text of each choice
         if body.echo and last["role"] == self._role:
@@ -41,10 +37,10 @@ class _Choices:
         self._names = TokenNames(tokenizer, as_token_ids=body.return_tokens_as_token_ids)
 
     def _make_reader(self) -> AnswerReader | None:
-        """The reader of a choice; None where no calls are read."""
-        if self._tools is None:
-            return None
-        return AnswerReader.of(self._tools, self._tool_call_parser)
+        """The reader of a choice; None where the text is all content."""
+        return AnswerReader.of(
+            self._tools, self._format, shows_reasoning=self._body.include_reasoning
+        )
 
     def _logprobs(self, part: CompletionOutput) -> str:
         if not self._body.logprobs:
@@ -80,15 +76,15 @@ class Messages(_Choices):
         return (
             f'{{"index":{index},"message":{{"role":{dumps(self._role)},'
             f'"content":{dumps(content)},"refusal":null,"annotations":null,'
-            f'"audio":null,"function_call":null{calls},"reasoning":null}},'
+            f'"audio":null,"function_call":null{calls},"reasoning":{dumps(answer.reasoning)}}},'
             f'"logprobs":{self._logprobs(part)},"finish_reason":{dumps(reason)},'
             f'"stop_reason":{dumps(part.stop_reason)},"token_ids":{dumps(ids)}'
             f"{self._draft_trees(part)}}}"
         )
 
-    def _read(self, text: str) -> ToolAnswer:
+    def _read(self, text: str) -> WholeAnswer:
         reader = self._make_reader()
-        return ToolAnswer(text, [], False) if reader is None else reader.read_whole(text)
+        return WholeAnswer(text) if reader is None else reader.read_whole(text)
 
 
 class Deltas(_Choices):
@@ -118,14 +114,14 @@ class Deltas(_Choices):
         """The new part of a choice; a token without text has an empty content."""
         text = part.text
         if self._readers:
-            return self._news_of_tools(index, part)
+            return self._news_of_reader(index, part)
         if self._echoed and not self._begun[index]:
             self._begun[index] = True
             text = self._echoed + text
         return (self._choice(index, part, f'{{"content":{dumps(text)}}}'),)
 
-    def _news_of_tools(self, index: int, part: CompletionOutput) -> Sequence[str]:
-        """New content and calls, which may be held back; token ids and logprobs are not."""
+    def _news_of_reader(self, index: int, part: CompletionOutput) -> Sequence[str]:
+        """New text and calls, which may be held back; token ids and logprobs are not."""
         reader = self._readers[index]
         events = reader.read_shown(part.text, is_last=part.finish_reason is not None)
         deltas = deltas_of(events)

@@ -1,4 +1,4 @@
-"""The items of a response's output: messages and calls of functions, as they grow.
+"""The items of a response's output: messages, reasoning and calls, as they grow.
 
 The result does not depend on how an answer is split into steps: a whole answer is one step.
 """
@@ -12,7 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from specdec_serve.http.tools.answer import AnswerReader
-from specdec_serve.http.tools.events import Arguments, CallBegins, CallFails, Content, Event
+from specdec_serve.http.tools.events import (
+    Arguments,
+    CallBegins,
+    CallFails,
+    Content,
+    Event,
+    MessageEnds,
+    Reasoning,
+)
 
 Written: TypeAlias = tuple[str, dict[str, Any]]  # an event of the stream: type and members
 Logprobs: TypeAlias = list[dict[str, Any]]
@@ -92,6 +100,47 @@ class MessageItem(Item):
         ]
 
 
+class ReasoningItem(Item):
+    """What the model thinks, in one text."""
+
+    def __init__(self) -> None:
+        super().__init__("rs")
+        self.text = ""
+
+    def json(self) -> dict[str, Any]:
+        """The reasoning; without a part while it is empty."""
+        return {
+            "id": self.id,
+            "type": "reasoning",
+            "status": self.status,
+            "summary": [],
+            "content": [self._part()] if self.text else [],
+            "encrypted_content": None,
+        }
+
+    def opening(self, address: dict[str, Any]) -> list[Written]:
+        """The part begins."""
+        members = {**address, "content_index": 0, "part": self._part()}
+        return [("response.content_part.added", members)]
+
+    def add(self, text: str, address: dict[str, Any]) -> list[Written]:
+        """More text."""
+        self.text += text
+        members = {**address, "content_index": 0, "delta": text}
+        return [("response.reasoning_text.delta", members)]
+
+    def closing(self, address: dict[str, Any]) -> list[Written]:
+        """The text and its part end."""
+        address = {**address, "content_index": 0}
+        return [
+            ("response.reasoning_text.done", {**address, "text": self.text}),
+            ("response.content_part.done", {**address, "part": self._part()}),
+        ]
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self.text}
+
+
 class CallItem(Item):
     """A call of a function."""
 
@@ -131,11 +180,11 @@ class OutputItems:
     """All items of a response; the last one may still grow.
 
     A message has the logprobs of its text's tokens, and of tokens without text that come while it
-    is open. White space around calls makes no message.
+    is open. White space around calls and reasoning makes no message.
     """
 
     def __init__(self, reader: AnswerReader | None) -> None:
-        """`reader` finds calls; None if there can be none."""
+        """`reader` finds calls and reasoning; None if there can be none."""
         self._reader = reader
         self._tokens = _TextOfTokens()
         self._items: list[Item] = []
@@ -148,6 +197,11 @@ class OutputItems:
     def json(self) -> list[dict[str, Any]]:
         """The items as they are now."""
         return [item.json() for item in self._items]
+
+    @property
+    def reasoning(self) -> str:
+        """The text of all reasoning so far."""
+        return "".join(item.text for item in self._items if isinstance(item, ReasoningItem))
 
     def add(
         self, text: str, logprobs: Logprobs, text_lengths: Sequence[int] | None, *, is_last: bool
@@ -168,7 +222,7 @@ class OutputItems:
             written += self._take(self._reader.read("", is_last=True))
             if not self._space:
                 self._waiting = [token for token in self._waiting if token[0] == 0]
-            if self._message is None:  # an open message ends with the answer's status
+            if isinstance(self._open_item, CallItem):  # others end with the answer's status
                 written += self._close("completed")
         return written
 
@@ -213,12 +267,23 @@ class OutputItems:
         match event:
             case CallBegins():
                 return self._close("completed") + self._open(CallItem(event.id, event.name))
+            case Reasoning():
+                return self._think(event.text)
             case Arguments():
                 call = self._items[-1]
                 assert isinstance(call, CallItem)
                 return call.add(event.text, self._address)
-            case CallFails():
-                return self._close("incomplete")
+            case MessageEnds() | CallFails():
+                return self._close("completed" if event == MessageEnds() else "incomplete")
+
+    def _think(self, text: str) -> list[Written]:
+        """Adds to the open reasoning, or to a new one."""
+        written: list[Written] = []
+        if not isinstance(self._open_item, ReasoningItem):
+            written += self._close("completed") + self._open(ReasoningItem())
+        item = self._items[-1]
+        assert isinstance(item, ReasoningItem)
+        return written + item.add(text, self._address)
 
     def _say(self, text: str) -> list[Written]:
         """Adds to the open message, or to a new one, with the logprobs of the text's tokens.
@@ -245,8 +310,12 @@ class OutputItems:
     @property
     def _message(self) -> MessageItem | None:
         """The open message, if any."""
-        item = self._items[-1] if self._is_open else None
+        item = self._open_item
         return item if isinstance(item, MessageItem) else None
+
+    @property
+    def _open_item(self) -> Item | None:
+        return self._items[-1] if self._is_open else None
 
     @property
     def _address(self) -> dict[str, Any]:

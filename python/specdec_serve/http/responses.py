@@ -24,7 +24,7 @@ from specdec_serve.http.service import Call, Generation, Service
 from specdec_serve.http.sse import unless_disconnected
 from specdec_serve.http.templates import template_options
 from specdec_serve.http.tools.answer import AnswerReader
-from specdec_serve.http.tools.request import ToolUse
+from specdec_serve.http.tools.request import ToolUse, check_served, reads_calls
 
 
 def add_routes(app: fastapi.FastAPI, service: Service) -> None:
@@ -35,8 +35,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         service.check_model(body.model)
         body.check()
         tools = body.tool_use()
-        if tools is not None:
-            tools.check_served(service.options.tool_call_parser)
+        check_served(service.answer_format, tools, body.grammar())
         call = call_of(body, tools, service, http)
         generation = await service.start(call)
         answer = _Answer(body, tools, generation, service)
@@ -68,11 +67,11 @@ def call_of(
         tool_use=tools,
         chat_template=None,
         chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
     )
 
     params = body.response_params(service.defaults)
-    if tools is not None:
-        params.shown_special_tokens = tools.tags(service.options.tool_call_parser)
+    params.shown_special_tokens = service.answer_format.tags(reads_calls=reads_calls(tools))
 
     def make_prompts() -> list[Prompt]:
         messages = body.messages()
@@ -125,10 +124,7 @@ class _Answer:
         self._names = TokenNames(
             service.engine.tokenizer, as_token_ids=body.return_tokens_as_token_ids
         )
-        reader = None
-        if tools is not None:
-            reader = AnswerReader.of(tools, service.options.tool_call_parser)
-        self._items = OutputItems(reader)
+        self._items = OutputItems(AnswerReader.of(tools, service.answer_format))
         self.error: ApiError | None = None
 
     @property
@@ -185,6 +181,7 @@ class _Answer:
             "output": self._items.json() if has_ended else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": None if body.reasoning is None else {"effort": body.reasoning.effort},
             "store": False,
             "temperature": params.temperature,
             "text": {"format": body.text_format()},
@@ -207,9 +204,17 @@ class _Answer:
                 "cache_write_tokens": 0,
             },
             "output_tokens": self._num_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._num_reasoning()},
             "total_tokens": num_prompt + self._num_tokens,
         }
+
+    def _num_reasoning(self) -> int:
+        """The tokens of the reasoning, counted by its text."""
+        text = self._items.reasoning
+        if not text:
+            return 0
+        tokenizer = self._service.engine.tokenizer
+        return min(self._num_tokens, len(tokenizer.encode(text, add_special_tokens=False)))
 
 
 async def _whole(answer: _Answer, generation: Generation) -> dict[str, Any]:

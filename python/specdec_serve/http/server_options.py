@@ -31,6 +31,8 @@ class ServerOptions:
         request_chat_template: whether a request may bring a chat template (it runs in the sandbox).
         default_chat_template_kwargs: variables of the chat template; a request's take precedence.
         tool_call_parser: parser of answers for calls where tool_choice is "auto"; None for none.
+        reasoning_parser: parser of answers for reasoning; None for none. Without both parsers,
+            answers of gpt-oss are read as harmony.
         exclude_unused_tools: whether to hide tools from the model where tool_choice is "none".
         acceptance_metrics: what answers report about drafts.
         request_metrics: whether answers report their times.
@@ -68,6 +70,7 @@ class ServerOptions:
     request_chat_template: bool = False
     default_chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     exclude_unused_tools: bool = False
     acceptance_metrics: AcceptanceDetail = "none"
     request_metrics: bool = False

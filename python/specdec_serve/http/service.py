@@ -27,6 +27,7 @@ from specdec_serve.http.served_engine import EngineStatistics, OutputGroup, Serv
 from specdec_serve.http.server_options import ServerOptions
 from specdec_serve.http.sse import EventStream
 from specdec_serve.http.structured import Grammar
+from specdec_serve.http.tools.parsers import AnswerFormat
 
 Result = TypeVar("Result")
 
@@ -199,6 +200,7 @@ class Service:
     Attributes:
         statistics: the engine's statistics; None where it runs elsewhere, as on replicas.
         defaults: sampling defaults from the checkpoint or the operator.
+        answer_format: how the model writes its answers.
         created: time at which the model was loaded, for /v1/models.
         is_draining: whether new calls are refused because the server is ending.
         on_failure: called once when the engine has failed.
@@ -212,6 +214,11 @@ class Service:
         self.options = options
         self.observer = observer or Observer()
         self.defaults = engine.generation_defaults()
+        self.answer_format = AnswerFormat.of(
+            engine.model_info().architecture,
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
+        )
         self.created = int(time.time())
         self.is_draining = False
         self.failure: BaseException | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from specdec_serve.http.errors import bad_request
 from specdec_serve.http.service import Service
+from specdec_serve.http.tools.harmony import EFFORTS as HARMONY_EFFORTS
 from specdec_serve.http.tools.request import ToolUse
 
 # Names that templates get from fields; template variables of these names would be lost.
@@ -20,8 +21,12 @@ def template_options(
     tool_use: ToolUse | None = None,
     chat_template: str | None,
     chat_template_kwargs: Mapping[str, Any] | None,
+    reasoning_effort: str | None = None,
 ) -> dict[str, Any]:
-    """Arguments of Engine.chat_prompt. Raises ApiError for what this server does not allow."""
+    """Arguments of Engine.chat_prompt. Raises ApiError for what this server does not allow.
+
+    `reasoning_effort` is a variable of templates, and goes over chat_template_kwargs.
+    """
     if service.options.exclude_unused_tools and tool_use is not None and tool_use.choice == "none":
         tools = None
     if chat_template is not None and not service.options.request_chat_template:
@@ -37,12 +42,19 @@ def template_options(
                 "request itself",
                 "chat_template_kwargs",
             )
+    given = dict(chat_template_kwargs or {})
+    if reasoning_effort is not None:
+        if service.answer_format.is_harmony and reasoning_effort not in HARMONY_EFFORTS:
+            raise bad_request(
+                f"reasoning_effort: this model knows {', '.join(HARMONY_EFFORTS)}, not "
+                f"{reasoning_effort}",
+                "reasoning_effort",
+            )
+        given["reasoning_effort"] = reasoning_effort
     return {
         "tools": tools or None,
         "chat_template": chat_template,
-        "template_kwargs": _variables(
-            service.options.default_chat_template_kwargs, chat_template_kwargs or {}
-        ),
+        "template_kwargs": _variables(service.options.default_chat_template_kwargs, given),
     }
 
 

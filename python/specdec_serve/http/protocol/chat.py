@@ -9,7 +9,12 @@ import pydantic
 from specdec_native.requests.request_builder import GenerationDefaults
 from specdec_native.requests.sampling_params import SamplingParams
 from specdec_serve.http.errors import bad_request
-from specdec_serve.http.protocol.common import GenerationFields, Integer, check_continued
+from specdec_serve.http.protocol.common import (
+    GenerationFields,
+    Integer,
+    ReasoningEffort,
+    check_continued,
+)
 from specdec_serve.http.structured import Grammar
 from specdec_serve.http.tools.request import ToolUse, read_tools
 
@@ -32,6 +37,8 @@ class ChatCompletionRequest(GenerationFields):
     add_special_tokens: bool = False
     echo: bool = False
     draft_trees: bool = False
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
 
     def check(self) -> None:
         """Raises ApiError for values that are refused for any engine."""

@@ -15,6 +15,7 @@ from specdec_serve.http.service import as_sent
 from specdec_serve.http.structured import Grammar, grammar_of
 
 Integer = pydantic.StrictInt
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Fields of features that are not implemented: refused unless empty, naming the feature.
 _MISSING = {

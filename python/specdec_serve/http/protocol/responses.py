@@ -12,7 +12,7 @@ from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_serve.http.errors import bad_request
 from specdec_serve.http.messages import plain_message, text_of
 from specdec_serve.http.protocol.body import Fields, warn_of_unknown
-from specdec_serve.http.protocol.common import GenerationFields, Integer
+from specdec_serve.http.protocol.common import GenerationFields, Integer, ReasoningEffort
 from specdec_serve.http.protocol.structured import schema_params
 from specdec_serve.http.structured import Grammar
 from specdec_serve.http.tools.request import FUNCTION_MEMBERS, ToolUse, read_tools
@@ -34,6 +34,7 @@ _ITEM_MEMBERS = {
     "message": ("role", "content", "name", "phase"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "reasoning": ("summary", "content", "encrypted_content"),
 }
 # Fields that must be empty, with the advice what to do instead.
 _REFUSED = {
@@ -78,6 +79,14 @@ class TextOptions(Fields):
     format: TextFormat | None = None
 
 
+class ReasoningOptions(Fields):
+    """OpenAI's `reasoning`. Summaries are not made: answers have the whole reasoning."""
+
+    effort: ReasoningEffort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
 class ResponsesRequest(GenerationFields):
     """A conversation to answer, in the form of OpenAI's Responses API."""
 
@@ -98,6 +107,7 @@ class ResponsesRequest(GenerationFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -193,6 +203,7 @@ class ResponsesRequest(GenerationFields):
         return {
             path: plain_message(message, path, path.partition("[")[0])
             for path, message in messages.items()
+            if not _is_reasoning_alone(message)
         }
 
 
@@ -209,12 +220,19 @@ def _chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _append(messages: dict[str, dict[str, Any]], item: dict[str, Any], path: str) -> None:
-    """Adds an item of the input; calls of one turn share a message."""
+    """Adds an item of the input; calls of one turn, and reasoning before them, share a message."""
     kind = item.get("type", "message")
     if kind in _ITEM_MEMBERS:
         warn_of_unknown(item, ("type", "id", "status", *_ITEM_MEMBERS[kind]))
     if kind == "message":
-        messages[path] = {key: item[key] for key in ("role", "content", "name") if key in item}
+        members = ("role", "content", "name")
+        message: dict[str, Any] = {key: item[key] for key in members if key in item}
+        last_path = next(reversed(messages), None)
+        last = messages.get(last_path or "", {})
+        if last_path is not None and _is_reasoning_alone(last) and item.get("role") == "assistant":
+            message["reasoning"] = last["reasoning"]
+            del messages[last_path]
+        messages[path] = message
     elif kind == "function_call":
         if not isinstance(item.get("name"), str):
             raise bad_request(f'{path} needs the "name" of a function', "input")
@@ -230,9 +248,29 @@ def _append(messages: dict[str, dict[str, Any]], item: dict[str, Any], path: str
     elif kind == "function_call_output":
         text = text_of(item.get("output"), f"{path}.output", "input")
         messages[path] = {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
-    elif kind != "reasoning":  # reasoning is not shown to the model again
+    elif kind == "reasoning":
+        if text := _reasoning_of(item):
+            messages[path] = {"role": "assistant", "content": None, "reasoning": text}
+    else:
         raise bad_request(
-            f"{path} has the type {str(kind)[:40]!r}; send items of the types message, "
+            f"{path} has the type {str(kind)[:40]!r}; send items of the types message, reasoning, "
             "function_call and function_call_output",
             "input",
         )
+
+
+def _reasoning_of(item: dict[str, Any]) -> str:
+    """The text of a reasoning item as answers have it; without parts of other forms."""
+    content = item.get("content")
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _is_reasoning_alone(message: dict[str, Any]) -> bool:
+    """Whether it is a reasoning item that nothing of the same turn has followed."""
+    return (
+        message.get("reasoning") is not None
+        and message.get("content") is None
+        and "tool_calls" not in message
+    )

@@ -1,30 +1,34 @@
-"""Reads answers with tool calls into OpenAI's messages and deltas."""
+"""Reads answers with reasoning and tool calls into OpenAI's messages and deltas."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from specdec_serve.http.chunks import dumps
 from specdec_serve.http.tools.events import (
+    AnswerParser,
     Arguments,
     CallBegins,
     CallFails,
     Content,
     Event,
-    ToolParser,
+    MessageEnds,
+    Reasoning,
 )
-from specdec_serve.http.tools.request import ToolUse
+from specdec_serve.http.tools.parsers import AnswerFormat
+from specdec_serve.http.tools.request import ToolUse, reads_calls
 
 
 @dataclasses.dataclass(frozen=True)
-class ToolAnswer:
+class WholeAnswer:
     """A whole answer; `calls` are OpenAI's. `has_calls`: whether any call is well-formed."""
 
     content: str | None
-    calls: list[dict[str, Any]]
-    has_calls: bool
+    reasoning: str | None = None
+    calls: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    has_calls: bool = False
 
 
 class AnswerReader:
@@ -34,34 +38,48 @@ class AnswerReader:
     arguments sent so far stay, and the rest becomes content. A whole answer does the same.
     """
 
-    def __init__(self, parser: ToolParser, tools: ToolUse) -> None:
+    def __init__(
+        self, parser: AnswerParser, tools: ToolUse | None, *, shows_reasoning: bool = True
+    ) -> None:
         self._parser = parser
-        self._tools = tools
+        self._is_forced = tools is not None and tools.is_forced
+        self._is_parallel = tools is None or tools.parallel
+        self._shows_reasoning = shows_reasoning
         self._calls: set[int] = set()
         self._has_begun_call = False
         self._space: str | None = ""  # leading white space; None once there is text
+        self._shown: set[type[Event]] = set()  # kinds of text so far
+        self._ended: set[type[Event]] = set()  # those whose next text belongs to another message
 
     @classmethod
-    def of(cls, tools: ToolUse, parser: str | None) -> AnswerReader | None:
-        """A reader; None where no calls are read. `parser`: name of the parser for "auto"."""
-        made = tools.make_parser(parser)
-        return None if made is None else cls(made, tools)
+    def of(
+        cls, tools: ToolUse | None, form: AnswerFormat, *, shows_reasoning: bool = True
+    ) -> AnswerReader | None:
+        """A reader; None where the text is all content. `form` is that of the model's answers."""
+        parser = None if tools is None else tools.forced_parser()
+        if parser is None:
+            parser = form.parser(reads_calls=reads_calls(tools))
+        return None if parser is None else cls(parser, tools, shows_reasoning=shows_reasoning)
 
-    def read_whole(self, text: str) -> ToolAnswer:
+    def read_whole(self, text: str) -> WholeAnswer:
         """Reads a whole text at once."""
-        content = ""
+        content = reasoning = ""
         calls: dict[int, dict[str, Any]] = {}
         for event in self.read_shown(text, is_last=True):
             match event:
                 case Content():
                     content += event.text
+                case Reasoning():
+                    reasoning += event.text
                 case CallBegins():
                     function = {"name": event.name, "arguments": ""}
                     calls[event.index] = {"id": event.id, "type": "function", "function": function}
                 case Arguments():
                     calls[event.index]["function"]["arguments"] += event.text
-        is_null = calls and not content and not self._tools.is_forced
-        return ToolAnswer(None if is_null else content, list(calls.values()), self.has_calls)
+        is_null = (calls or reasoning) and not content and not self._is_forced
+        return WholeAnswer(
+            None if is_null else content, reasoning or None, list(calls.values()), self.has_calls
+        )
 
     @property
     def holds(self) -> bool:
@@ -74,16 +92,27 @@ class AnswerReader:
         return bool(self._calls)
 
     def read_shown(self, text: str, *, is_last: bool) -> list[Event]:
-        """Like read(), but leading white space waits for content, and is dropped without any."""
+        """Like read(), for one message of all: a line break stands between the texts of several.
+
+        Leading white space waits for content, and is dropped without any.
+        """
         shown: list[Event] = []
         for event in self.read(text, is_last=is_last):
+            if isinstance(event, MessageEnds):
+                self._ended |= self._shown
+                continue
             if self._space is not None and isinstance(event, Content):
                 if not event.text.strip():
                     self._space += event.text
                     continue
-                if self._space:
-                    shown.append(Content(self._space))
+                event = Content(self._space + event.text)  # noqa: PLW2901
                 self._space = None
+            if isinstance(event, (Content, Reasoning)):
+                kind = type(event)
+                if kind in self._ended:
+                    event = kind("\n" + event.text)  # noqa: PLW2901
+                    self._ended.discard(kind)
+                self._shown.add(kind)
             shown.append(event)
         if is_last and self._space and not self._has_begun_call:
             shown.append(Content(self._space))
@@ -94,7 +123,7 @@ class AnswerReader:
         events = self._parser.feed(text)
         if is_last:
             events += self._parser.finish()
-        events = list(_kept(events, self._tools))
+        events = [event for event in events if self._keeps(event)]
         for event in events:
             if isinstance(event, CallBegins):
                 self._calls.add(event.index)
@@ -103,16 +132,17 @@ class AnswerReader:
                 self._calls.discard(event.index)
         return events
 
-
-def _kept(events: Iterable[Event], tools: ToolUse) -> Iterator[Event]:
-    """The events that a request allows: only calls if required, and one call if not parallel."""
-    for event in events:
-        if isinstance(event, Content):
-            is_kept = not tools.is_forced
-        else:
-            is_kept = tools.parallel or event.index == 0
-        if is_kept:
-            yield event
+    def _keeps(self, event: Event) -> bool:
+        """Whether the request allows it: only calls if required, one call if not parallel."""
+        match event:
+            case Content():
+                return not self._is_forced
+            case Reasoning():
+                return self._shows_reasoning
+            case MessageEnds():
+                return True
+            case _:
+                return self._is_parallel or event.index == 0
 
 
 def deltas_of(events: Iterable[Event]) -> list[str]:
@@ -122,6 +152,8 @@ def deltas_of(events: Iterable[Event]) -> list[str]:
         match event:
             case Content():
                 deltas.append(f'{{"content":{dumps(event.text)}}}')
+            case Reasoning():
+                deltas.append(f'{{"reasoning":{dumps(event.text)}}}')
             case CallBegins():
                 function = f'{{"name":{dumps(event.name)},"arguments":""}}'
                 deltas.append(

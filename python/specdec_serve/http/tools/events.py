@@ -1,4 +1,4 @@
-"""Events of an answer's text: pieces of content or of tool calls."""
+"""Events of an answer's text: pieces of content, of reasoning or of tool calls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ class Content:
     """Text of the message."""
 
     text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Reasoning:
+    """Text that the model thinks with."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MessageEnds:
+    """What was said or thought so far is a message, and what follows is another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +51,14 @@ class CallFails:
     text: str
 
 
-Event: TypeAlias = Content | CallBegins | Arguments | CallFails
+Event: TypeAlias = Content | Reasoning | MessageEnds | CallBegins | Arguments | CallFails
 
 
-class ToolParser(Protocol):
+class AnswerParser(Protocol):
     """Reads the text of one answer as it arrives. Never raises, whatever the text."""
 
     def feed(self, text: str) -> list[Event]:
-        """The events of the next piece of text. A possible beginning of a call is held back."""
+        """The events of the next piece of text. Text whose kind is unknown is held back."""
 
     def finish(self) -> list[Event]:
         """The events at the end of the text."""

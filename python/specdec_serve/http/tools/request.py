@@ -13,9 +13,9 @@ from specdec_serve.http.protocol.body import warn_of_unknown
 from specdec_serve.http.protocol.nesting import check_nesting
 from specdec_serve.http.protocol.structured import made
 from specdec_serve.http.structured import Grammar
-from specdec_serve.http.tools.events import ToolParser
+from specdec_serve.http.tools.events import AnswerParser
 from specdec_serve.http.tools.forced import NamedParser, RequiredParser
-from specdec_serve.http.tools.parsers import make_parser, tags_of
+from specdec_serve.http.tools.parsers import AnswerFormat
 
 _EXAMPLE = '{"type": "function", "function": {"name": "f", "parameters": {...}}}'
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -83,30 +83,43 @@ class ToolUse:
         params = made({"json": schema, "whitespace_pattern": _SPACE}, "tools")
         return Grammar(params, "tools")
 
-    def check_served(self, parser: str | None) -> None:
-        """Raises ApiError for "auto" if the server has no `parser` of calls."""
-        if self.choice == "auto" and parser is None:
-            raise bad_request(
-                '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to '
-                'be set: start the server with them, or set tool_choice to "required", to one '
-                'function, or to "none", which shows the tools to the model as text',
-                "tool_choice",
-            )
-
-    def tags(self, parser: str | None) -> frozenset[str]:
-        """Special tokens that mark calls. Texts otherwise leave special tokens out."""
-        return frozenset() if self.choice != "auto" or parser is None else tags_of(parser)
-
-    def make_parser(self, parser: str | None) -> ToolParser | None:
-        """The parser of an answer; None where no calls are read. `parser`: the name for "auto"."""
+    def forced_parser(self) -> AnswerParser | None:
+        """The parser of calls that a grammar forces; None where it forces none."""
         if self.choice == "required":
             return RequiredParser()
         if self.choice == "named":
             assert self.name is not None
             return NamedParser(self.name)
-        if self.choice == "auto" and parser is not None:
-            return make_parser(parser)
         return None
+
+
+def check_served(form: AnswerFormat, tools: ToolUse | None, grammar: Grammar | None) -> None:
+    """Raises ApiError for what cannot be had from a model whose answers have this format."""
+    if tools is not None and tools.choice == "auto" and form.calls is None:
+        raise bad_request(
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to '
+            'be set: start the server with them, or set tool_choice to "required", to one '
+            'function, or to "none", which shows the tools to the model as text',
+            "tool_choice",
+        )
+    if not form.is_harmony or grammar is None:
+        return
+    if grammar.field == "tools":
+        raise bad_request(
+            "tool_choice: this model thinks on a channel of its own before it calls, and a grammar "
+            'holds from the first token on, so calls cannot be forced: set tool_choice to "auto"',
+            "tool_choice",
+        )
+    raise bad_request(
+        f"{grammar.field}: this model thinks on a channel of its own before it answers, and a "
+        "grammar holds from the first token on: describe the format in a message instead",
+        grammar.field,
+    )
+
+
+def reads_calls(tools: ToolUse | None) -> bool:
+    """Whether the model may choose to call."""
+    return tools is not None and tools.choice == "auto"
 
 
 def read_tools(

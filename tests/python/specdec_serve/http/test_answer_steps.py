@@ -24,6 +24,7 @@ from specdec_serve.http.protocol.completions import CompletionRequest
 from specdec_serve.http.protocol.responses import ResponsesRequest
 from specdec_serve.http.responses import _Answer
 from specdec_serve.http.server_options import ServerOptions
+from specdec_serve.http.tools.parsers import AnswerFormat
 from tiny_tokenizers import byte_level, sentencepiece_like
 
 Steps: TypeAlias = list[list[int]]
@@ -33,6 +34,7 @@ KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "sentencepiece": sentencepiece_like,
 }
 END = {"bytes": 1, "sentencepiece": 2}  # a special token, which texts leave out
+NEXT = "<|start|>assistant"
 CALL = '<tool_call>{"name": "f", "arguments": {"x": [1, "😀"]}}</tool_call>'
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 # The text, the parser of calls, the text of the messages there are, and the status of the calls.
@@ -61,6 +63,26 @@ ANSWERS: dict[str, tuple[str, str, list[str], list[str]]] = {
         "llama3_json",
         ["Hi ", '{"a": 1} <|python é'],
         ["completed"],
+    ),
+    "channels": (
+        f"<|channel|>analysis<|message|>é 😀<|end|>{NEXT}<|channel|>commentary<|message|>Hi 日本"
+        f'<|end|>{NEXT}<|channel|>commentary to=functions.f json<|message|>{{"x": "😀"}}<|call|>',
+        "openai",
+        ["Hi 日本"],
+        ["completed"],
+    ),
+    "two messages": (
+        f"<|channel|>commentary<|message|>a <|en<|end|>{NEXT}<|channel|>final<|message|>b <",
+        "openai",
+        ["a <|en", "b <"],
+        [],
+    ),
+    "no channels": ("to be<|end|> or not", "openai", ["to be", "or not"], []),
+    "a cut channel": (
+        f'a<|end|>{NEXT}<|channel|>final to=functions.f<|message|>{{"x": 1',
+        "openai",
+        ["a"],
+        ["incomplete"],
     ),
     "required": ('[{"name": "f", "parameters": {"x": 1}}]', "required", [], ["completed"]),
     "named": ('{"x": "日"', "named", [], ["incomplete"]),
@@ -100,7 +122,8 @@ class Generated:
         )
         self.service: Any = SimpleNamespace(
             engine=SimpleNamespace(tokenizer=self.tokenizer, has_tokenizer=True),
-            options=ServerOptions(model_names=("tiny",), tool_call_parser=parser),
+            options=ServerOptions(model_names=("tiny",)),
+            answer_format=AnswerFormat.of("", tool_call_parser=parser, reasoning_parser=None),
             model_name="tiny",
         )
         call = SimpleNamespace(request_id="resp_1", params=self.request.params)
@@ -166,7 +189,7 @@ def streamed_items(written: list[tuple[str, dict[str, Any]]]) -> list[dict[str, 
         match kind.removeprefix("response."):
             case "output_item.added":
                 items.append({"type": members["item"]["type"], "said": "", "logprobs": []})
-            case "output_text.delta" | "function_call_arguments.delta":
+            case "output_text.delta" | "reasoning_text.delta" | "function_call_arguments.delta":
                 items[members["output_index"]]["said"] += members["delta"]
                 items[members["output_index"]]["logprobs"] += members.get("logprobs", [])
     return items
@@ -183,10 +206,12 @@ def test_items_of_a_response(name: str, kind: str, logprobs: bool) -> None:
         items, written = response_of(kind, parser, steps, logprobs=logprobs, stream=True)
         assert items == whole
         for item, streamed in zip(items, streamed_items(written), strict=True):
-            content = item["content"][0] if item["type"] == "message" else {}
+            content = item["content"][0] if item["type"] != "function_call" else {}
             said = content["text"] if content else item["arguments"]
             assert streamed["said"] == said
             assert streamed["logprobs"] == content.get("logprobs", [])
+            if item["type"] == "message" and logprobs:
+                assert content["logprobs"] or not said
     shown = [item["content"][0] for item in whole if item["type"] == "message"]
     assert [content["text"].lstrip(" ") for content in shown] == [m.lstrip(" ") for m in messages]
     assert [item["status"] for item in whole if item["type"] == "function_call"] == calls
@@ -225,14 +250,15 @@ def chat_body(parser: str, *, logprobs: bool, stream: bool) -> ChatCompletionReq
 
 
 def chat_of(kind: str, parser: str, steps: Steps, *, logprobs: bool, stream: bool) -> Any:
-    """Content, calls by index, logprobs and finish_reason of a chat's choice."""
+    """Content, calls by index, reasoning, logprobs and finish_reason of a chat's choice."""
     generated = Generated(kind, parser, stream=stream, logprobs=logprobs)
     body = chat_body(parser, logprobs=logprobs, stream=stream)
     make = Deltas if stream else Messages
     writer: Any = make(
         body, [{"role": "user", "content": "hi"}], body.tool_use(), generated.service
     )
-    content, reason = "", None
+    content = reasoning = ""
+    reason = None
     calls: dict[int, list[str]] = {}
     entries: list[Any] = []
     for output in generated.outputs(steps):
@@ -241,13 +267,14 @@ def chat_of(kind: str, parser: str, steps: Steps, *, logprobs: bool, stream: boo
         for choice in map(json.loads, news):
             said = choice["delta"] if stream else choice["message"]
             content += said.get("content") or ""
+            reasoning += said.get("reasoning") or ""
             for i, call in enumerate(said.get("tool_calls", [])):
                 function = call["function"]
                 known = calls.setdefault(call.get("index", i), [function.get("name"), ""])
                 known[1] += function["arguments"]
             entries += (choice["logprobs"] or {"content": []})["content"]
             reason = choice["finish_reason"]
-    return content, calls, entries, reason
+    return content, calls, entries, reason, reasoning
 
 
 @pytest.mark.parametrize("logprobs", [True, False])

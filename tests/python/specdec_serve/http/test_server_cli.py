@@ -69,6 +69,11 @@ def refused(line: str) -> str:
             {"tool_call_parser": "hermes", "exclude_unused_tools": False},
         ),
         ("--tool-call-parser llama3_json", {"tool_call_parser": None}),
+        ("--reasoning-parser openai_gptoss", {"reasoning_parser": "openai_gptoss"}),
+        (
+            "--enable-auto-tool-choice --tool-call-parser openai",
+            {"tool_call_parser": "openai", "reasoning_parser": None},
+        ),
         ("--no-enable-auto-tool-choice", {"tool_call_parser": None}),
         ("--exclude-tools-when-tool-choice-none", {"exclude_unused_tools": True}),
         (
@@ -270,7 +275,7 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
         ("m --enable-auto-tool-choice", "--enable-auto-tool-choice needs --tool-call-parser"),
         ("m --enable-auto-tool-choice --tool-call-parser mine", "'hermes', 'llama3_json'"),
         ("m --tool-parser-plugin x.py", "--tool-parser-plugin is not supported"),
-        ("m --reasoning-parser qwen3", "--reasoning-parser is not supported"),
+        ("m --reasoning-parser qwen3", "choose from 'openai_gptoss'"),
         ("m --lora-modules a=b", "merge the adapter"),
         ("m --fingerprint-mode custom", "--fingerprint-value"),
         ("m --per-request-spec-decode-metrics all", "invalid choice"),

@@ -1,33 +1,46 @@
 """Calls of tools in the text of answers: the parsers, piece by piece.
 
 What is expected of hermes and llama3_json is what vLLM 0.33.0's tests of them say; docs/vllm.md has
-the differences.
+the differences. What is expected of harmony is its description by OpenAI.
 """
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import pytest
 
 from specdec_serve.http.tools.events import (
+    AnswerParser,
     Arguments,
     CallBegins,
     CallFails,
     Content,
-    ToolParser,
+    MessageEnds,
+    Reasoning,
 )
 from specdec_serve.http.tools.forced import NamedParser, RequiredParser
+from specdec_serve.http.tools.harmony import TAGS as HARMONY_TAGS
+from specdec_serve.http.tools.harmony import HarmonyParser
+from specdec_serve.http.tools.hermes import TAGS as HERMES_TAGS
 from specdec_serve.http.tools.hermes import HermesParser
 from specdec_serve.http.tools.llama3_json import Llama3JsonParser
 from specdec_serve.http.tools.object_scanner import ObjectScanner, Step
 
-Maker: TypeAlias = Callable[[], ToolParser]
+Maker: TypeAlias = Callable[[], AnswerParser]
 Answer: TypeAlias = list[tuple[Any, ...]]
 
 
-def named() -> ToolParser:
+def harmony() -> AnswerParser:
+    return HarmonyParser(reads_calls=True)
+
+
+def harmony_without_calls() -> AnswerParser:
+    return HarmonyParser(reads_calls=False)
+
+
+def named() -> AnswerParser:
     return NamedParser("f")
 
 
@@ -39,11 +52,14 @@ def read(make: Maker, pieces: list[str]) -> Answer:
     ids = []
     for event in events:
         match event:
-            case Content():
-                if answer and answer[-1][0] == "content":
-                    answer[-1] = ("content", answer[-1][1] + event.text)
+            case Content() | Reasoning():
+                kind = type(event).__name__.lower()
+                if answer and answer[-1][0] == kind:
+                    answer[-1] = (kind, answer[-1][1] + event.text)
                 else:
-                    answer.append(("content", event.text))
+                    answer.append((kind, event.text))
+            case MessageEnds():
+                answer.append(("ends",))
             case CallBegins():
                 ids.append(event.id)
                 answer.append(("call", event.index, event.name))
@@ -219,6 +235,95 @@ NAMED: dict[str, Answer] = {
     " \n": [],
     "": [],
 }
+
+NEXT = "<|start|>assistant"
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+ENDS: Answer = [("ends",)]
+HARMONY: dict[str, Answer] = {
+    f"<|channel|>analysis<|message|>Hm.\n<|end|>{NEXT}<|channel|>final<|message|>Hi <b>": [
+        ("reasoning", "Hm.\n"),
+        *ENDS,
+        ("content", "Hi <b>"),
+    ],
+    "<|channel|>final <|constrain|>json<|message|>{}<|return|>": [("content", "{}"), *ENDS],
+    # Marks of the end are left out of texts, unless a request wants them.
+    f"<|channel|>analysis<|message|>Hm.<|end|>{NEXT}{CALL}{WEATHER}<|call|>": [
+        ("reasoning", "Hm."),
+        *ENDS,
+        *called(("f", WEATHER)),
+    ],
+    # A preamble is for users.
+    f"<|channel|>commentary<|message|>I look.<|end|>{NEXT}{CALL}{{}}": [
+        ("content", "I look."),
+        *ENDS,
+        *called(("f", "{}")),
+    ],
+    # The recipient's other place, other channels, and no content type.
+    " to=functions.f<|channel|>commentary json<|message|>{}": called(("f", "{}")),
+    " to=functions.a.b<|channel|>analysis<|message|>[]": called(("a.b", "[]")),
+    "<|channel|>commentary to=functions.f<|constrain|>json<|message|>1<|call|>": called(("f", "1")),
+    f"{CALL}{{}}<|call|>{NEXT}{CALL}[]<|call|>": called(("f", "{}"), ("f", "[]")),
+    f"{CALL} <|call|>": called(("f", " {}")),
+    # Tools that are nowhere: what the model writes to them is for itself.
+    f"<|channel|>analysis to=python code<|message|>1+1<|call|>{NEXT} to=browser.search"
+    "<|channel|>commentary<|message|>{}": [("reasoning", "1+1"), *ENDS, ("reasoning", "{}")],
+    # Cut and malformed calls.
+    f'{CALL}{{"x": 1': [*called(("f", '{"x": 1')), ("fails", 0, '{"x": 1')],
+    f"{CALL}oops<|call|>": [*called(("f", "oops")), ("fails", 0, "oops")],
+    "<|channel|>commentary to=functions.": [],
+    "<|channel|>commentary to=functions.f <|constrain|>js": [],
+    "<|channel|>commentary to=functions.f json": [],
+    "<|channel|>anal": [],
+    "<|channel|>": [],
+    "<|channel|>analysis<|message|>Hm. <|en": [("reasoning", "Hm. <|en")],
+    # No channels at all, as where an answer goes on from a part of its text.
+    "Plain text.": [("content", "Plain text.")],
+    "to be": [("content", "to be")],
+    "to=": [("content", "to=")],
+    "assistant": [("content", "assistant")],
+    "assistants": [("content", "assistants")],
+    " \n": [("content", " \n")],
+    "": [],
+    f"more.<|end|>{NEXT}<|channel|>analysis<|message|>a": [
+        ("content", "more."),
+        *ENDS,
+        ("reasoning", "a"),
+    ],
+    # Marks that are missing, or too many.
+    "<|message|>Hi": [("content", "Hi")],
+    "<|channel|>final Hello you<|end|>": [("content", "Hello you"), *ENDS],
+    "<|channel|>analysis Hm, hm": [("reasoning", "Hm, hm")],
+    "assistant<|channel|>final<|message|>Hi": [("content", "Hi")],
+    "<|channel|>analysis<|message|>a<|end|> \n<|channel|>final<|message|>b": [
+        ("reasoning", "a"),
+        *ENDS,
+        ("content", "b"),
+    ],
+    "<|channel|>analysis<|message|>a<|channel|>final<|message|>b": [
+        ("reasoning", "a"),
+        *ENDS,
+        ("content", "b"),
+    ],
+    f"<|channel|>analysis<|message|>a{NEXT}<|channel|>final<|message|>b": [
+        ("reasoning", "a"),
+        *ENDS,
+        ("content", "b"),
+    ],
+    f"{NEXT}<|channel|>final<|message|>a<|message|>b<|constrain|>": [("content", "ab")],
+    "<|channel|>final<|message|>a<|return|>b": [("content", "a"), *ENDS, ("content", "b")],
+    "<|channel|>final<|message|>a<|end|> \n": [("content", "a"), *ENDS],
+    "<|channel|>thoughts<|message|>a": [("content", "a")],
+    "<|end|><|end|>": [],
+}
+HARMONY_WITHOUT_CALLS: dict[str, Answer] = {
+    f"<|channel|>analysis<|message|>Hm.<|end|>{NEXT}{CALL}{WEATHER}<|call|>": [
+        ("reasoning", "Hm."),
+        *ENDS,
+        ("content", WEATHER),
+        *ENDS,
+    ],
+}
+
 CASES = [
     pytest.param(make, text, answer, id=f"{name}{i}")
     for name, make, cases in (
@@ -226,6 +331,8 @@ CASES = [
         ("llama", Llama3JsonParser, LLAMA),
         ("required", RequiredParser, REQUIRED),
         ("named", named, NAMED),
+        ("harmony", harmony, HARMONY),
+        ("harmony_without_calls", harmony_without_calls, HARMONY_WITHOUT_CALLS),
     )
     for i, (text, answer) in enumerate(cases.items())
 ]
@@ -249,13 +356,13 @@ def test_an_answer_is_the_same_in_any_pieces(make: Maker, text: str, answer: Ans
         assert read(make, pieces) == answer, pieces
 
 
-@pytest.mark.parametrize("make", [HermesParser, Llama3JsonParser, RequiredParser, named])
+@pytest.mark.parametrize("make", [HermesParser, Llama3JsonParser, RequiredParser, named, harmony])
 def test_nothing_that_is_written_makes_a_parser_fail(make: Maker) -> None:
     """Mutations of all texts: no exception, and any split is as good as the whole."""
     noise = random.Random(3)
-    texts = [*HERMES, *LLAMA, *REQUIRED]
+    texts = [*(HARMONY if make is harmony else (*HERMES, *LLAMA, *REQUIRED))]
     for _ in range(600):
-        text = mutated(noise, noise.choice(texts))
+        text = mutated(noise, noise.choice(texts), HARMONY_TAGS if make is harmony else HERMES_TAGS)
         whole = read(make, [text])
         for pieces in splits(text)[-3:]:
             assert read(make, pieces) == whole, pieces
@@ -268,12 +375,12 @@ def test_nothing_that_is_written_makes_a_parser_fail(make: Maker) -> None:
             assert [call[1] for call in began] == list(range(len(began)))
 
 
-def mutated(noise: random.Random, text: str) -> str:
+def mutated(noise: random.Random, text: str, tags: Sequence[str]) -> str:
     characters = list(text)
     for _ in range(noise.randrange(4)):
         at = noise.randrange(len(characters) + 1)
         characters[at : at + noise.randrange(3)] = noise.choice(
-            ["", "{", "}", '"', ",", ":", "[", "]", "\\", "<tool_call>", "</tool_call>", "1", "nul"]
+            ["", "{", "}", '"', ",", ":", "[", "]", "\\", "1", "nul", " to=", *tags]
         )
     return "".join(characters)
 
@@ -289,6 +396,10 @@ def mutated(noise: random.Random, text: str) -> str:
         (Llama3JsonParser, 'Hello {"na', "Hello "),
         (Llama3JsonParser, 'Hello {"name": 1', 'Hello {"name": 1'),
         (Llama3JsonParser, "Hello {x", "Hello {x"),
+        (harmony, "Hello <|chan", "Hello "),
+        (harmony, "<|message|>Hello <|end|", "Hello "),
+        (harmony, "<|message|>Hello <|x", "Hello <|x"),
+        (harmony, "to be", "to be"),
     ],
 )
 def test_only_what_may_be_a_call_waits(make: Maker, text: str, shown: str) -> None:
