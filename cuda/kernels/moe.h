@@ -38,9 +38,10 @@ struct GroupParams {
 
 // The projections of all experts, each with its own rows.
 struct ExpertProjectionsParams {
-  // Common to all experts, but that finish.bias is [num_experts, out_features]. rows.num_rows is the most rows an expert may have. With rows.row_ids
-  // (few rows only), which are GroupParams::row_ids, a choice's record is found by its row;
-  // otherwise records are sorted like the choices. Outputs are always sorted.
+  // Common to all experts, but that finish.bias is [num_experts, out_features]. rows.num_rows is
+  // the most rows an expert may have. With rows.row_ids (few rows only), which are
+  // GroupParams::row_ids, a choice's record is found by its row; otherwise records are sorted like
+  // the choices. Outputs are always sorted.
   ProjectionParams projection;
   const int32_t* cu_rows;  // [num_experts + 1]
   bool rows_are_known;     // cu_rows was written before the previous kernel

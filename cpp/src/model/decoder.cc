@@ -219,15 +219,15 @@ void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
   backend.linear({.weight = layer.experts.router.get(),
                   .in = act_input(work.normed, num_rows),
                   .out = work.router.as<float>()});
-  backend.moe({.router_logits = work.router.as<float>(),
-               .router = {.top_k = config.num_experts_per_token,
-                          .renormalize = config.renormalize_experts},
-               .x = work.normed.data(),
-               .gate_up = layer.experts.gate_up,
-               .down = layer.experts.down,
-               .activation = config.activation,
-               .out = work.hidden.as<float>(),
-               .num_rows = num_rows});
+  backend.moe(
+      {.router_logits = work.router.as<float>(),
+       .router = {.top_k = config.num_experts_per_token, .renormalize = config.renormalize_experts},
+       .x = work.normed.data(),
+       .gate_up = layer.experts.gate_up,
+       .down = layer.experts.down,
+       .activation = config.activation,
+       .out = work.hidden.as<float>(),
+       .num_rows = num_rows});
 }
 
 void Decoder::Impl::run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
