@@ -2,8 +2,9 @@
 // and the sum of a row's results. The number of rows per expert stays on the device: grids are as
 // large as the worst case needs, and blocks without rows exit at once.
 //
-// Plain version: reference::moe (tests/testing/oracle/operations.cc);
-// CudaMoe.MatchesReferenceAndAddsToTheResidual (tests/cuda/backend/moe_test.cc) compares.
+// Plain versions: reference::moe and routed (tests/testing/oracle/operations.cc);
+// CudaMoe.MatchesReferenceAndAddsToTheResidual and RoutersMatchReference
+// (tests/cuda/backend/moe_test.cc) compare.
 #pragma once
 
 #include <cstdint>

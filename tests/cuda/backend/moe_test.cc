@@ -195,7 +195,9 @@ TEST_P(CudaMoe, RoutersMatchReference) {
     const specdec::testing::RouterWorld routers(num_experts, shape.hidden);
     world.down_bias = routers.down_bias();
     const std::vector<float> zeros(specdec::testing::RouterWorld::kRows * shape.hidden, 0.0f);
-    for (const Router& router : routers.routers()) {
+    std::vector<Router> tried = routers.routers();
+    if (num_experts == 256) tried = {tried.back()};  // of sigmoids, with groups and a bias
+    for (const Router& router : tried) {
       routers.expect_weights(router, world.run(routers.logits(), zeros, zeros, router));
     }
   }
