@@ -1,6 +1,6 @@
-// Activations of an MLP. Plain version: reference::activate (tests/testing/oracle/operations.cc);
-// ProjectionTest.ActivationsAreAppliedToSumsAndGates (tests/cuda/backend/projection_test.cc)
-// compares.
+// Activations of an MLP. Plain versions: reference::activate and gated
+// (tests/testing/oracle/operations.cc), which ProjectionTest.ActivationsAreAppliedToSumsAndGates
+// (tests/cuda/backend/projection_test.cc) compares.
 #pragma once
 
 #include "backend/op_args.h"

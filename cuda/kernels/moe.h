@@ -2,8 +2,9 @@
 // and the sum of a row's results. The number of rows per expert stays on the device: grids are as
 // large as the worst case needs, and blocks without rows exit at once.
 //
-// Plain version: reference::moe (tests/testing/oracle/operations.cc);
-// CudaMoe.MatchesReferenceAndAddsToTheResidual (tests/cuda/backend/moe_test.cc) compares.
+// Plain versions: reference::moe and routed (tests/testing/oracle/operations.cc);
+// CudaMoe.MatchesReferenceAndAddsToTheResidual and RoutersMatchReference
+// (tests/cuda/backend/moe_test.cc) compare.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +39,10 @@ struct GroupParams {
 
 // The projections of all experts, each with its own rows.
 struct ExpertProjectionsParams {
-  // Common to all experts, but that finish.bias is [num_experts, out_features]. rows.num_rows is the most rows an expert may have. With rows.row_ids
-  // (few rows only), which are GroupParams::row_ids, a choice's record is found by its row;
-  // otherwise records are sorted like the choices. Outputs are always sorted.
+  // Common to all experts, but that finish.bias is [num_experts, out_features]. rows.num_rows is
+  // the most rows an expert may have. With rows.row_ids (few rows only), which are
+  // GroupParams::row_ids, a choice's record is found by its row; otherwise records are sorted like
+  // the choices. Outputs are always sorted.
   ProjectionParams projection;
   const int32_t* cu_rows;  // [num_experts + 1]
   bool rows_are_known;     // cu_rows was written before the previous kernel

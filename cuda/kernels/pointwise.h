@@ -19,10 +19,10 @@ struct NormRowsParams {
   const float* weight;  // [dim]
   const float* bias;    // [dim], or null
   float eps;
-  bool is_layer;    // subtracts the mean first
-  bool accumulate;  // out += norm(x); only with a float32 out
+  bool is_layer;          // subtracts the mean first
+  bool accumulate;        // out += norm(x); only with a float32 out
   Activation activation;  // without constants
-  void* out;  // row i goes to `out` + i * out_stride, in elements
+  void* out;              // row i goes to `out` + i * out_stride, in elements
   DType out_dtype;
   int num_rows;
   int dim;

@@ -2,7 +2,7 @@
 // conversion) and the epilogue after; and the packing of weights. kernels/tiles.cuh has the layouts
 // and the order of sums.
 //
-// Plain versions: reference::norm, linear, activate and split_qkv
+// Plain versions: reference::norm, linear, activate, gated and split_qkv
 // (tests/testing/oracle/operations.cc). ProjectionTest and QkvTest
 // (tests/cuda/backend/projection_test.cc) and WideProjectionTest (projection_wide_test.cc) compare
 // with them. Finish::kBest: best_tokens_test.cc takes the argmax of the outputs that Finish::kStore

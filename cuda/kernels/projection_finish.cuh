@@ -181,8 +181,8 @@ __device__ __forceinline__ void gate_tile(const FinishParams& finish, int tile, 
   for (int i = threadIdx.x % kWarpSize; i < num_rows * kFeatures; i += kWarpSize) {
     const int row = i / kFeatures;
     const float* gate = sums + row * kTileOutputs + i % kFeatures;
-    const float result = gated(finish.activation, finish.constants, gate[0] + gate_bias,
-                               gate[kFeatures] + up_bias);
+    const float result =
+        gated(finish.activation, finish.constants, gate[0] + gate_bias, gate[kFeatures] + up_bias);
     static_cast<T*>(finish.out)[static_cast<int64_t>(first_row + row) * dim + feature] =
         from_float<T>(result);
   }

@@ -53,7 +53,7 @@ class ProjectionFixture : public ::testing::TestWithParam<std::tuple<DeviceKind,
   }
 
   // `result` [num_rows, dim] at act, made of `sums` [num_rows, dim, or 2 * dim where the second
-  // half are what gates multiply] and their bias [2 * dim].
+  // half are what gates multiply] and their bias [2 * dim], with kSomeConstants.
   void expect_activated(const std::vector<uint16_t>& result, const std::vector<double>& sums,
                         const std::vector<float>& bias, Activation activation, bool gated) const {
     const size_t dim = bias.size() / 2, num_n = gated ? 2 * dim : dim;
@@ -63,7 +63,9 @@ class ProjectionFixture : public ::testing::TestWithParam<std::tuple<DeviceKind,
       const double* row = &sums[i / dim * num_n];
       const double gate = row[n] + bias[n];
       const double up = gated ? row[dim + n] + bias[dim + n] : 1.0;
-      const double expected = reference::activate(activation, gate) * up;
+      const ActivationConstants& constants = reference::kSomeConstants;
+      const double expected = gated ? reference::gated(activation, constants, gate, up)
+                                    : reference::activate(activation, gate, constants);
       ASSERT_NEAR(from_bits(result[i], act_), expected,
                   std::abs(expected) * rounding_unit(act_) +
                       4e-6 * (1 + std::abs(gate)) * (1 + std::abs(up)))

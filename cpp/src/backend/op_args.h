@@ -217,8 +217,8 @@ struct NormParams {
 };
 
 // kReluSquared: max(x, 0)^2. The last two have constants. kXielu: beta x + (x > 0 ? positive x^2 :
-// negative (expm1(min(x, eps)) - x)). kClampedSwiglu is of gated MLPs alone, where a gate g and an up
-// u become min(g, limit) sigmoid(alpha min(g, limit)) (1 + clamp(u, -limit, limit)).
+// negative (expm1(min(x, eps)) - x)). kClampedSwiglu is of gated MLPs alone, where a gate g and an
+// up u become min(g, limit) sigmoid(alpha min(g, limit)) (1 + clamp(u, -limit, limit)).
 enum class Activation : uint8_t {
   kSilu,
   kRelu,
@@ -362,7 +362,9 @@ struct Router {
 
   constexpr bool restricts_groups() const { return top_groups < num_groups; }
   // Scores rise with logits, so that the best logits are the best scores.
-  constexpr bool chooses_by_logits() const { return selection_bias == nullptr && !restricts_groups(); }
+  constexpr bool chooses_by_logits() const {
+    return selection_bias == nullptr && !restricts_groups();
+  }
 };
 // Fails where the rules above are broken.
 void check_router(const Router& router, int num_experts);
@@ -370,7 +372,7 @@ void check_router(const Router& router, int num_experts);
 // Sparse mixture of experts: of each row, the results of its experts times their weights are added
 // to out in the order of the experts' rank.
 struct MoeArgs {
-  const float* router_logits = nullptr;          // [num_rows, num_experts]
+  const float* router_logits = nullptr;  // [num_rows, num_experts]
   Router router;
   const void* x = nullptr;                       // [num_rows, hidden] act
   std::span<const PackedLinear* const> gate_up;  // [num_experts] of [2 * inner, hidden], gated

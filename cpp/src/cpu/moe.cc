@@ -19,8 +19,8 @@ struct Choice {
   float weight = 0.0f;
 };
 
-// The first `count` of `order` become the indices of the greatest values, best first; ties go to the
-// lower index.
+// The first `count` of `order` become the indices of the greatest values, best first; ties go to
+// the lower index.
 template <class Value>
 void rank_by(const Value* values, int count, std::vector<int>& order) {
   std::iota(order.begin(), order.end(), 0);
@@ -171,10 +171,8 @@ void CpuBackend::moe(const MoeArgs& args) {
       SPECDEC_CHECK(down.share().by_inputs() && !down.has_input_order());
       compute_planes(down, in, own + begin * down.padded_outputs(), num_choices);
     } else {
-      linear({.weight = &down,
-              .in = in,
-              .bias = down_bias(expert),
-              .out = results + begin * hidden});
+      linear(
+          {.weight = &down, .in = in, .bias = down_bias(expert), .out = results + begin * hidden});
     }
     begin = end;
   }

@@ -284,18 +284,25 @@ TEST_P(CpuIntLinearTest, GatedProductsMatchDoubleLoops) {
   const auto gate_alone = pack(backend, views[0]);
   const auto up_alone = pack(backend, views[1]);
   const std::vector<float> x = random_values(rows * k, 3);
-  std::vector<float> out(rows * inner);
-  backend.activated_linear({.weight = packed.get(),
-                            .in = {.x = x.data(), .num_rows = rows},
-                            .activation = Activation::kSilu,
-                            .gated = true,
-                            .out = out.data()});
+  const std::vector<float> bias = random_values(2 * inner, 4);
   const std::vector<double> codes = rows_of(x, k);
   const std::vector<double> gates = reference::linear(codes, unpacked(*gate_alone), k);
   const std::vector<double> ups = reference::linear(codes, unpacked(*up_alone), k);
-  for (size_t i = 0; i < out.size(); ++i) {
-    const double expected = reference::activate(Activation::kSilu, gates[i]) * ups[i];
-    ASSERT_NEAR(out[i], expected, 1e-4 * (1 + std::abs(gates[i])) * (1 + std::abs(ups[i]))) << i;
+  for (const Activation activation : {Activation::kSilu, Activation::kClampedSwiglu}) {
+    std::vector<float> out(rows * inner);
+    backend.activated_linear({.weight = packed.get(),
+                              .in = {.x = x.data(), .num_rows = rows},
+                              .bias = bias.data(),
+                              .activation = activation,
+                              .constants = reference::kSomeConstants,
+                              .gated = true,
+                              .out = out.data()});
+    for (size_t i = 0; i < out.size(); ++i) {
+      const double gate = gates[i] + bias[i % inner];
+      const double up = ups[i] + bias[inner + i % inner];
+      const double expected = reference::gated(activation, reference::kSomeConstants, gate, up);
+      ASSERT_NEAR(out[i], expected, 1e-4 * (1 + std::abs(gate)) * (1 + std::abs(up))) << i;
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include "testing/cpu_isas.h"
 #include "testing/oracle/operations.h"
 #include "testing/quantized_matrix.h"
+#include "testing/routers.h"
 #include "testing/values.h"
 
 namespace specdec {
@@ -21,6 +22,10 @@ class CpuMoe : public ::testing::TestWithParam<testing::IsaAndDType> {
 
   void make_experts(int num_experts) {
     std::mt19937_64 random(5);
+    gate_up_values_.clear();
+    down_values_.clear();
+    gate_up_.clear();
+    down_.clear();
     for (int expert = 0; expert < num_experts; ++expert) {
       gate_up_values_.push_back(act_values(random, 2 * kInner * kHidden, 0.2f));
       down_values_.push_back(act_values(random, kHidden * kInner, 0.2f));
@@ -51,19 +56,30 @@ class CpuMoe : public ::testing::TestWithParam<testing::IsaAndDType> {
     }
     return bytes;
   }
-  MoeArgs make_args(const std::vector<float>& logits, const std::vector<uint8_t>& x, int top_k,
-                    bool renormalize, int num_rows) {
+  MoeArgs make_args(const std::vector<float>& logits, const std::vector<uint8_t>& x,
+                    const Router& router, int num_rows) {
     return {.router_logits = logits.data(),
+            .router = router,
             .x = x.data(),
             .gate_up = gate_up_,
             .down = down_,
-            .top_k = top_k,
-            .renormalize = renormalize,
             .num_rows = num_rows};
+  }
+  // What gpt-oss's experts have.
+  void add_biases_and_limits(MoeArgs& args) {
+    if (gate_up_bias_.empty()) {
+      gate_up_bias_ = testing::random_values(std::ssize(gate_up_) * 2 * kInner, 21, 0.5f);
+      down_bias_ = testing::random_values(std::ssize(gate_up_) * kHidden, 22);
+    }
+    args.gate_up_bias = gate_up_bias_.data();
+    args.down_bias = down_bias_.data();
+    args.activation = Activation::kClampedSwiglu;
+    args.constants = {.alpha = 1.702f, .limit = 0.6f};
   }
 
   cpu::CpuBackend backend_{std::get<0>(GetParam()), 2, std::get<1>(GetParam())};
   std::vector<std::vector<float>> gate_up_values_, down_values_;
+  std::vector<float> gate_up_bias_, down_bias_;
   std::vector<std::unique_ptr<PackedLinear>> owned_;
   std::vector<const PackedLinear*> gate_up_, down_;
 };
@@ -72,11 +88,12 @@ TEST_P(CpuMoe, MatchesReferenceAndAddsToTheResidual) {
   make_experts(6);
   std::mt19937_64 random(6);
   for (int top_k : {1, 2, 6}) {
-    for (const bool renormalize : {false, true}) {
+    for (const bool has_biases : {false, true}) {
       const int num_rows = 23;
       const std::vector<float> logits = act_values(random, num_rows * 6, 2.0f);
       const std::vector<uint8_t> x = as_act(act_values(random, num_rows * kHidden, 1.0f));
-      MoeArgs args = make_args(logits, x, top_k, renormalize, num_rows);
+      MoeArgs args = make_args(logits, x, {.top_k = top_k, .renormalize = top_k == 2}, num_rows);
+      if (has_biases) add_biases_and_limits(args);
       const std::vector<double> expected =
           reference::moe(args, gate_up_values_, down_values_, kHidden, dtype());
       const std::vector<float> residual = act_values(random, num_rows * kHidden, 1.0f);
@@ -92,40 +109,69 @@ TEST_P(CpuMoe, MatchesReferenceAndAddsToTheResidual) {
   }
 }
 
+TEST_P(CpuMoe, RoutersMatchReference) {
+  for (const int num_experts : {8, 40}) {
+    make_experts(num_experts);
+    const testing::RouterWorld world(num_experts, kHidden);
+    const int num_rows = testing::RouterWorld::kRows;
+    const std::vector<float> down_bias = world.down_bias();
+    const std::vector<uint8_t> zeros(num_rows * kHidden * size_of(dtype()), 0);
+    for (const Router& router : world.routers()) {
+      std::vector<float> out(num_rows * kHidden, 0.0f);
+      MoeArgs args = make_args(world.logits(), zeros, router, num_rows);
+      args.down_bias = down_bias.data();
+      args.out = out.data();
+      backend_.moe(args);
+      world.expect_weights(router, out);
+    }
+  }
+}
+
 TEST_P(CpuMoe, EqualLogitsChooseTheLowerIndex) {
   make_experts(4);
   std::mt19937_64 random(7);
   const std::vector<uint8_t> x = as_act(act_values(random, kHidden, 1.0f));
   const std::vector<float> tied = {1.0f, 3.0f, 3.0f, 3.0f}, clear = {1.0f, 3.0f, 3.0f, -9.0f};
   std::vector<float> tied_out(kHidden, 0.0f), clear_out(kHidden, 0.0f);
-  MoeArgs args = make_args(tied, x, 2, true, 1);
+  MoeArgs args = make_args(tied, x, {.top_k = 2}, 1);
   args.out = tied_out.data();
   backend_.moe(args);
-  args = make_args(clear, x, 2, true, 1);
+  args = make_args(clear, x, {.top_k = 2}, 1);
   args.out = clear_out.data();
   backend_.moe(args);
   EXPECT_EQ(tied_out, clear_out);
 }
 
 TEST_P(CpuMoe, RowsDoNotSeeTheirBatchMates) {
-  make_experts(5);
+  make_experts(8);
   std::mt19937_64 random(8);
   const int num_rows = 40;
-  const std::vector<float> logits = act_values(random, num_rows * 5, 2.0f);
+  const std::vector<float> logits = act_values(random, num_rows * 8, 2.0f);
   const std::vector<float> x = act_values(random, num_rows * kHidden, 1.0f);
   const std::vector<uint8_t> act = as_act(x);
-  std::vector<float> all(num_rows * kHidden, 0.5f);
-  MoeArgs args = make_args(logits, act, 2, true, num_rows);
-  args.out = all.data();
-  backend_.moe(args);
-  for (int row = 0; row < num_rows; ++row) {
-    std::vector<float> alone(kHidden, 0.5f);
-    args = make_args(logits, act, 2, true, 1);
-    args.router_logits = logits.data() + row * 5;
-    args.x = act.data() + row * kHidden * size_of(dtype());
-    args.out = alone.data();
+  const std::vector<float> bias = act_values(random, 8, 0.2f);
+  const Router plain = {.top_k = 2};
+  const Router of_groups = {.scores = RouterScores::kSigmoid,
+                            .selection_bias = bias.data(),
+                            .num_groups = 4,
+                            .top_groups = 2,
+                            .top_k = 3,
+                            .scale = 2.5f};
+  for (const Router& router : {plain, of_groups}) {
+    std::vector<float> all(num_rows * kHidden, 0.5f);
+    MoeArgs args = make_args(logits, act, router, num_rows);
+    if (router.restricts_groups()) add_biases_and_limits(args);
+    args.out = all.data();
     backend_.moe(args);
-    EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + row * kHidden)) << row;
+    args.num_rows = 1;
+    for (int row = 0; row < num_rows; ++row) {
+      std::vector<float> alone(kHidden, 0.5f);
+      args.router_logits = logits.data() + row * 8;
+      args.x = act.data() + row * kHidden * size_of(dtype());
+      args.out = alone.data();
+      backend_.moe(args);
+      EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + row * kHidden)) << row;
+    }
   }
 }
 
@@ -151,7 +197,7 @@ TEST_P(CpuMoe, ExpertsHaveTablesOfTheirOwn) {
     std::vector<float> logits(kExperts, 0.0f);
     logits[expert] = 1.0f;
     std::vector<float>& out = results.emplace_back(kDim, 0.0f);
-    MoeArgs args = make_args(logits, x, 1, true, 1);
+    MoeArgs args = make_args(logits, x, {.top_k = 1}, 1);
     args.out = out.data();
     backend_.moe(args);
 

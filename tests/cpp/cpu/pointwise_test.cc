@@ -106,8 +106,9 @@ TEST_P(CpuPointwise, NormedRowsMayBeActivatedAndStandApart) {
     const int stride = 2 * dim + 3;
     const std::vector<float> x = random_values(random, int64_t{num_rows} * dim, 2.0f);
     const std::vector<float> weight = random_values(random, dim), bias = random_values(random, dim);
-    for (const Activation activation : {Activation::kSilu, Activation::kRelu, Activation::kGelu,
-                                        Activation::kGeluTanh, Activation::kIdentity}) {
+    for (const Activation activation :
+         {Activation::kSilu, Activation::kRelu, Activation::kGelu, Activation::kGeluTanh,
+          Activation::kIdentity, Activation::kReluSquared}) {
       std::vector<uint8_t> out(num_rows * stride * element_bytes, 0x5a);
       NormArgs args = {.norm = {.weight = weight.data(), .bias = bias.data()},
                        .x = x.data(),
@@ -170,9 +171,12 @@ TEST_P(CpuPointwise, ActivatedProjectionsMatchReference) {
   cpu::CpuBackend backend = make_backend();
   std::mt19937_64 random(3);
   const int num_rows = 5, num_in = 24;
-  for (Activation activation : {Activation::kSilu, Activation::kRelu, Activation::kGelu,
-                                Activation::kGeluTanh, Activation::kIdentity}) {
+  for (Activation activation :
+       {Activation::kSilu, Activation::kRelu, Activation::kGelu, Activation::kGeluTanh,
+        Activation::kIdentity, Activation::kReluSquared, Activation::kXielu,
+        Activation::kClampedSwiglu}) {
     for (const bool gated : {false, true}) {
+      if (activation == Activation::kClampedSwiglu && !gated) continue;
       for (int dim : {1, 17, 48, 250}) {
         const int num_out = gated ? 2 * dim : dim;
         const std::vector<float> x = random_values(random, num_rows * num_in);
@@ -191,6 +195,7 @@ TEST_P(CpuPointwise, ActivatedProjectionsMatchReference) {
             .in = {.x = x.data(), .dtype = DType::kF32, .num_rows = num_rows},
             .bias = bias.data(),
             .activation = activation,
+            .constants = reference::kSomeConstants,
             .gated = gated,
             .out = out.data()};
         backend.activated_linear(args);
@@ -202,8 +207,10 @@ TEST_P(CpuPointwise, ActivatedProjectionsMatchReference) {
         for (int row = 0; row < num_rows; ++row) {
           for (int i = 0; i < dim; ++i) {
             const double* sum = &sums[int64_t{row} * num_out];
-            const double up = gated ? sum[dim + i] + bias[dim + i] : 1.0;
-            expected.push_back(reference::activate(activation, sum[i] + bias[i]) * up);
+            const double gate = sum[i] + bias[i];
+            expected.push_back(gated ? reference::gated(activation, args.constants, gate,
+                                                        sum[dim + i] + bias[dim + i])
+                                     : reference::activate(activation, gate, args.constants));
           }
         }
         SCOPED_TRACE(::testing::Message() << static_cast<int>(activation) << " dim " << dim);
@@ -220,6 +227,69 @@ TEST_P(CpuPointwise, ActivatedProjectionsMatchReference) {
         EXPECT_TRUE(
             std::equal(alone.begin(), alone.end(), out.end() - static_cast<int64_t>(alone.size())));
       }
+    }
+  }
+}
+
+// Where e^x - 1 is nearly x, and below and above the polynomial's range.
+TEST_P(CpuPointwise, XieluLosesNoDigitsNearZero) {
+  cpu::CpuBackend backend = make_backend();
+  std::vector<float> x = {0.0f, 3.0f, -0.999f, -1.0f, -1.001f, -30.0f, -100.0f};
+  for (float value = -4.0f; value < -1e-9f; value *= 0.7f) x.push_back(value);
+  x = rounded(x, dtype());
+  const int dim = static_cast<int>(x.size());
+  std::vector<float> unit(dim * dim, 0.0f);
+  for (int i = 0; i < dim; ++i) unit[i * dim + i] = 1.0f;
+  const WeightView view = testing::view_of(unit, dim);
+  const auto packed = backend.pack_linear({.parts = {&view, 1}});
+  for (const float eps : {-1e-6f, 0.0f, -0.3f}) {
+    const ActivationConstants constants = {.negative = 1.0f, .eps = eps};
+    std::vector<uint8_t> out(dim * size_of(dtype()));
+    backend.activated_linear({.weight = packed.get(),
+                              .in = {.x = x.data(), .dtype = DType::kF32, .num_rows = 1},
+                              .activation = Activation::kXielu,
+                              .constants = constants,
+                              .gated = false,
+                              .out = out.data()});
+    const double rounding = dtype() == DType::kBF16 ? 0x1p-8 : 0.0;
+    for (int i = 0; i < dim; ++i) {
+      const double expected = reference::activate(Activation::kXielu, x[i], constants);
+      ASSERT_NEAR(reference::element(out.data(), dtype(), i), expected,
+                  (1e-6 + rounding) * std::abs(expected))
+          << "of " << x[i] << ", eps " << eps;
+    }
+  }
+}
+
+TEST_P(CpuPointwise, RowsAreGatedInPlace) {
+  std::mt19937_64 random(7);
+  const int num_rows = 50;
+  std::vector<float> gates = random_values(random, num_rows, 3.0f);
+  gates[3] = 80.0f;
+  gates[4] = -80.0f;
+  for (const int dim : {1, 17, 640}) {
+    const std::vector<float> values = rounded(random_values(random, num_rows * dim), dtype());
+    std::vector<uint8_t> rows(values.size() * size_of(dtype()));
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (dtype() == DType::kF32) {
+        reinterpret_cast<float*>(rows.data())[i] = values[i];
+      } else {
+        reinterpret_cast<BFloat16*>(rows.data())[i] = to_bfloat16(values[i]);
+      }
+    }
+    const std::vector<uint8_t> before = rows;
+    GateRowsArgs args = {
+        .rows = rows.data(), .gates = gates.data(), .num_rows = num_rows, .dim = dim};
+    const std::vector<double> expected = reference::gated_rows(args, dtype());
+    cpu::CpuBackend backend = make_backend();
+    backend.gate_rows(args);
+    expect_near(rows, expected, 0.0);
+    const int64_t row_bytes = dim * static_cast<int64_t>(size_of(dtype()));
+    for (const int row : {0, 4, 49}) {
+      const int64_t begin = row * row_bytes;
+      std::vector<uint8_t> alone(before.begin() + begin, before.begin() + begin + row_bytes);
+      backend.gate_rows({.rows = alone.data(), .gates = &gates[row], .num_rows = 1, .dim = dim});
+      EXPECT_TRUE(std::equal(alone.begin(), alone.end(), rows.begin() + begin)) << row;
     }
   }
 }

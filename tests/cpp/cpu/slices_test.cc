@@ -485,13 +485,20 @@ TEST_P(CpuSlices, ExpertsThatRanksShareGiveTheBitsOfWholeOnes) {
   const Matrix x(rows, hidden, act(), 1);
   const std::vector<float> logits = random_values(rows * kExperts, 2);
   const std::vector<float> residual = random_values(rows * hidden, 3);
+  const std::vector<float> gate_up_bias = random_values(kExperts * 2 * inner, 4);
+  const std::vector<float> down_bias = random_values(kExperts * hidden, 5);
   // Null ranks: all of it.
   const auto run = [&](Communicator* ranks, std::span<const SliceRun> runs) {
     const KSlices own = ranks != nullptr ? whole.cut(runs[ranks->rank()]) : whole;
     CpuBackend backend = make_backend(ranks != nullptr ? 1 : 2);
     std::vector<std::unique_ptr<PackedLinear>> owned;
     std::vector<const PackedLinear*> firsts, seconds;
+    std::vector<float> own_bias;
     for (int expert = 0; expert < kExperts; ++expert) {
+      for (const int64_t part : {2 * expert, 2 * expert + 1}) {
+        const auto begin = gate_up_bias.begin() + part * inner + own.begin();
+        own_bias.insert(own_bias.end(), begin, begin + own.in_features());
+      }
       const WeightView both = gate_up[expert].view();
       const WeightView parts[] = {rows_of(both, own.begin(), own.in_features()),
                                   rows_of(both, inner + own.begin(), own.in_features())};
@@ -503,10 +510,12 @@ TEST_P(CpuSlices, ExpertsThatRanksShareGiveTheBitsOfWholeOnes) {
     }
     std::vector<float> out = residual;
     backend.moe({.router_logits = logits.data(),
+                 .router = {.top_k = kTopK},
                  .x = x.bytes.data(),
                  .gate_up = firsts,
                  .down = seconds,
-                 .top_k = kTopK,
+                 .gate_up_bias = own_bias.data(),
+                 .down_bias = down_bias.data(),
                  .out = out.data(),
                  .num_rows = rows});
     return out;

@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "comm/thread_communicator.h"
+#include "model/gathered_rows.h"
 #include "model/parts.h"
 #include "testing/checkpoint_files.h"
 #include "testing/text.h"
@@ -171,16 +172,78 @@ class TensorLoaderTest : public ::testing::Test {
       make_backend({.device = "cpu", .num_threads = 1, .act_dtype = DType::kF32});
 };
 
+void expect_row(const WeightView& a, int64_t row_of_a, const WeightView& b, int64_t row_of_b) {
+  ASSERT_EQ(a.in_features(), b.in_features());
+  std::vector<float> expected(a.in_features()), found(b.in_features());
+  if (a.is_quantized()) {
+    dequantize_row(a, row_of_a, expected.data());
+    dequantize_row(b, row_of_b, found.data());
+  } else {
+    const size_t count = expected.size();
+    std::copy_n(static_cast<const float*>(a.values.data) + row_of_a * a.in_features(), count,
+                expected.begin());
+    std::copy_n(static_cast<const float*>(b.values.data) + row_of_b * b.in_features(), count,
+                found.begin());
+  }
+  EXPECT_EQ(expected, found);
+}
+// `matrix` has the rows of `pieces` one after another.
+void expect_rows_of(const std::vector<WeightView>& pieces, const WeightView& matrix) {
+  int64_t next = 0;
+  for (const WeightView& piece : pieces) {
+    for (int64_t row = 0; row < piece.rows(); ++row) expect_row(piece, row, matrix, next++);
+  }
+  EXPECT_EQ(matrix.rows(), next);
+}
+
 TEST_F(TensorLoaderTest, PiecesComeInTheOrderAskedFor) {
   TensorLoader loader = this->loader();
   const std::vector<RowRange> order = {{9, 2}, {1, 3}, {4, 1}, {11, 1}, {1, 1}};
-  for (const auto& pieces : {loader.read_rows({"w", kRows, order}, kColumns),
-                             loader.read_stack("stack", {3, 4, kColumns}, order)}) {
-    ASSERT_EQ(pieces.size(), order.size());
-    for (size_t i = 0; i < order.size(); ++i) {
-      EXPECT_EQ(pieces[i].rows(), order[i].count);
-      EXPECT_EQ(first_row(pieces[i]), order[i].begin);
-    }
+  const auto pieces = loader.read_rows({"w", kRows, order}, kColumns);
+  ASSERT_EQ(pieces.size(), order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    EXPECT_EQ(pieces[i].rows(), order[i].count);
+    EXPECT_EQ(first_row(pieces[i]), order[i].begin);
+    const WeightView stacked = loader.read_stack("stack", {3, 4, kColumns}, order[i]);
+    EXPECT_EQ(stacked.rows(), order[i].count);
+    EXPECT_EQ(first_row(stacked), order[i].begin);
+  }
+}
+
+TEST_F(TensorLoaderTest, GatheredRowsKeepTheirValues) {
+  TensorLoader loader = this->loader();
+  const std::vector<RowRange> order = {{9, 2}, {1, 3}, {4, 1}, {11, 1}, {8, 1}};
+  for (const char* name : {"w", "f8"}) {
+    const auto pieces = loader.read_rows({name, kRows, order}, kColumns);
+    const GatheredRows gathered(pieces);
+    expect_rows_of(pieces, gathered.view());
+    const WeightView whole = loader.read_matrix(name, kRows, kColumns);
+    expect_rows_of(every_row(whole, 1, 3), GatheredRows(every_row(whole, 1, 3)).view());
+  }
+}
+
+TEST(GatheredRowsTest, KeepWhatBelongsToCodes) {
+  constexpr int64_t kRows = 5, kInputs = 64, kGroups = 2;
+  std::vector<uint8_t> codes(kRows * kInputs / 2), zeros(kRows * kGroups);
+  std::vector<uint16_t> scales(kRows * kGroups), mins(kRows * kGroups);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 37);
+  for (size_t i = 0; i < scales.size(); ++i) {
+    scales[i] = float_to_half(0.5f + static_cast<float>(i));
+    mins[i] = float_to_half(-3.0f - static_cast<float>(i));
+    zeros[i] = static_cast<uint8_t>(i % 16);
+  }
+  WeightView matrix = {
+      .values = {.data = codes.data(), .dtype = DType::kU8, .shape = {kRows, kInputs / 2}},
+      .scales = scales.data(),
+      .group_size = 32};
+  for (const bool has_mins : {true, false}) {
+    matrix.mins = has_mins ? mins.data() : nullptr;
+    matrix.zeros = has_mins ? nullptr : zeros.data();
+    const auto rows = every_row(matrix, 1, 2);
+    ASSERT_EQ(rows.size(), 2u);
+    expect_row(matrix, 3, rows[1], 0);
+    const GatheredRows gathered(rows);
+    expect_rows_of(rows, gathered.view());
   }
 }
 

@@ -13,9 +13,11 @@
 namespace specdec::cuda {
 namespace {
 
+using specdec::testing::from_bits;
 using specdec::testing::random_values;
 using specdec::testing::rounded;
 using specdec::testing::rounding_unit;
+using specdec::testing::to_bits;
 using specdec::testing::view_of;
 using testing::DeviceKind;
 
@@ -128,8 +130,9 @@ TEST_P(CudaPointwise, NormedRowsMayBeActivatedAndStandApart) {
     for (const int dim : {17, 300}) {
       const std::vector<float> x = random_values(num_rows * dim, 1, 2.0f);
       const std::vector<float> weight = random_values(dim, 2), bias = random_values(dim, 3);
-      for (const Activation activation : {Activation::kSilu, Activation::kRelu, Activation::kGelu,
-                                          Activation::kGeluTanh, Activation::kIdentity}) {
+      for (const Activation activation :
+           {Activation::kSilu, Activation::kRelu, Activation::kGelu, Activation::kGeluTanh,
+            Activation::kIdentity, Activation::kReluSquared}) {
         for (DType out_dtype : {DType::kF32, act}) {
           NormArgs args = {.norm = {.weight = weight.data(), .bias = bias.data()},
                            .x = x.data(),
@@ -162,6 +165,41 @@ TEST_P(CudaPointwise, NormedRowsMayBeActivatedAndStandApart) {
             ASSERT_EQ(0, std::memcmp(alone.data(), &*at, row_bytes)) << row;
           }
         }
+      }
+    }
+  }
+}
+
+TEST_P(CudaPointwise, RowsAreGatedInPlace) {
+  const int num_rows = 5;
+  const std::vector<float> gates = {0.3f, -2.0f, 80.0f, -80.0f, 4.0f};
+  for (DType act : {DType::kBF16, DType::kF16}) {
+    World world(GetParam(), act);
+    for (const int dim : {1, 17, 300}) {
+      const std::vector<uint16_t> before = to_bits(random_values(num_rows * dim, 1), act);
+      const auto run = [&](int begin, int count) {
+        Buffer rows = world.upload(std::vector<uint16_t>(before.begin() + begin * dim,
+                                                         before.begin() + (begin + count) * dim));
+        const Buffer device_gates =
+            world.upload(std::vector<float>(gates.begin() + begin, gates.begin() + begin + count));
+        world.backend->gate_rows({.rows = rows.data(),
+                                  .gates = device_gates.as<float>(),
+                                  .num_rows = count,
+                                  .dim = dim});
+        return world.download<uint16_t>(rows);
+      };
+      const std::vector<uint16_t> all = run(0, num_rows);
+      std::vector<uint16_t> copy = before;
+      const std::vector<double> expected = reference::gated_rows(
+          {.rows = copy.data(), .gates = gates.data(), .num_rows = num_rows, .dim = dim}, act);
+      for (size_t i = 0; i < all.size(); ++i) {
+        ASSERT_NEAR(from_bits(all[i], act), expected[i],
+                    (2e-6 + rounding_unit(act)) * std::abs(expected[i]) + 1e-7)
+            << i << " of " << dim;
+      }
+      for (int row = 0; row < num_rows; ++row) {
+        const std::vector<uint16_t> alone = run(row, 1);
+        EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + row * dim)) << row;
       }
     }
   }

@@ -138,10 +138,11 @@ TEST_P(ProjectionChooserTest, ActivationsAreAppliedToSumsAndGates) {
           {.weight = weight.get(),
            .in = {.x = x_wide.data(), .dtype = DType::kF32, .num_rows = kRows},
            .bias = bias_buffer.as<float>(),
-           .activation = Activation::kRelu,
+           .activation = Activation::kXielu,
+           .constants = reference::kSomeConstants,
            .gated = gated,
            .out = out.data()});
-      expect_activated(download<uint16_t>(out), sums, bias, Activation::kRelu, gated);
+      expect_activated(download<uint16_t>(out), sums, bias, Activation::kXielu, gated);
     }
   }
 }

@@ -265,17 +265,52 @@ TEST_P(ProjectionTest, ActivationsAreAppliedToSumsAndGates) {
       if (gated) matrix.insert(matrix.end(), ups.begin(), ups.end());
       const auto weight = pack(matrix, gated ? 2 * kDim : kDim, kK, gated);
       const std::vector<double> sums = products(x, matrix, kK);
-      for (const Activation activation : {Activation::kSilu, Activation::kRelu, Activation::kGelu,
-                                          Activation::kGeluTanh, Activation::kIdentity}) {
+      for (const Activation activation :
+           {Activation::kSilu, Activation::kRelu, Activation::kGelu, Activation::kGeluTanh,
+            Activation::kIdentity, Activation::kReluSquared, Activation::kXielu,
+            Activation::kClampedSwiglu}) {
+        if (activation == Activation::kClampedSwiglu && !gated) continue;
         Buffer out = allocate<uint16_t>(num_rows * kDim);
         backend->activated_linear({.weight = weight.get(),
                                    .in = {.x = x_act.data(), .dtype = act_, .num_rows = num_rows},
                                    .bias = bias_buffer.as<float>(),
                                    .activation = activation,
+                                   .constants = reference::kSomeConstants,
                                    .gated = gated,
                                    .out = out.data()});
         expect_activated(download<uint16_t>(out), sums, bias, activation, gated);
       }
+    }
+  }
+}
+
+// With bfloat16, whose values may be small: where e^x - 1 is nearly x.
+TEST_P(ProjectionTest, XieluLosesNoDigitsNearZero) {
+  if (act_ != DType::kBF16) GTEST_SKIP() << "results are too small";
+  constexpr int kDim = 64;
+  std::vector<float> x(kDim), unit(kDim * kDim, 0.0f);
+  for (int i = 0; i < kDim; ++i) {
+    x[i] = i == 0 ? -20.0f : 0.75f * x[i - 1];
+    unit[i * kDim + i] = 1.0f;
+  }
+  x = rounded(x, act_);
+  const auto weight = pack(unit, kDim, kDim);
+  const Buffer in = upload_act(x);
+  for (const float eps : {-1e-6f, -0.3f}) {
+    const ActivationConstants constants = {.negative = 1.0f, .eps = eps};
+    Buffer out = allocate<uint16_t>(kDim);
+    backend->activated_linear({.weight = weight.get(),
+                               .in = {.x = in.data(), .dtype = act_, .num_rows = 1},
+                               .activation = Activation::kXielu,
+                               .constants = constants,
+                               .gated = false,
+                               .out = out.data()});
+    const std::vector<uint16_t> result = download<uint16_t>(out);
+    for (int i = 0; i < kDim; ++i) {
+      const double expected = reference::activate(Activation::kXielu, x[i], constants);
+      ASSERT_NEAR(from_bits(result[i], act_), expected,
+                  (2e-6 + rounding_unit(act_)) * std::abs(expected))
+          << "of " << x[i] << ", eps " << eps;
     }
   }
 }

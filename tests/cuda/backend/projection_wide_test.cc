@@ -99,12 +99,13 @@ TEST_P(WideProjectionTest, ActivationsAreAppliedToSumsAndGates) {
     backend->activated_linear({.weight = weight.get(),
                                .in = {.x = x_wide.data(), .dtype = DType::kF32, .num_rows = kRows},
                                .bias = bias_buffer.as<float>(),
-                               .activation = Activation::kRelu,
+                               .activation = Activation::kXielu,
+                               .constants = reference::kSomeConstants,
                                .gated = gated,
                                .out = out.data()});
     EXPECT_EQ(num_wide_projections, 1);
     expect_activated(download<uint16_t>(out), products(rounded(x, act_), used, kK), bias,
-                     Activation::kRelu, gated);
+                     Activation::kXielu, gated);
   }
 }
 

@@ -278,13 +278,20 @@ TEST_P(CudaSlices, ExpertsThatRanksShareGiveTheBitsOfWholeOnes) {
   const std::vector<float> x = rounded(random_values(kRows * kHidden, 1), kAct);
   const std::vector<float> logits = random_values(kRows * kExperts, 2);
   const std::vector<float> residual = random_values(kRows * kHidden, 3);
+  const std::vector<float> gate_up_bias = random_values(kExperts * 2 * kInner, 4);
+  const std::vector<float> down_bias = random_values(kExperts * kHidden, 5);
   for (const WeightFormat format : {WeightFormat::kAct, WeightFormat::kInt8}) {
     const auto run = [&](Communicator* ranks, std::span<const SliceRun> runs, int rows) {
       const KSlices own = ranks != nullptr ? whole.cut(runs[ranks->rank()]) : whole;
       World world(GetParam());
       std::vector<std::unique_ptr<PackedLinear>> owned;
       std::vector<const PackedLinear*> firsts, seconds;
+      std::vector<float> own_bias;
       for (int expert = 0; expert < kExperts; ++expert) {
+        for (const int64_t part : {2 * expert, 2 * expert + 1}) {
+          const auto begin = gate_up_bias.begin() + part * kInner + own.begin();
+          own_bias.insert(own_bias.end(), begin, begin + own.in_features());
+        }
         const auto part = [&](int64_t first) {
           return WeightView{.values = {gate_up[expert].data() + first * kHidden,
                                        DType::kF32,
@@ -304,12 +311,15 @@ TEST_P(CudaSlices, ExpertsThatRanksShareGiveTheBitsOfWholeOnes) {
       }
       const Buffer device_logits = world.upload(logits);
       const Buffer device_x = world.upload(to_bits(x, kAct));
+      const Buffer first_bias = world.upload(own_bias), second_bias = world.upload(down_bias);
       Buffer out = world.upload(residual);
       world.backend->moe({.router_logits = device_logits.as<float>(),
+                          .router = {.top_k = 2},
                           .x = device_x.data(),
                           .gate_up = firsts,
                           .down = seconds,
-                          .top_k = 2,
+                          .gate_up_bias = first_bias.as<float>(),
+                          .down_bias = second_bias.as<float>(),
                           .out = out.as<float>(),
                           .num_rows = rows});
       return world.download<float>(out);

@@ -333,7 +333,8 @@ std::vector<std::pair<int, double>> routed(const Router& router, std::span<const
   const auto best_first = [](const std::vector<double>& values) {
     std::vector<int> order(values.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return values[a] > values[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return values[a] > values[b]; });
     return order;
   };
   const int group_size = num_experts / router.num_groups;

@@ -50,6 +50,13 @@ std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, P
 std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv& kv,
                                    DType act_dtype);
 
+// Constants that make a difference to values of about 1.
+inline constexpr ActivationConstants kSomeConstants = {.positive = 0.8f,
+                                                       .negative = 1.3f,
+                                                       .beta = 0.5f,
+                                                       .eps = -0.01f,
+                                                       .alpha = 1.702f,
+                                                       .limit = 0.7f};
 // All but kClampedSwiglu.
 double activate(Activation activation, double x, const ActivationConstants& constants = {});
 // The result of a gate and what it multiplies.

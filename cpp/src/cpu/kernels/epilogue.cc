@@ -78,8 +78,7 @@ struct Plain {
 struct Xielu {
   static F32x16 of(const ActivationFactors& factors, F32x16 x) {
     const F32x16 least = min(x, broadcast(factors.eps));
-    const F32x16 negative =
-        broadcast(factors.negative) * (exp_minus_line(least) + (least - x));
+    const F32x16 negative = broadcast(factors.negative) * (exp_minus_line(least) + (least - x));
     const F32x16 positive = broadcast(factors.positive) * x * x;
     return broadcast(factors.beta) * x + select_less(zero(), x, positive, negative);
   }

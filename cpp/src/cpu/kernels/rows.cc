@@ -176,8 +176,8 @@ void gate(const GateTask& task) {
 
 RowsKernels rows_kernels();
 RowsKernels rows_kernels() {
-  return {prepare_f32, prepare<uint16_t>, prepare_widened_bf16, prepare_codes<int8_t>,
-          prepare_codes<int16_t>, gate};
+  return {prepare_f32,           prepare<uint16_t>,      prepare_widened_bf16,
+          prepare_codes<int8_t>, prepare_codes<int16_t>, gate};
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -1,5 +1,5 @@
-// Prepares rows for a projection: gathers, normalises and converts them; and gates rows. Plain aggregates only: see
-// kernel_table.h.
+// Prepares rows for a projection: gathers, normalises and converts them; and gates rows. Plain
+// aggregates only: see kernel_table.h.
 #pragma once
 
 #include <cstdint>
