@@ -1,0 +1,196 @@
+"""Writes the part of docs/supported.md that says which classes of transformers load.
+
+python tests/python/testing/supported_page.py            everything: minutes
+python tests/python/testing/supported_page.py TYPE...    rows of these model types, and the refusals
+"""
+
+import argparse
+import functools
+import inspect
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.models.auto import modeling_auto
+
+from every_family import (
+    MANY_LAYERS,
+    Family,
+    Report,
+    families,
+    kinds_of_layers,
+    known_families,
+    refusal_of_class,
+    sweep,
+)
+
+PAGE = Path(__file__).parents[3] / "docs" / "supported.md"
+BEGIN = "<!-- written by tests/python/testing/supported_page.py -->\n"
+END = "<!-- end of what is written -->\n"
+
+LOADED = """\
+| class of transformers | not implemented, and refused by the name of the key |
+|---|---|
+"""
+REFUSED = """\
+| why | classes that are refused by their name, `architectures` |
+|---|---|
+"""
+WRAPPER = "has an image, sound or video part, of which the text part loads (see above)"
+MULTIMODAL = "has an image, sound or video part, or needs another model beside it"
+ENCODER = "is an encoder, or the decoder of a model with an encoder"
+RECURRENT = "has layers with a state instead of attention (state-space, linear or convolution)"
+LATENT = "stores a latent vector for each token instead of keys and values (MLA)"
+POSITIONS = "has other positions than rotary ones (absolute, relative or ALiBi)"
+EXPERTS = "has experts, in a way that is not implemented"
+OTHER = "computes something else that is not implemented"
+# Where the rules below cannot see it.
+REASONS = {
+    "bert-generation": ENCODER,
+    "blt": "reads bytes, in patches",
+    "codegen": OTHER,
+    "cohere_compass_text": ENCODER,
+    "gptj": OTHER,
+    "hrm_text": "goes through its layers several times",
+    "lfm2": RECURRENT,
+    "moshi": MULTIMODAL,
+    "recurrent_gemma": RECURRENT,
+    "rwkv": RECURRENT,
+    "trocr": ENCODER,
+    "xlstm": RECURRENT,
+    "zaya": RECURRENT,
+}
+STATES = re.compile(r"^(mamba_|conv_|ssm_|linear_num_|lru_|state_size$|rwkv|cca_)")
+OF_ENCODERS = (
+    modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+)
+
+
+def reason(family: Family) -> str:
+    """Why the engine does not have a class, from what its config is called and has."""
+    keys = {*family.defaults, *family.aliases}
+    parts = {*family.config_class.sub_configs_defaults}
+    kinds = kinds_of_layers(family, {family.aliases.get("num_hidden_layers", ""): MANY_LAYERS})
+    has_encoder = any(family.model_type in names for names in OF_ENCODERS)
+    has_states = any(map(STATES.search, keys)) or kinds & {"linear_attention", "conv", "hybrid"}
+    has_ropes = "rope_parameters" in inspect.getsource(family.config_class)
+    rules = [
+        (family.model_type in REASONS, REASONS.get(family.model_type, "")),
+        (parts & {"vision_config", "audio_config", "text_config"}, MULTIMODAL),
+        (has_encoder or "is_encoder_decoder" in keys, ENCODER),
+        (has_states, RECURRENT),
+        ("kv_lora_rank" in keys, LATENT),
+        (not has_ropes, POSITIONS),
+        (any("expert" in key for key in keys), EXPERTS),
+    ]
+    return next((text for holds, text in rules if holds), OTHER)
+
+
+@functools.cache
+def refusals() -> dict[str, list[str]]:
+    """The classes that are refused, by the reason."""
+    known = {family.architecture for family in known_families().values()}
+    reasons: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for family in families().values():
+            if family.architecture in known:
+                continue
+            text = refusal_of_class(family, Path(directory))
+            why = reason(family) if "is not known" in text else WRAPPER
+            # Where a class is a whole and its text part, the text part says more.
+            if reasons.get(family.architecture, MULTIMODAL) == MULTIMODAL:
+                reasons[family.architecture] = why
+    return {
+        why: sorted((name for name in reasons if reasons[name] == why), key=str.lower)
+        for why in sorted(set(reasons.values()))
+    }
+
+
+def name_of(family: Family) -> str:
+    """The class, with the model type where it has several."""
+    several = [other for other in families().values() if other.architecture == family.architecture]
+    name = f"`{family.architecture}`"
+    return name if len(several) == 1 else f"{name}, `{family.model_type}`"
+
+
+def row_of(report: Report) -> str:
+    details = []
+    for key in sorted(report.refused):
+        loads = {label(key, value) for value in report.loaded.get(key, [])}
+        refused = {label(key, value): None for value in report.refused[key]}
+        some = [text for text in refused if text not in loads]
+        if some:
+            details.append(f"`{key}`" + (f" ({', '.join(some)})" if loads else ""))
+    return f"| {name_of(report.family)} | {'; '.join(details)} |"
+
+
+def label(key: str, value: Any) -> str:
+    """What a value is about, in a word or two."""
+    if key == "rope_parameters":
+        inner = [part for part in value.values() if isinstance(part, dict)] or [value]
+        types = {part["rope_type"] for part in inner} - {"default"}
+        return ", ".join(types) or next(
+            (name for name in ("partial_rotary_factor",) if any(name in part for part in inner)),
+            "default",
+        )
+    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        return " with ".join(sorted(set(value)))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def rows_on(page: str) -> dict[str, str]:
+    """The rows of classes that load, by their first cell."""
+    section = page.partition(BEGIN)[2].partition(END)[0].partition(REFUSED)[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return {line.split("|")[1].strip(): line for line in lines}
+
+
+def write_page(page: str, rows: Mapping[str, str]) -> str:
+    """The page with these rows; a row that is not given stays, if the class loads."""
+    names = sorted(map(name_of, known_families().values()), key=str.lower)
+    rows = {**rows_on(page), **rows}
+    kept = [rows.get(name, f"| {name} | not checked yet |") for name in names]
+    refused = "".join(
+        f"| {text} | {', '.join(f'`{name}`' for name in names)} |\n"
+        for text, names in refusals().items()
+    )
+    release = ".".join(transformers.__version__.split(".")[:2])
+    counts = f"{len({family.architecture for family in families().values()})} classes"
+    head = (
+        f"Of the {counts} of causal language models in transformers {release}, "
+        f"{len({family.architecture for family in known_families().values()})} load.\n\n"
+    )
+    before, _, rest = page.partition(BEGIN)
+    section = head + LOADED + "".join(f"{row}\n" for row in kept) + "\n" + REFUSED + refused
+    return before + BEGIN + section + END + rest.partition(END)[2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model_types", nargs="*", metavar="TYPE")
+    chosen = parser.parse_args().model_types
+    rows = {}
+    problems = []
+    for name, family in known_families().items():
+        if chosen and name not in chosen:
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            report = sweep(family, Path(directory) / "model")
+        print(f"{name}: {report.num_compared} compared, {len(report.problems)} problems")
+        rows[name_of(family)] = row_of(report)
+        problems += report.problems
+    PAGE.write_text(write_page(PAGE.read_text(), rows))
+    print("\n".join(problems))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
