@@ -23,16 +23,17 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from logprobs import Array, engine_logprobs, random_tokens
+from logprobs import Array, likeliest_logprobs, random_tokens
 from specdec_native import Engine, _core
 from specdec_native.errors import CheckpointError
 
 Settings = dict[str, Any]
+AUTO_MODEL: Any = transformers.AutoModelForCausalLM
+CONFIGS: Any = transformers.CONFIG_MAPPING
 
-TOLERANCE = 1e-4  # of the range of logprobs; errors of rounding are about 1e-6
+TOLERANCE = 3e-5  # of the range of logprobs; errors of rounding are about 1e-6
 TOKENS = random_tokens(120, seed=1)  # several times as long as a window
 NUM_LAYERS = 4
 MANY_LAYERS = 12  # more than any pattern of layers has
@@ -101,6 +102,7 @@ VALUES: dict[str, list[Any]] = {
     "sliding_window": [12, None],
     "num_experts_per_tok": [1, 2, 8],
     "partial_rotary_factor": [0.5],
+    "rope_scaling": [{"type": "linear", "factor": 2.5}],
     "rope_theta": [50.0],
 }
 # Keys that a refusal may name instead: the sizes of heads follow from each other.
@@ -115,9 +117,6 @@ SHARED: dict[str, list[Any]] = {
     "head_dim": [8],
     "is_causal": [False],
     "layer_types": [["full_attention", "sliding_attention"] * 2],
-    "partial_rotary_factor": [0.5],
-    "rope_scaling": [{"type": "linear", "factor": 2.5}],
-    "rope_theta": [50.0],
     "sliding_window": [12],
     "tie_word_embeddings": [True],
     "use_bidirectional_attention": [True],
@@ -144,7 +143,7 @@ class Family:
 
     @functools.cached_property
     def config_class(self) -> Any:
-        return getattr(transformers, CONFIG_MAPPING_NAMES[self.model_type])
+        return CONFIGS[self.model_type]
 
     @functools.cached_property
     def defaults(self) -> Settings:
@@ -251,16 +250,14 @@ def read_config(family: Family, settings: Settings) -> Any:
 
 def count_parameters(family: Family, settings: Settings) -> int:
     with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(read_config(family, settings))
-    return int(model.num_parameters())
+        return int(AUTO_MODEL.from_config(read_config(family, settings)).num_parameters())
 
 
 def build(family: Family, settings: Settings, seed: int) -> Any:
     """A model with random weights, in float32."""
     config = read_config(family, settings)
     config._experts_implementation = "eager"  # the others ask for certain sizes
-    model: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    model = model.float().eval()
+    model = AUTO_MODEL.from_config(config, attn_implementation="eager").float().eval()
     num_experts = SIZES["num_experts"]
     persistent = set(model.state_dict())
     buffers = [
@@ -472,7 +469,7 @@ class Comparison:
 
     def _ask_engine(self, config: Settings, num_logprobs: int) -> Array:
         write_config(self.directory, config)
-        return engine_logprobs(
+        return likeliest_logprobs(
             self.directory,
             TOKENS,
             num_logprobs,
@@ -488,7 +485,6 @@ class Comparison:
 
 def others(family: Family, key: str, value: Any) -> Iterator[Any]:
     """Values of a key of the class that are not `value`, which it has in the base."""
-    kind = family.types.get(key, "")
     if key in VALUES:
         yield from VALUES[key]
     elif re.search(r"(^|_)act(ivation)?(_|$)", key):
@@ -496,21 +492,31 @@ def others(family: Family, key: str, value: Any) -> Iterator[Any]:
     elif key.endswith("layer_types"):
         for pattern in MLP_PATTERNS if "mlp" in key else LAYER_PATTERNS:
             yield (pattern * MANY_LAYERS)[: family.num_layers]
-    elif isinstance(value, bool):
+    elif value is None:
+        yield from others_than_none(family.types.get(key, ""))
+    else:
+        yield from others_than(value, is_size=key in family.base, is_epsilon="eps" in key)
+        if "None" in family.types.get(key, ""):
+            yield None
+    if re.search(r"\bstr\b|Literal", family.types.get(key, "")):
+        yield from words_of(family, key)
+
+
+def others_than(value: Any, *, is_size: bool, is_epsilon: bool) -> Iterator[Any]:
+    if isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
-        yield from (value + 1, 2 * value) if value > 8 or key in family.base else (value + 1, 2, 0)
+        yield from (value + 1, 2 * value) if is_size or value > 8 else (value + 1, 2, 0)
     elif isinstance(value, float):
-        yield from [0.05] if "eps" in key else [1.3 * value, 0.2 * value] if value else [0.5]
+        usual = [1.3 * value, 0.2 * value] if value else [0.5]
+        yield from [0.05] if is_epsilon else usual
     elif isinstance(value, list) and value:
         yield value[::-1]
-        yield [not entry if isinstance(entry, bool) else entry for entry in value[1:] + value[:1]]
-    elif isinstance(value, str) or "str" in kind or "Literal" in kind:
-        yield from words_of(family, key)
-    if value is not None:
-        if "None" in kind:
-            yield None
-        return
+        yield value[1:] + value[:1]
+
+
+def others_than_none(kind: str) -> Iterator[Any]:
+    """Values of a type, as Python writes it."""
     if "bool" in kind:
         yield from (True, False)
     if "list[int]" in kind:
@@ -613,9 +619,9 @@ def other_cases(family: Family, base: Settings) -> Iterator[Case]:
                 if value != value_in(base, family, key):
                     yield Case({alias: value}, left_out=frozenset({key}))
     read = set(re.findall(r'kwargs\.(?:pop|get)\("(\w+)"', inspect.getsource(family.config_class)))
-    for key in sorted(read | set(SHARED)):
+    for key in sorted(read | set(SHARED) | {"partial_rotary_factor", "rope_scaling", "rope_theta"}):
         if key not in family.defaults and not WITHOUT_EFFECT.search(key):
-            for value in SHARED.get(key, [2, 0.5, True]):
+            for value in SHARED.get(key) or VALUES.get(key, [2, 0.5, True]):
                 yield Case({key: value})
     for value in ({"intermediate_size": 80}, {"skip": ["mlp"]}):
         yield Case({"per_layer_config": {"1": value}})

@@ -6,15 +6,16 @@ python tests/python/testing/supported_page.py TYPE...    rows of these model typ
 
 import argparse
 import functools
-import inspect
 import json
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
@@ -38,25 +39,24 @@ LOADED = """\
 |---|---|
 """
 REFUSED = """\
-| why | classes that are refused by their name, `architectures` |
+| not implemented, and refused by the name of the class | |
 |---|---|
 """
-WRAPPER = "has an image, sound or video part, of which the text part loads (see above)"
-MULTIMODAL = "has an image, sound or video part, or needs another model beside it"
-ENCODER = "is an encoder, or the decoder of a model with an encoder"
-RECURRENT = "has layers with a state instead of attention (state-space, linear or convolution)"
-LATENT = "stores a latent vector for each token instead of keys and values (MLA)"
-POSITIONS = "has other positions than rotary ones (absolute, relative or ALiBi)"
-EXPERTS = "has experts, in a way that is not implemented"
-OTHER = "computes something else that is not implemented"
+SUFFIX = "ForCausalLM"
+WRAPPER = ""  # is not refused
+MULTIMODAL = "an image, sound or video part, or another model beside it"
+ENCODER = "encoders, and decoders of models with an encoder"
+RECURRENT = "layers with a state in place of attention (state-space, linear attention, convolution)"
+LATENT = "a latent vector for each token in place of keys and values (MLA)"
+POSITIONS = "other positions than rotary ones (absolute, relative, ALiBi)"
+EXPERTS = "other experts, or other choices among them"
+OTHER = "something else in the network"
 # Where the rules below cannot see it.
 REASONS = {
     "bert-generation": ENCODER,
-    "blt": "reads bytes, in patches",
-    "codegen": OTHER,
+    "blt": "patches of bytes in place of tokens",
     "cohere_compass_text": ENCODER,
-    "gptj": OTHER,
-    "hrm_text": "goes through its layers several times",
+    "hrm_text": "layers that a token passes several times",
     "lfm2": RECURRENT,
     "moshi": MULTIMODAL,
     "recurrent_gemma": RECURRENT,
@@ -81,7 +81,7 @@ def reason(family: Family) -> str:
     kinds = kinds_of_layers(family, {family.aliases.get("num_hidden_layers", ""): MANY_LAYERS})
     has_encoder = any(family.model_type in names for names in OF_ENCODERS)
     has_states = any(map(STATES.search, keys)) or kinds & {"linear_attention", "conv", "hybrid"}
-    has_ropes = "rope_parameters" in inspect.getsource(family.config_class)
+    has_ropes = any("rope" in key or "rotary" in key for key in keys)
     rules = [
         (family.model_type in REASONS, REASONS.get(family.model_type, "")),
         (parts & {"vision_config", "audio_config", "text_config"}, MULTIMODAL),
@@ -157,19 +157,24 @@ def write_page(page: str, rows: Mapping[str, str]) -> str:
     """The page with these rows; a row that is not given stays, if the class loads."""
     names = sorted(map(name_of, known_families().values()), key=str.lower)
     rows = {**rows_on(page), **rows}
-    kept = [rows.get(name, f"| {name} | not checked yet |") for name in names]
+    loaded = "".join(rows.get(name, f"| {name} | not checked yet |") + "\n" for name in names)
+    by_reason = refusals()
+    wrappers = ", ".join(f"`{name}`" for name in by_reason.get(WRAPPER, []))
     refused = "".join(
-        f"| {text} | {', '.join(f'`{name}`' for name in names)} |\n"
-        for text, names in refusals().items()
+        f"| {why} | {', '.join(name.removesuffix(SUFFIX) for name in names)} |\n"
+        for why, names in by_reason.items()
+        if why != WRAPPER
     )
+    num_known = len({family.architecture for family in known_families().values()})
+    num_all = len({family.architecture for family in families().values()})
     release = ".".join(transformers.__version__.split(".")[:2])
-    counts = f"{len({family.architecture for family in families().values()})} classes"
     head = (
-        f"Of the {counts} of causal language models in transformers {release}, "
-        f"{len({family.architecture for family in known_families().values()})} load.\n\n"
+        f"Of the {num_all} classes of causal language models in transformers {release}, "
+        f"{num_known} load, and the text part of {wrappers}.\n\n"
     )
+    between = f"\nIn this table `{SUFFIX}` is left out behind names.\n\n"
+    section = head + LOADED + loaded + between + REFUSED + refused
     before, _, rest = page.partition(BEGIN)
-    section = head + LOADED + "".join(f"{row}\n" for row in kept) + "\n" + REFUSED + refused
     return before + BEGIN + section + END + rest.partition(END)[2]
 
 
@@ -177,6 +182,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model_types", nargs="*", metavar="TYPE")
     chosen = parser.parse_args().model_types
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # for such matrices, more are slower
     rows = {}
     problems = []
     for name, family in known_families().items():

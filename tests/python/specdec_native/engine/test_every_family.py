@@ -10,7 +10,7 @@ import pytest
 
 import every_family
 from every_family import Report, Settings, families, known_families, sweep
-from logprobs import Array, engine_logprobs
+from logprobs import Array, likeliest_logprobs
 from supported_page import PAGE, name_of, row_of, rows_on
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -79,8 +79,8 @@ def test_other_exceptions_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def fail(model: Path, *arguments: Any, **options: Any) -> Array:
         if "gelu" in (model / "config.json").read_text():
             raise RuntimeError("broken")
-        return engine_logprobs(model, *arguments, **options)
+        return likeliest_logprobs(model, *arguments, **options)
 
-    monkeypatch.setattr(every_family, "engine_logprobs", fail)
+    monkeypatch.setattr(every_family, "likeliest_logprobs", fail)
     problems = sweep_of_activations(tmp_path).problems
     assert any("fails: RuntimeError: broken" in text for text in problems)
