@@ -42,10 +42,10 @@ def test_a_page_that_differs_is_seen() -> None:
         assert write_page(spoiled, {}) != spoiled
 
 
-def test_every_class_of_the_engine_is_swept() -> None:
-    assert {family.architecture for family in known_families().values()} == set(
-        _core.known_architectures()
-    )
+def test_every_class_of_the_engine_is_on_the_page() -> None:
+    page = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    for architecture in _core.known_architectures():
+        assert f"`{architecture}`" in page
 
 
 def test_every_class_is_on_the_page_once() -> None:

@@ -33,7 +33,7 @@ Settings = dict[str, Any]
 AUTO_MODEL: Any = transformers.AutoModelForCausalLM
 CONFIGS: Any = transformers.CONFIG_MAPPING
 
-TOLERANCE = 3e-5  # of the range of logprobs; errors of rounding are about 1e-6
+TOLERANCE = 1e-4  # of the range of logprobs; errors of rounding are about 1e-6
 TOKENS = random_tokens(120, seed=1)  # several times as long as a window
 NUM_LAYERS = 4
 MANY_LAYERS = 12  # more than any pattern of layers has
@@ -105,11 +105,15 @@ VALUES: dict[str, list[Any]] = {
     "rope_scaling": [{"type": "linear", "factor": 2.5}],
     "rope_theta": [50.0],
 }
-# Keys that a refusal may name instead: the sizes of heads follow from each other.
+# Keys that a refusal may name instead: one has to fit the other.
 IMPLIED = {
     "hidden_size": ["head_dim"],
-    "num_attention_heads": ["head_dim"],
+    "num_attention_heads": ["head_dim", "hidden_size"],
     "head_dim": ["num_attention_heads"],
+    "layer_types": ["sliding_window"],
+    "n_group": ["topk_group"],
+    "n_routed_experts": ["n_group"],
+    "num_experts_per_tok": ["topk_group"],
 }
 # Keys that code shared by transformers' classes reads, whether or not a class has them.
 SHARED: dict[str, list[Any]] = {
@@ -437,6 +441,7 @@ class Comparison:
         implied = {key for key in meant | self.base if meant.get(key) != self.base.get(key)}
         names = set(case.keys) | implied | keys_within(case.changes)
         names.update(*(IMPLIED.get(key, ()) for key in case.keys))
+        names.update(alias for alias, key in self.family.aliases.items() if key in names)
         outcome = Outcome()
         for spelling, config in spellings.items():
             if config is None or not self._means(config, meant):
@@ -580,6 +585,9 @@ def rope_values(base: Settings) -> Iterator[Settings]:
         ):
             parameters = {**kept, **change}
             yield {**ropes, label: parameters} if label else parameters
+        if label:  # beside the layers' own
+            stretched = {**kept, "rope_type": "yarn", "factor": 4.0, **short}
+            yield {**ropes, label: stretched, "truncate": False}
 
 
 def value_in(base: Settings, family: Family, key: str) -> Any:

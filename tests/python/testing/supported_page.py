@@ -7,11 +7,13 @@ python tests/python/testing/supported_page.py TYPE...    rows of these model typ
 import argparse
 import functools
 import json
+import multiprocessing
 import re
 import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from every_family import (
     refusal_of_class,
     sweep,
 )
+from specdec_native import _core
 
 PAGE = Path(__file__).parents[3] / "docs" / "supported.md"
 BEGIN = "<!-- written by tests/python/testing/supported_page.py -->\n"
@@ -165,12 +168,15 @@ def write_page(page: str, rows: Mapping[str, str]) -> str:
         for why, names in by_reason.items()
         if why != WRAPPER
     )
-    num_known = len({family.architecture for family in known_families().values()})
+    known = {family.architecture for family in known_families().values()}
+    outside = ", ".join(f"`{name}`" for name in sorted({*_core.known_architectures()} - known))
     num_all = len({family.architecture for family in families().values()})
     release = ".".join(transformers.__version__.split(".")[:2])
     head = (
         f"Of the {num_all} classes of causal language models in transformers {release}, "
-        f"{num_known} load, and the text part of {wrappers}.\n\n"
+        f"{len(known)} load, and the text part of {wrappers}"
+        + (f"; outside of transformers {outside}" if outside else "")
+        + ".\n\n"
     )
     between = f"\nIn this table `{SUFFIX}` is left out behind names.\n\n"
     section = head + LOADED + loaded + between + REFUSED + refused
@@ -178,28 +184,32 @@ def write_page(page: str, rows: Mapping[str, str]) -> str:
     return before + BEGIN + section + END + rest.partition(END)[2]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model_types", nargs="*", metavar="TYPE")
-    chosen = parser.parse_args().model_types
+def sweep_one(model_type: str) -> tuple[str, str, list[str]]:
+    """What is printed of a model type, its row, and its problems."""
     logging: Any = transformers.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # for such matrices, more are slower
+    with tempfile.TemporaryDirectory() as directory:
+        report = sweep(families()[model_type], Path(directory) / "model")
+    counts = f"{report.num_compared} compared, {len(report.problems)} problems"
+    return f"{model_type}: {counts}", row_of(report), report.problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model_types", nargs="*", metavar="TYPE")
+    chosen = parser.parse_args().model_types or list(known_families())
     rows = {}
-    problems = []
-    for name, family in known_families().items():
-        if chosen and name not in chosen:
-            continue
-        with tempfile.TemporaryDirectory() as directory:
-            report = sweep(family, Path(directory) / "model")
-        print(f"{name}: {report.num_compared} compared, {len(report.problems)} problems")
-        rows[name_of(family)] = row_of(report)
-        problems += report.problems
+    all_problems = []
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for name, found in zip(chosen, pool.map(sweep_one, chosen), strict=True):
+            text, rows[name_of(families()[name])], problems = found
+            print(text, *problems, sep="\n  ", flush=True)
+            all_problems += problems
     PAGE.write_text(write_page(PAGE.read_text(), rows))
-    print("\n".join(problems))
-    return 1 if problems else 0
+    return 1 if all_problems else 0
 
 
 if __name__ == "__main__":
