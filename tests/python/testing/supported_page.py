@@ -38,7 +38,7 @@ BEGIN = "<!-- written by tests/python/testing/supported_page.py -->\n"
 END = "<!-- end of what is written -->\n"
 
 LOADED = """\
-| class of transformers | not implemented, and refused by the name of the key |
+| classes that load | keys that are refused, off their defaults or at the values in brackets |
 |---|---|
 """
 REFUSED = """\
@@ -46,6 +46,7 @@ REFUSED = """\
 |---|---|
 """
 SUFFIX = "ForCausalLM"
+UNCHECKED = "not checked yet"
 WRAPPER = ""  # is not refused
 MULTIMODAL = "an image, sound or video part, or another model beside it"
 ENCODER = "encoders, and decoders of models with an encoder"
@@ -120,19 +121,21 @@ def refusals() -> dict[str, list[str]]:
 def name_of(family: Family) -> str:
     """The class, with the model type where it has several."""
     several = [other for other in families().values() if other.architecture == family.architecture]
-    name = f"`{family.architecture}`"
-    return name if len(several) == 1 else f"{name}, `{family.model_type}`"
+    name = family.architecture.removesuffix(SUFFIX)
+    return name if len(several) == 1 else f"{name} ({family.model_type})"
 
 
-def row_of(report: Report) -> str:
+def details_of(report: Report) -> str:
+    """What of a class is refused: keys, and their values where others load."""
+    if report.problems and not report.loaded:
+        return UNCHECKED
     details = []
     for key in sorted(report.refused):
         loads = {label(key, value) for value in report.loaded.get(key, [])}
-        refused = {label(key, value): None for value in report.refused[key]}
-        some = [text for text in refused if text not in loads]
+        some = sorted({label(key, value) for value in report.refused[key]} - loads)
         if some:
             details.append(f"`{key}`" + (f" ({', '.join(some)})" if loads else ""))
-    return f"| {name_of(report.family)} | {'; '.join(details)} |"
+    return "; ".join(details) or "nothing"
 
 
 def label(key: str, value: Any) -> str:
@@ -150,24 +153,32 @@ def label(key: str, value: Any) -> str:
 
 
 def rows_on(page: str) -> dict[str, str]:
-    """The rows of classes that load, by their first cell."""
-    section = page.partition(BEGIN)[2].partition(END)[0].partition(REFUSED)[0]
-    lines = [line for line in section.splitlines() if line.startswith("| `")]
-    return {line.split("|")[1].strip(): line for line in lines}
+    """What is refused of the classes that load, by their names."""
+    table = page.partition(BEGIN)[2].partition("|---|---|\n")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
+    return {name: row[1] for row in rows if len(row) == 2 for name in row[0].split(", ")}
+
+
+def table_of(groups: Mapping[str, list[str]], *, names_first: bool) -> str:
+    cells = [(", ".join(sorted(names, key=str.lower)), text) for text, names in groups.items()]
+    cells = [pair if names_first else pair[::-1] for pair in cells]
+    return "".join(f"| {first} | {second} |\n" for first, second in sorted(cells))
 
 
 def write_page(page: str, rows: Mapping[str, str]) -> str:
     """The page with these rows; a row that is not given stays, if the class loads."""
-    names = sorted(map(name_of, known_families().values()), key=str.lower)
     rows = {**rows_on(page), **rows}
-    loaded = "".join(rows.get(name, f"| {name} | not checked yet |") + "\n" for name in names)
+    loaded: dict[str, list[str]] = {}
+    for family in known_families().values():
+        name = name_of(family)
+        loaded.setdefault(rows.get(name, UNCHECKED), []).append(name)
     by_reason = refusals()
     wrappers = ", ".join(f"`{name}`" for name in by_reason.get(WRAPPER, []))
-    refused = "".join(
-        f"| {why} | {', '.join(name.removesuffix(SUFFIX) for name in names)} |\n"
+    refused = {
+        why: [name.removesuffix(SUFFIX) for name in names]
         for why, names in by_reason.items()
         if why != WRAPPER
-    )
+    }
     known = {family.architecture for family in known_families().values()}
     outside = ", ".join(f"`{name}`" for name in sorted({*_core.known_architectures()} - known))
     num_all = len({family.architecture for family in families().values()})
@@ -176,10 +187,12 @@ def write_page(page: str, rows: Mapping[str, str]) -> str:
         f"Of the {num_all} classes of causal language models in transformers {release}, "
         f"{len(known)} load, and the text part of {wrappers}"
         + (f"; outside of transformers {outside}" if outside else "")
-        + ".\n\n"
+        + f". `{SUFFIX}` is left out of the tables.\n\n"
     )
-    between = f"\nIn this table `{SUFFIX}` is left out behind names.\n\n"
-    section = head + LOADED + loaded + between + REFUSED + refused
+    section = (
+        f"{head}{LOADED}{table_of(loaded, names_first=True)}\n"
+        f"{REFUSED}{table_of(refused, names_first=False)}"
+    )
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + section + END + rest.partition(END)[2]
 
@@ -194,7 +207,7 @@ def sweep_one(model_type: str) -> tuple[str, str, list[str]]:
     with tempfile.TemporaryDirectory() as directory:
         report = sweep(families()[model_type], Path(directory) / "model")
     counts = f"{report.num_compared} compared, {len(report.problems)} problems"
-    return f"{model_type}: {counts}", row_of(report), report.problems
+    return f"{model_type}: {counts}", details_of(report), report.problems
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import pytest
 import every_family
 from every_family import Report, Settings, families, known_families, sweep
 from logprobs import Array, likeliest_logprobs
-from supported_page import PAGE, name_of, row_of, rows_on
+from supported_page import PAGE, details_of, name_of, rows_on
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -25,7 +25,7 @@ def test_a_class_computes_what_transformers_does_or_names_the_key(
     assert not report.problems
     # Nothing is skipped by accident: three spellings of about 30 cases.
     assert report.num_compared > 40
-    assert rows_on(PAGE.read_text())[name_of(family)] == row_of(report), (
+    assert rows_on(PAGE.read_text())[name_of(family)] == details_of(report), (
         f"run tests/python/testing/supported_page.py {model_type}"
     )
 
