@@ -39,7 +39,7 @@ BREADTH = """
     template_sandbox hub package_index head* shipped_heads interrupts rank* structured_outputs*
     speculation_distribution cuda* int8_cache fp8 row_invariance gguf_* stored_weights
     checkpoint_info sampling_distribution logits_processors generation_config progress config_keys
-    speculative_cli shipped_heads_cli docs packaging vllm_* speculative_arguments
+    every_family speculative_cli shipped_heads_cli docs packaging vllm_* speculative_arguments
 """
 # For each package over the engine, one path that stage `python` runs anyway.
 ROOMS = ("specdec_lab", "specdec_serve", "bench")

@@ -43,8 +43,13 @@ def reference_logprobs(model: Path, tokens: list[int], *, token_by_token: bool) 
 
 def engine_logprobs(model: Path, tokens: list[int], **options: Any) -> Array:
     """Logprobs of the token after each position except the last, [num_tokens - 1, vocab]."""
+    return likeliest_logprobs(model, tokens, -1, **options)
+
+
+def likeliest_logprobs(model: Path, tokens: list[int], count: int, **options: Any) -> Array:
+    """As above, and only of the `count` likeliest tokens; the others are NaN."""
     engine = Engine(model, **{"max_model_len": len(tokens) + 1, "max_logprobs": -1, **options})
-    params = SamplingParams(max_tokens=1, prompt_logprobs=-1, ignore_eos=True)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=count, ignore_eos=True)
     positions = engine.generate([tokens], params)[0].prompt_logprobs
     assert positions is not None
     result = np.full((len(tokens) - 1, engine.model_info().vocab_size), np.nan)
