@@ -58,9 +58,10 @@ const Family& find_family(const JsonFields& fields) {
   }
   std::string known;
   for (const std::string& name : known_architectures()) {
-    known += str_cat(known.empty() ? "" : ", ", name);
+    known += str_cat(known.empty() ? "" : ", ", name.substr(0, name.size() - kHeadSuffix.size()));
   }
-  fields.fail("architectures", str_cat("'", asked, "' is not known; known: ", known));
+  fields.fail("architectures", str_cat("'", asked, "' is not known; known are, each with ",
+                                       kHeadSuffix, " behind: ", known));
 }
 
 // An integer or a list of integers; empty for an absent key.

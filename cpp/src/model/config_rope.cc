@@ -135,6 +135,10 @@ RopeConfig parse_layer_rope(const JsonFields& fields, const char* kind, int max_
   if (parameters.has(kind)) {
     parse_scaling(fields, parameters.get_object(kind), max_position_embeddings, rope);
   }
+  // transformers reads it beside the ropes, where none of them says it.
+  if (!rope.truncate || !parameters.get_bool("truncate", true)) {
+    parameters.fail("truncate", "is implemented for one rope of all layers only");
+  }
   return rope;
 }
 

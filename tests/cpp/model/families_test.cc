@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Gemma3AttentionCap", "Gemma3ForCausalLM", R"(,"attn_logit_softcapping":50.0)",
                 "attn_logit_softcapping: is 50.0"},
         Refusal{"GemmaWithoutWindow", "Gemma3ForCausalLM", R"(,"sliding_window":null)",
-                "sliding_window: null"},
+                "sliding_window: is none"},
         Refusal{"GemmaLayerRope", "Gemma3ForCausalLM",
                 R"(,"rope_parameters":{"full_attention":{"rope_type":"ntk"}})",
                 "rope_parameters.full_attention.rope_type: 'ntk'"},

@@ -18,6 +18,7 @@ void parse_apertus(const JsonFields& fields, ModelConfig& config) {
               config);
   config.activation = Activation::kXielu;
   config.ropes = {parse_rope(fields, config.max_position_embeddings, kTheta)};
+  check_theta_alone(fields, kTheta);
   if (!fields.has("rope_scaling") && !fields.has("rope_parameters")) {
     config.ropes.front() = {.kind = RopeKind::kLlama3,
                             .theta = config.ropes.front().theta,

@@ -10,12 +10,12 @@ namespace {
 
 constexpr TensorNames kNames = {.mlp_norm = "input_layernorm"};
 
-void parse_both(const JsonFields& fields, ModelConfig& config) {
+void parse_both(const JsonFields& fields, double theta, ModelConfig& config) {
   parse_rotary_family(fields,
                       {.max_position_embeddings = 8192,
                        .norm_eps_key = "layer_norm_eps",
                        .norm_eps = 1e-5,
-                       .rope_theta = 5e5,
+                       .rope_theta = theta,
                        .tie_word_embeddings = true},
                       config);
   config.norm_kind = NormKind::kLayer;
@@ -31,8 +31,12 @@ void parse_both(const JsonFields& fields, ModelConfig& config) {
   }
 }
 
+void parse_cohere(const JsonFields& fields, ModelConfig& config) {
+  parse_both(fields, 5e5, config);
+}
+
 void parse_cohere2(const JsonFields& fields, ModelConfig& config) {
-  parse_both(fields, config);
+  parse_both(fields, 1e4, config);
   const int pattern = fields.get_int("layer_switch", 4);  // in old files
   parse_windows_but_each(fields, parse_window(fields, 4096),
                          fields.get_int("sliding_window_pattern", pattern), config);
@@ -43,7 +47,7 @@ void parse_cohere2(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-extern const Family kCohere = {"CohereForCausalLM", "cohere", kNames, parse_both};
+extern const Family kCohere = {"CohereForCausalLM", "cohere", kNames, parse_cohere};
 extern const Family kCohere2 = {"Cohere2ForCausalLM", "cohere2", kNames, parse_cohere2};
 
 }  // namespace specdec

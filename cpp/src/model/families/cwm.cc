@@ -14,6 +14,7 @@ void parse_cwm(const JsonFields& fields, ModelConfig& config) {
                        .rope_theta = 1e6},
                       config);
   config.mlp_bias = fields.get_bool("mlp_bias", false);
+  check_theta_alone(fields, 1e6);
   if (!fields.has("rope_scaling") && !fields.has("rope_parameters")) {
     config.ropes.front() = {.kind = RopeKind::kLlama3,
                             .theta = config.ropes.front().theta,

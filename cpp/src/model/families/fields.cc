@@ -22,14 +22,13 @@ void parse_heads(const JsonFields& fields, const FamilyDefaults& defaults, Model
         "num_key_value_heads",
         str_cat(config.num_kv_heads, " does not divide num_attention_heads, ", config.num_heads));
   }
-  if (!fields.has("head_dim") && defaults.head_dim == 0 &&
-      config.hidden_size % config.num_heads != 0) {
+  const bool is_quotient = defaults.head_dim == 0 || fields.is_null("head_dim");
+  if (!fields.has("head_dim") && is_quotient && config.hidden_size % config.num_heads != 0) {
     fields.fail("hidden_size", str_cat("num_attention_heads, ", config.num_heads,
                                        ", does not divide it and there is no head_dim"));
   }
-  config.head_dim =
-      fields.get_int("head_dim", defaults.head_dim != 0 ? defaults.head_dim
-                                                        : config.hidden_size / config.num_heads);
+  config.head_dim = fields.get_int(
+      "head_dim", is_quotient ? config.hidden_size / config.num_heads : defaults.head_dim);
 }
 
 }  // namespace
@@ -114,6 +113,15 @@ void check_rotary_dim(const JsonFields& fields, const ModelConfig& config, bool 
   }
 }
 
+void check_theta_alone(const JsonFields& fields, double theta) {
+  if (fields.has("rope_scaling") || fields.has("rope_parameters")) return;
+  if (fields.get_positive("rope_theta", theta) != theta) {
+    fields.fail("rope_theta", str_cat("is not ", theta,
+                                      ", and without rope_parameters the family's own ropes are "
+                                      "taken; give rope_parameters"));
+  }
+}
+
 int parse_window(const JsonFields& fields, int absent) {
   return fields.is_null("sliding_window") ? 0 : fields.get_int("sliding_window", absent);
 }
@@ -185,6 +193,12 @@ void parse_windows_but_each(const JsonFields& fields, int window, int pattern,
 void parse_ropes_by_window(const JsonFields& fields, double theta, double sliding_theta,
                            ModelConfig& config) {
   const int max_positions = config.max_position_embeddings;
+  if (fields.has("rope_scaling")) {
+    const JsonFields scaling = fields.get_object("rope_scaling");
+    if (scaling.has("type") && !scaling.has("rope_type")) {
+      scaling.fail("type", "is read as rope_type only; take that name");
+    }
+  }
   if (has_layer_ropes(fields)) {
     config.ropes = {parse_layer_rope(fields, "full_attention", max_positions,
                                      fields.get_positive("rope_theta", theta)),
@@ -209,13 +223,13 @@ void parse_experts(const JsonFields& fields, const ExpertDefaults& defaults,
   if (config.num_experts_per_token > config.num_experts) {
     fields.fail(defaults.per_token_key, str_cat("more than ", experts_key));
   }
+  const int inner_size =
+      defaults.inner_key != nullptr ? fields.get_int(defaults.inner_key, defaults.inner_size) : 0;
   for (int layer = 0; layer < config.num_layers; ++layer) {
     if (has_experts && !has_experts(layer)) continue;
     LayerSpec& spec = config.layers[layer];
     spec.mlp = MlpKind::kExperts;
-    if (defaults.inner_key != nullptr) {
-      spec.inner_size = fields.get_int(defaults.inner_key, defaults.inner_size);
-    }
+    if (inner_size > 0) spec.inner_size = inner_size;
   }
 }
 

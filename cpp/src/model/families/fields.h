@@ -53,6 +53,10 @@ void parse_windows_but_each(const JsonFields& fields, int window, int pattern, M
 void parse_ropes_by_window(const JsonFields& fields, double theta, double sliding_theta,
                            ModelConfig& config);
 
+// Throws CheckpointError where rope_theta stands alone and is another: families that bring a scaled
+// rope of their own then take that, whatever rope_theta says.
+void check_theta_alone(const JsonFields& fields, double theta);
+
 // Throws CheckpointError unless the rotated part of a head can be rotated. Families without
 // `has_partial` must rotate whole heads: for those, transformers ignores the factor and other code
 // does not.

@@ -22,6 +22,10 @@ void parse_gpt_neox(const JsonFields& fields, ModelConfig& config) {
                 str_cat("expected that many heads of q, k and v that add up to hidden_size, ",
                         config.hidden_size));
   }
+  // Their names here are rotary_pct and rotary_emb_base.
+  for (const char* key : {"partial_rotary_factor", "rope_theta"}) {
+    if (fields.has(key)) fields.fail(key, "is implemented in rope_parameters only");
+  }
   config.norm_kind = NormKind::kLayer;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", true);
   config.mlp_bias = true;

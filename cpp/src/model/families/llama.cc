@@ -5,8 +5,20 @@
 namespace specdec {
 namespace {
 
+// Some model types are the same network with other defaults.
+FamilyDefaults llama_defaults(const std::string& model_type) {
+  if (model_type == "internlm3") {
+    return {.max_position_embeddings = 32768, .num_kv_heads = 2, .head_dim = 128, .norm_eps = 1e-5};
+  }
+  if (model_type == "iquestcoder") {
+    return {
+        .max_position_embeddings = 131072, .num_kv_heads = 8, .head_dim = 128, .norm_eps = 1e-5};
+  }
+  return {.max_position_embeddings = 2048};
+}
+
 void parse_llama(const JsonFields& fields, ModelConfig& config) {
-  parse_rotary_family(fields, {.max_position_embeddings = 2048}, config);
+  parse_rotary_family(fields, llama_defaults(fields.get_string("model_type", "")), config);
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   config.mlp_bias = fields.get_bool("mlp_bias", false);
   check_uniform_layer_types(fields, config);

@@ -28,6 +28,7 @@ void parse_olmo3(const JsonFields& fields, ModelConfig& config) {
   finish_olmo(fields, NormPlacement::kOutput, config);
   parse_windows_but_each(fields, parse_window(fields, 4096), 4, config);
   constexpr double kTheta = 5e5;
+  check_theta_alone(fields, kTheta);
   parse_ropes_by_window(fields, kTheta, fields.get_positive("rope_theta", kTheta), config);
 }
 

@@ -81,6 +81,7 @@ void parse_mellum(const JsonFields& fields, ModelConfig& config) {
   config.qk_norm = QkNorm::kPerHead;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   parse_windows(fields, parse_window(fields, 1024), [](int) { return false; }, config);
+  check_theta_alone(fields, 5e5);
   parse_ropes_by_window(fields, 5e5, 1e4, config);
   const std::vector<std::string> kinds = fields.get_strings("mlp_layer_types");
   if (!kinds.empty() && kinds.size() != config.layers.size()) {
