@@ -7,7 +7,7 @@ that leaves any of them out computes something else.
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +289,20 @@ DRAFTING = {
 }
 
 
+# Of sizes that two ranks can share.
+WIDE = {"hidden_size": 128, "intermediate_size": 256}
+SHARED = {
+    f"{name}_wide": replace(VARIANTS[name], config=VARIANTS[name].config | WIDE | sizes)
+    for name, sizes in {
+        "gpt_oss": {},
+        "cohere2": {},
+        "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
+        "glm4_moe": {"moe_intermediate_size": 128},
+        "granite_moe_shared": {"shared_intermediate_size": 128},
+    }.items()
+}
+
+
 def build(variant: Variant) -> Any:
     """The model of a variant with its random weights, in float32."""
     sizes = {
@@ -341,7 +355,7 @@ def use_legacy_spelling(directory: Path) -> None:
 
 def make(variant: str, directory: Path) -> Path:
     """Writes the checkpoint of a variant and returns its directory."""
-    settings = (VARIANTS | DRAFTING)[variant]
+    settings = (VARIANTS | DRAFTING | SHARED)[variant]
     model: Any = build(settings).to(settings.dtype)
     directory.mkdir(parents=True, exist_ok=True)
     if settings.base_model:

@@ -37,14 +37,9 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def has_experts(variant: str) -> bool:
-    return variant.startswith(("mixtral", "qwen3_moe"))
-
-
 def deterministic_model(checkpoint: Checkpoint, variant: str, tmp_path: Path) -> Path:
     """The variant, with every expert in use: rounding must not move tokens between experts."""
-    model = checkpoint(variant)
-    return with_all_experts(model, tmp_path / "model") if has_experts(variant) else model
+    return with_all_experts(checkpoint(variant), tmp_path / "model")
 
 
 # -- against the CPU
@@ -263,7 +258,8 @@ def test_other_formats_keep_the_law(checkpoint: Checkpoint, device: str, name: s
 @pytest.mark.parametrize(
     "variant",
     ["mistral", "opt", "mixtral", "gemma2", "gemma3", "phi3_longrope", "qwen3_moe", "granite",
-     "olmo2", "gpt_neox"],
+     "olmo2", "gpt_neox", "cohere2", "gpt_oss", "glm4_moe", "qwen2_moe", "hunyuan_dense",
+     "apertus", "ministral3", "nemotron"],
 )  # fmt: skip
 def test_other_families_keep_the_law(checkpoint: Checkpoint, device: str, variant: str) -> None:
     setting = make_setting(checkpoint, device, variant)

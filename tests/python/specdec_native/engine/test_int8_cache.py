@@ -18,9 +18,7 @@ Checkpoint = Callable[[str], Path]
 # was seen.
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_families_stay_close(checkpoint: Checkpoint, variant: str, tmp_path: Path) -> None:
-    model = checkpoint(variant)
-    if variant.startswith("mixtral"):
-        model = with_all_experts(model, tmp_path / "model")
+    model = with_all_experts(checkpoint(variant), tmp_path / "model")
     tokens = random_tokens(100, seed=3)
     for dtype in ("float32", "bfloat16"):
         expected = engine_logprobs(model, tokens, dtype=dtype)

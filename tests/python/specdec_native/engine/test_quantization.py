@@ -140,7 +140,8 @@ def test_stored_integers_are_narrowed_but_never_widened(
 
 FAMILIES = [
     "llama", "llama_tied", "llama_biases", "qwen2", "qwen3", "mistral", "opt", "opt_untied",
-    "opt_post_norm", "mixtral", "mixtral_stacked",
+    "opt_post_norm", "mixtral", "mixtral_stacked", "cohere2", "gpt_oss", "qwen2_moe", "apertus",
+    "glm4_moe", "granite_swa", "hunyuan_dense",
 ]  # fmt: skip
 # Half as much again as was seen. Random weights, with as much in the last bits as in the first,
 # lose far more than trained ones do.
@@ -148,10 +149,15 @@ FAMILY_ERRORS = {"int8": 0.055, "int4": 0.45}
 
 
 def with_all_experts(model: Path, directory: Path) -> Path:
-    """The model with every expert in use: no rounding can change which ones are."""
+    """The model with every expert in use, if it has any: no rounding can change which ones are."""
+    config = json.loads((model / "config.json").read_text())
+    counts = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    count = next((config[key] for key in counts if config.get(key)), 0)
+    if count == 0:
+        return model
+    per_token = "moe_k" if "moe_k" in config else "num_experts_per_tok"
+    config |= {per_token: count} | ({"topk_group": config["n_group"]} if "n_group" in config else {})
     shutil.copytree(model, directory)
-    config = json.loads((directory / "config.json").read_text())
-    config["num_experts_per_tok"] = config["num_local_experts"]
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 
@@ -160,9 +166,7 @@ def with_all_experts(model: Path, directory: Path) -> Path:
 def test_families_quantised_at_load_stay_close(
     checkpoint: Checkpoint, variant: str, tmp_path: Path
 ) -> None:
-    model = checkpoint(variant)
-    if variant.startswith("mixtral"):
-        model = with_all_experts(model, tmp_path / "model")
+    model = with_all_experts(checkpoint(variant), tmp_path / "model")
     tokens = random_tokens(100, seed=3)
     expected = reference_logprobs(model, tokens, token_by_token=False)[:-1]
     for quantization, limit in FAMILY_ERRORS.items():

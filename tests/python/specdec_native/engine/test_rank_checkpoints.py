@@ -1,6 +1,7 @@
 """Ranks that read their shares of files, in every way that matrices are stored."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import save_file
 
+from make_checkpoints import SHARED
 from make_fp8 import KINDS, make_fp8
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
 from rank_models import CONFIG, MIXES, answers_of
@@ -81,6 +83,12 @@ def assert_ranks_agree(model: Path, sizes: list[tuple[int, int]], **options: Any
 def test_floats(tmp_path: Path, options: dict[str, str], tied: bool) -> None:
     model = write_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
     assert_ranks_agree(model, [(2, 1), (3, 2), (4, 1)], **options)
+
+
+@pytest.mark.parametrize("variant", SHARED)
+def test_what_newer_families_add(checkpoint: Callable[[str], Path], variant: str) -> None:
+    """Sinks, biases of experts, MLPs beside experts, and rows in another order."""
+    assert_ranks_agree(checkpoint(variant), [(2, 1), (2, 2)], dtype="float32")
 
 
 def test_nine_heads_on_three_ranks(tmp_path: Path) -> None:
