@@ -219,7 +219,9 @@ constexpr auto kUsual = std::to_array<UsualValue>({
     {"logits_scaling", "[1]"},
     {"position_embedding_type", R"(["rope"])"},
     {"residual_multiplier", "[1]"},
+    {"rotary_pct", "[1]"},
     {"use_rope", "[true]"},
+    {"use_rotary_pos_emb", "[true]"},
 });
 
 // Words in the names of a network's settings. '_' separates words here.

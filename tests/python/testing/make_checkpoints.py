@@ -159,6 +159,8 @@ VARIANTS: dict[str, Variant] = {
         "Phi3", LONGROPE | {"original_max_position_embeddings": MAX_POSITIONS}
     ),
     "granite": Variant("Granite", GRANITE),
+    # With the scale of its heads, the multipliers of MiniCPM.
+    "minicpm": Variant("Granite", GRANITE | {"attention_multiplier": 0.25}),
     "granite_biases": Variant(
         "Granite", GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
     ),

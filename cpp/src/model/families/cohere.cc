@@ -10,6 +10,11 @@ namespace {
 
 constexpr TensorNames kNames = {.mlp_norm = "input_layernorm"};
 
+void check_word(const JsonFields& fields, const char* key, const char* known) {
+  const std::string word = fields.get_string(key, known);
+  if (word != known) fields.fail(key, str_cat("'", word, "' is not implemented; known: ", known));
+}
+
 void parse_both(const JsonFields& fields, double theta, ModelConfig& config) {
   parse_rotary_family(fields,
                       {.max_position_embeddings = 8192,
@@ -24,10 +29,10 @@ void parse_both(const JsonFields& fields, double theta, ModelConfig& config) {
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   config.logits_scale = static_cast<float>(fields.get_positive("logit_scale", 0.0625));
   for (LayerSpec& layer : config.layers) layer.is_parallel = true;
-  const std::string positions = fields.get_string("position_embedding_type", "rope_gptj");
-  if (positions != "rope_gptj") {
-    fields.fail("position_embedding_type",
-                str_cat("'", positions, "' is not implemented; known: rope_gptj"));
+  // What files of the hub say of all this.
+  check_word(fields, "position_embedding_type", "rope_gptj");
+  for (const char* key : {"use_parallel_block", "use_gated_activation", "use_embedding_sharing"}) {
+    if (!fields.get_bool(key, true)) fields.fail(key, "is false, and only true is implemented");
   }
 }
 
@@ -37,6 +42,7 @@ void parse_cohere(const JsonFields& fields, ModelConfig& config) {
 
 void parse_cohere2(const JsonFields& fields, ModelConfig& config) {
   parse_both(fields, 1e4, config);
+  check_word(fields, "order_of_interleaved_layers", "local_attn_first");
   const int pattern = fields.get_int("layer_switch", 4);  // in old files
   parse_windows_but_each(fields, parse_window(fields, 4096),
                          fields.get_int("sliding_window_pattern", pattern), config);

@@ -1,7 +1,10 @@
 """Every family, rope scaling and checkpoint layout against transformers in float32."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +30,61 @@ def test_logprobs_of_the_whole_vocabulary_agree(checkpoint: Checkpoint, variant:
     # Dynamic scaling depends on the length so far, which only token by token is the position's own.
     expected = reference_logprobs(model, tokens, token_by_token=variant == "llama_dynamic")[:-1]
     found = engine_logprobs(model, tokens, dtype="float32", max_num_batched_tokens=64)
+    assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
+
+
+# Networks of files that transformers reads with their own code, or that have other keys on the hub:
+# each computes what a variant does. None takes a key out.
+OTHER_SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "MiMo": (
+        "qwen2",
+        {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "attention_bias": True},
+    ),
+    "InternLM3": (
+        "llama_biases",
+        {
+            **{"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3"},
+            **{"attention_bias": None, "mlp_bias": None, "qkv_bias": True, "bias": True},
+        },
+    ),
+    "MiniCPM": (
+        "minicpm",
+        {
+            **{"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm"},
+            **{"scale_emb": 1.7, "scale_depth": 0.6 * 3**0.5, "dim_model_base": 64 / 1.4},
+            **{"embedding_multiplier": None, "residual_multiplier": None},
+            **{"attention_multiplier": None, "logits_scaling": None},
+        },
+    ),
+    "ERNIE": ("ernie4_5", {"architectures": ["Ernie4_5_ForCausalLM"]}),
+    "EXAONE pattern": ("exaone4", {"layer_types": None, "sliding_window_pattern": "LLLG"}),
+    "Command R7B": (
+        "cohere2",
+        {
+            **{"layer_types": None, "layer_switch": 4, "position_embedding_type": "rope_gptj"},
+            **{"use_parallel_block": True, "use_gated_activation": True, "rotary_pct": 1.0},
+            "order_of_interleaved_layers": "local_attn_first",
+        },
+    ),
+    "Granite 4": (
+        "granite_hybrid_dense",
+        {"layer_types": None, "layers_block_type": ["attention"] * 3},
+    ),
+    "gpt-oss": ("gpt_oss", {"experts_per_token": 3, "initial_context_length": 4096}),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SPELLINGS)
+def test_other_spellings_of_a_network(checkpoint: Checkpoint, name: str, tmp_path: Path) -> None:
+    variant, changes = OTHER_SPELLINGS[name]
+    original = checkpoint(variant)
+    model = shutil.copytree(original, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not None}
+    (model / "config.json").write_text(json.dumps(config))
+    tokens = random_tokens(100, seed=1)
+    expected = reference_logprobs(original, tokens, token_by_token=False)[:-1]
+    found = engine_logprobs(model, tokens, dtype="float32")
     assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
 
 
