@@ -1,6 +1,7 @@
 // A backend that adds up where the time of a step goes, operation by operation.
 #pragma once
 
+#include <cmath>
 #include <map>
 #include <string>
 #include <utility>
@@ -41,7 +42,20 @@ class TimedBackend final : public testing::WrappedBackend {
   }
   void moe(const MoeArgs& args) override {
     timed("moe", [&] { WrappedBackend::moe(args); });
+    const auto num_experts = static_cast<double>(args.gate_up.size());
+    const auto all = num_experts * static_cast<double>(args.gate_up[0]->size_bytes() +
+                                                       args.down[0]->size_bytes());
+    const double spared = std::pow(1.0 - args.router.top_k / num_experts, args.num_rows);
+    expert_bytes_.all += all;
+    expert_bytes_.chosen += all * (1.0 - spared);
   }
+  // Of the experts of the operations since the last call, and of those that rows chose: as many as
+  // independent rows choose on average; one row's are exact.
+  struct ExpertBytes {
+    double all = 0.0;
+    double chosen = 0.0;
+  };
+  ExpertBytes take_expert_bytes() { return std::exchange(expert_bytes_, {}); }
   void gate_rows(const GateRowsArgs& args) override {
     timed("gate_rows", [&] { WrappedBackend::gate_rows(args); });
   }
@@ -67,6 +81,7 @@ class TimedBackend final : public testing::WrappedBackend {
   }
 
   std::map<std::string, double> seconds_;
+  ExpertBytes expert_bytes_;
 };
 
 }  // namespace specdec::bench

@@ -3,10 +3,12 @@
 //
 //   step_bench --model=DIR [--rows=1,2,4,8,16] [--context=512] [--dtype=bfloat16]
 //              [--quantization=auto|none|int8|int4] [--threads=N] [--repeats=40] [--json=FILE]
+//              [--load_format=auto|dummy]
 //
 // Each round runs a step of every size and reads a buffer of the weights' and the cache's size:
 // `of_read` is the speed at which a step consumed those bytes over the speed of that read, and
-// `over_1` the time over that of one row; both are medians over rounds.
+// `over_1` the time over that of one row; both are medians over rounds. Experts that no row chose
+// are not consumed; `experts` is of_read of the experts' operations alone.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -39,6 +41,7 @@ struct StepOptions {
   int context = 512;
   int repeats = 40;
   Quantization quantization = Quantization::kAuto;
+  LoadFormat load_format = LoadFormat::kAuto;
 };
 
 StepOptions parse(int argc, char** argv) {
@@ -47,7 +50,8 @@ StepOptions parse(int argc, char** argv) {
                                  {{"--model", &options.model, 1, /*is_needed=*/true},
                                   {"--context", &options.context},
                                   {"--repeats", &options.repeats},
-                                  {"--quantization", &options.quantization}});
+                                  {"--quantization", &options.quantization},
+                                  {"--load_format", &options.load_format}});
   if (options.shared.rows.empty()) options.shared.rows = {1, 2, 4, 8, 16};
   return options;
 }
@@ -63,7 +67,8 @@ class Workload {
                     kBlockSize),
         pool_(num_blocks_),
         blocks_(kBlockSize) {
-    const ModelConfig config = load_model_config(options.model);
+    ModelConfig config = load_model_config(options.model);
+    config.random_weights = options.load_format == LoadFormat::kDummy;
     const int max_len = num_blocks_ * kBlockSize;
     runner_ = std::make_unique<ModelRunner>(
         config, options.model, timed_,
@@ -83,6 +88,7 @@ class Workload {
 
   double step_seconds(int rows) { return run(rows, context_); }
   std::map<std::string, double> take_seconds() { return timed_.take_seconds(); }
+  TimedBackend::ExpertBytes take_expert_bytes() { return timed_.take_expert_bytes(); }
   int64_t weight_bytes() const { return runner_->model().weight_bytes(); }
   int64_t bytes() const { return weight_bytes() + kv_bytes_; }
   int num_threads() const { return backend_->num_threads(); }
@@ -124,6 +130,7 @@ struct Size {
   std::vector<double> seconds;
   std::vector<double> over_one;
   std::vector<double> of_read;
+  std::vector<double> experts;  // empty without
   std::map<std::string, std::vector<double>> shares;
 };
 
@@ -134,13 +141,17 @@ std::vector<Size> measure(Workload& workload, const StepOptions& options) {
   for (int rows : options.shared.rows) sizes.emplace_back().rows = rows;
   for (int round = -2; round < options.repeats; ++round) {  // two to warm up
     const double one = workload.step_seconds(1);
-    const double read = probe.read_seconds() / static_cast<double>(probe.size_bytes()) *
-                        static_cast<double>(workload.bytes());
+    const double byte_seconds = probe.read_seconds() / static_cast<double>(probe.size_bytes());
     workload.take_seconds();
+    workload.take_expert_bytes();
     for (Size& size : sizes) {
       const double seconds = workload.step_seconds(size.rows);
       const auto parts = workload.take_seconds();
+      const auto experts = workload.take_expert_bytes();
       if (round < 0) continue;
+      const double read =
+          byte_seconds * (static_cast<double>(workload.bytes()) - experts.all + experts.chosen);
+      if (experts.all > 0) size.experts.push_back(byte_seconds * experts.chosen / parts.at("moe"));
       size.seconds.push_back(seconds);
       size.over_one.push_back(seconds / one);
       size.of_read.push_back(read / seconds);
@@ -160,6 +171,7 @@ void report(const Workload& workload, const std::vector<Size>& sizes, const Step
   for (const Size& size : sizes) {
     std::printf("%5d %9.3f %7.3f %8.3f  ", size.rows, 1e3 * median(size.seconds),
                 median(size.over_one), median(size.of_read));
+    if (!size.experts.empty()) std::printf(" experts %.3f;", median(size.experts));
     nlohmann::json shares;
     for (const auto& [name, values] : size.shares) {
       std::printf(" %s %.1f%%", name.c_str(), 100 * median(values));
@@ -170,6 +182,7 @@ void report(const Workload& workload, const std::vector<Size>& sizes, const Step
                        {"seconds", median(size.seconds)},
                        {"over_one_row", median(size.over_one)},
                        {"fraction_of_read", median(size.of_read)},
+                       {"experts", size.experts.empty() ? 0.0 : median(size.experts)},
                        {"shares", shares}});
   }
   if (options.shared.json.empty()) return;
