@@ -247,8 +247,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "granite_hybrid_moe": Variant(
         "GraniteMoeHybrid",
-        GRANITE | EXPERTS
-        | {"shared_intermediate_size": 48, "layer_types": ["full_attention"] * 3},
+        GRANITE | EXPERTS | {"shared_intermediate_size": 48, "layer_types": ["full_attention"] * 3},
     ),
     "granite_swa": Variant(
         "GraniteSWA", GRANITE | WINDOWS | {"layer_rope_theta": [0, 1e4, 1e4, 3e4]}

@@ -241,7 +241,7 @@ class Made:
 
 
 def _pack_stack(name: str, tensor: torch.Tensor, form: Format, dense: Tensors) -> Tensors:
-    """gpt-oss: [experts, inputs, outputs] in floating point, [experts, outputs, inputs] in codes."""
+    """gpt-oss: floating-point matrices are [inputs, outputs], codes are by output."""
     experts, inputs, outputs = tensor.shape
     packed = form.pack(name, tensor.mT.reshape(-1, inputs).float().numpy())
     matrices = torch.from_numpy(packed.dense).reshape(experts, outputs, inputs)

@@ -156,7 +156,9 @@ def with_all_experts(model: Path, directory: Path) -> Path:
     if count == 0:
         return model
     per_token = "moe_k" if "moe_k" in config else "num_experts_per_tok"
-    config |= {per_token: count} | ({"topk_group": config["n_group"]} if "n_group" in config else {})
+    config[per_token] = count
+    if "n_group" in config:
+        config["topk_group"] = config["n_group"]
     shutil.copytree(model, directory)
     (directory / "config.json").write_text(json.dumps(config))
     return directory
