@@ -244,6 +244,9 @@ void parse_sigmoid_router(const JsonFields& fields, bool renormalizes, ModelConf
     fields.fail("n_group", str_cat(config.num_expert_groups, ", expected to divide ",
                                    config.num_experts, " experts into groups of two or more"));
   }
+  if (config.num_expert_groups > kMaxExpertGroups) {
+    fields.fail("n_group", str_cat("expected at most ", kMaxExpertGroups));
+  }
   if (config.top_expert_groups > config.num_expert_groups ||
       config.num_experts_per_token > config.top_expert_groups * group_size) {
     fields.fail("topk_group", str_cat(config.top_expert_groups, ", expected at most n_group, ",
