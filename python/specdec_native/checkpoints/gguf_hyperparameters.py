@@ -20,27 +20,35 @@ def sizes(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def rotary_network(file: GgufFile, *, rotates_part: bool = False) -> dict[str, Any]:
+def rotary_network(
+    file: GgufFile, *, rotates_part: bool = False, layer_norm_key: str | None = None
+) -> dict[str, Any]:
     """Networks with RMS norms, gated MLPs and rotary positions: Llama's, and those like it.
 
     rotates_part: whether `rope.dimension_count` may be smaller than a head.
+    layer_norm_key: norms are layer norms, and this is what config.json calls their epsilon.
     """
     width = head_dim(file)
     if not rotates_part:
         refuse_other_width(file, "rope.dimension_count", width)
     heads = num_heads(file)
-    return sizes(file) | {
-        "num_key_value_heads": file.hyperparameter("attention.head_count_kv", heads),
-        "head_dim": width,
-        "rms_norm_eps": shortest(
-            file.require_hyperparameter("attention.layer_norm_rms_epsilon", float)
-        ),
-        "rope_theta": rope_theta(file),
-        "rope_scaling": rotary_scaling(file),
-        "hidden_act": "silu",
-        "attention_dropout": 0.0,
-        "use_cache": True,
-    }
+    epsilon = (
+        "attention.layer_norm_epsilon" if layer_norm_key else "attention.layer_norm_rms_epsilon"
+    )
+    return (
+        sizes(file)
+        | ({"partial_rotary_factor": rotary_part(file)} if rotates_part else {})
+        | {
+            "num_key_value_heads": file.hyperparameter("attention.head_count_kv", heads),
+            "head_dim": width,
+            layer_norm_key or "rms_norm_eps": shortest(file.require_hyperparameter(epsilon, float)),
+            "rope_theta": rope_theta(file),
+            "rope_scaling": rotary_scaling(file),
+            "hidden_act": "silu",
+            "attention_dropout": 0.0,
+            "use_cache": True,
+        }
+    )
 
 
 def num_heads(file: GgufFile) -> int:
@@ -79,6 +87,24 @@ def rotary_part(file: GgufFile) -> float:
             f"{width} wide"
         )
     return float(rotated / width)
+
+
+def expert_counts(file: GgufFile, count_key: str) -> dict[str, Any]:
+    """The experts of a layer, which config.json counts as `count_key`, and those of a token."""
+    return {
+        count_key: file.require_hyperparameter("expert_count", int),
+        "num_experts_per_tok": file.require_hyperparameter("expert_used_count", int),
+    }
+
+
+def require_value(file: GgufFile, key: str, known: tuple[int, ...]) -> None:
+    """Raises CheckpointError unless the metadata `key` is one of these, or absent."""
+    value = file.hyperparameter(key, known[0])
+    if value not in known:
+        raise file.error(
+            f"metadata {file.architecture}.{key} is {value}; known is only "
+            + " or ".join(str(other) for other in known)
+        )
 
 
 def window(file: GgufFile) -> int | None:

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedConfig
 
-from gguf_of_transformers import architecture_of, gguf_metadata, gguf_tensors
+import make_checkpoints
+from gguf_of_transformers import architecture_of, gguf_metadata, gguf_tensors, xielu_metadata
 from logprobs import engine_logprobs, random_tokens
-from make_checkpoints import MAX_POSITIONS, VARIANTS, Variant, build
+from make_checkpoints import MAX_POSITIONS, VARIANTS, Variant, build, rope
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.gguf_config import model_config
@@ -26,12 +27,17 @@ def changed(variant: str, **config: Any) -> Variant:
     return dataclasses.replace(original, config=original.config | config)
 
 
-# A file has no scale of Gemma's queries: it is that of the heads' width.
+# The parameters that all files with Llama 3's scaling have.
+LLAMA3 = rope("llama3", **(make_checkpoints.LLAMA3 | {"original_max_position_embeddings": 8192}))
+
+# A file has no scale of Gemma's queries: it is that of the heads' width. Nor has it what all models
+# of a family have: the window of StarCoder2, the range of gpt-oss' positions.
 MODELS = {
     "granite": VARIANTS["granite"],
     "granite_biases": VARIANTS["granite_biases"],
     "olmo2": VARIANTS["olmo2"],
     "olmo2_biases": VARIANTS["olmo2_biases"],
+    "gemma": VARIANTS["gemma"],
     "gemma2": changed(
         "gemma2", query_pre_attn_scalar=32, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
     ),
@@ -42,8 +48,37 @@ MODELS = {
     "gpt_neox_serial": VARIANTS["gpt_neox_serial"],
     "gpt_neox_no_bias": VARIANTS["gpt_neox_no_bias"],
     "mixtral_top3": VARIANTS["mixtral_top3"],
+    "qwen2_moe": VARIANTS["qwen2_moe"],
     "qwen3_moe": VARIANTS["qwen3_moe_renormalized"],
+    "gpt_oss": changed("gpt_oss", **rope("yarn", truncate=False, **make_checkpoints.YARN)),
+    "olmo3": VARIANTS["olmo3"],
+    "olmo3_yarn": VARIANTS["olmo3_yarn"],
+    "olmoe": VARIANTS["olmoe"],
+    "smollm3": VARIANTS["smollm3"],
+    "granite_moe": VARIANTS["granite_moe"],
+    "granite_moe_shared": VARIANTS["granite_moe_shared"],
+    "granite_hybrid_dense": changed("granite_hybrid_dense", num_experts_per_tok=0),
+    "granite_hybrid_moe": changed("granite_hybrid_moe", position_embedding_type="rope"),
+    "seed_oss": VARIANTS["seed_oss"],
+    "exaone4": VARIANTS["exaone4"],
+    "exaone4_full": changed("exaone4_full", **LLAMA3),
+    "glm4": VARIANTS["glm4"],
+    "glm4_moe": VARIANTS["glm4_moe"],
+    "ernie4_5": VARIANTS["ernie4_5"],
+    "ernie4_5_moe": VARIANTS["ernie4_5_moe"],
+    "cohere": VARIANTS["cohere"],
+    "cohere2": VARIANTS["cohere2"],
+    "ministral3": VARIANTS["ministral3"],
+    "starcoder2": changed("starcoder2", sliding_window=4096),
+    "stablelm": VARIANTS["stablelm"],
+    "stablelm_parallel": VARIANTS["stablelm_parallel"],
+    "nemotron": VARIANTS["nemotron"],
+    "arcee": VARIANTS["arcee"],
+    "apertus": changed("apertus", **LLAMA3),
+    "hunyuan_dense": changed("hunyuan_dense", **rope("default")),
 }
+# Converted to a family that computes the same under other names.
+RENAMED = ("granite_hybrid_dense", "granite_hybrid_moe")
 
 
 @dataclasses.dataclass
@@ -59,10 +94,13 @@ def make_pair(directory: Path, variant: Variant) -> Pair:
     model = build(variant)
     model.save_pretrained(directory / "original")
     weights = load_file(directory / "original" / "model.safetensors")
+    metadata = gguf_metadata(model.config)
+    if model.config.model_type == "apertus":
+        metadata |= xielu_metadata(weights, model.config.num_hidden_layers)
     source = write_gguf(
         directory / "model.gguf",
         architecture_of(model.config),
-        gguf_metadata(model.config),
+        metadata,
         gguf_tensors(weights, model.config),
     )
     return Pair(directory / "original", source, convert(source))
@@ -75,11 +113,22 @@ def convert(source: Path) -> Path:
     return directory
 
 
+class Pairs:
+    """The pairs by name, made when they are asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+        self._made: dict[str, Pair] = {}
+
+    def __getitem__(self, name: str) -> Pair:
+        if name not in self._made:
+            self._made[name] = make_pair(self._factory.mktemp(name), MODELS[name])
+        return self._made[name]
+
+
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
-    return {
-        name: make_pair(tmp_path_factory.mktemp(name), variant) for name, variant in MODELS.items()
-    }
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    return Pairs(tmp_path_factory)
 
 
 def computed(config: PreTrainedConfig) -> dict[str, Any]:
@@ -87,25 +136,56 @@ def computed(config: PreTrainedConfig) -> dict[str, Any]:
     ignored = {
         "_name_or_path", "dtype", "initializer_range", "transformers_version", "classifier_dropout",
         "use_cache", "output_router_logits", "router_aux_loss_coef", "max_window_layers",
+        "attention_dropout",
     }  # fmt: skip
     values = {key: value for key, value in config.to_dict().items() if key not in ignored}
     if values.get("head_dim", 0) is None:
         values["head_dim"] = config.hidden_size // config.num_attention_heads
+    rope_parameters = config.rope_parameters
+    if "full_attention" not in rope_parameters:
+        rope_parameters = {"full_attention": rope_parameters}
     values["rope_parameters"] = {
-        key: value for key, value in config.rope_parameters.items() if key != "attention_factor"
+        kind: {key: value for key, value in rope.items() if key != "attention_factor"}
+        for kind, rope in rope_parameters.items()
     }
     return values
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_tensors_and_config_are_those_of_the_original(name: str, pairs: dict[str, Pair]) -> None:
+def experts_apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same with a matrix for each expert, as files of other families have them."""
+    apart = {}
+    for name, tensor in weights.items():
+        layer, _, part = name.partition(".block_sparse_moe.")
+        if part == "input_linear.weight":
+            for expert, gate_up in enumerate(tensor):
+                for side, matrix in zip(("gate", "up"), gate_up.chunk(2), strict=True):
+                    apart[f"{layer}.mlp.experts.{expert}.{side}_proj.weight"] = matrix
+        elif part == "output_linear.weight":
+            for expert, down in enumerate(tensor):
+                apart[f"{layer}.mlp.experts.{expert}.down_proj.weight"] = down
+        elif name.endswith("mlp.experts.gate_up_proj"):
+            for expert, columns in enumerate(tensor):
+                for first, side in enumerate(("gate", "up")):
+                    matrix = columns[:, first::2].T
+                    apart[name.replace("gate_up", f"{expert}.{side}") + ".weight"] = matrix
+        elif name.endswith("mlp.experts.down_proj"):
+            for expert, columns in enumerate(tensor):
+                apart[name.replace("down", f"{expert}.down") + ".weight"] = columns.T
+        else:
+            apart[name] = tensor
+    return apart
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in RENAMED])
+def test_tensors_and_config_are_those_of_the_original(name: str, pairs: Pairs) -> None:
     pair = pairs[name]
-    original = load_file(pair.original / "model.safetensors")
+    original = experts_apart(load_file(pair.original / "model.safetensors"))
     converted = load_file(pair.converted / "model.safetensors")
     assert sorted(converted) == sorted(original)
     for tensor_name, tensor in original.items():
-        # Gemma's norms are stored with one added, which rounds what is small beside it.
-        rounding = 5e-7 if name == "gemma2" and tensor.dim() == 1 else 0.0
+        # These norms are stored with one added, which rounds what is small beside it.
+        has_one_added = name in ("gemma", "gemma2", "nemotron") and tensor_name.endswith("m.weight")
+        rounding = 5e-7 if has_one_added else 0.0
         assert torch.allclose(converted[tensor_name], tensor, rtol=0, atol=rounding), tensor_name
     expected = computed(AutoConfig.from_pretrained(pair.original))
     found = computed(AutoConfig.from_pretrained(pair.converted))
@@ -114,13 +194,13 @@ def test_tensors_and_config_are_those_of_the_original(name: str, pairs: dict[str
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_engine_computes_the_same(name: str, pairs: dict[str, Pair]) -> None:
+def test_the_engine_computes_the_same(name: str, pairs: Pairs) -> None:
     tokens = random_tokens(MAX_POSITIONS // 4 + 8, seed=3)  # past Phi's original context
     options = {"dtype": "float32", "max_model_len": MAX_POSITIONS}
     expected = engine_logprobs(pairs[name].original, tokens, **options)
     found = engine_logprobs(pairs[name].converted, tokens, **options)
-    # Gemma's norms are rounded, and Phi's attention factor is.
-    tolerance = 1e-4 if name in ("gemma2", "phi3_longrope") else 0.0
+    # Norms with one added are rounded, and Phi's attention factor is.
+    tolerance = 1e-4 if name in ("gemma", "gemma2", "nemotron", "phi3_longrope") else 0.0
     assert np.allclose(found, expected, rtol=0, atol=tolerance)
 
 
@@ -170,11 +250,6 @@ def test_the_largest_gpt_neox_approximates_its_activation(tmp_path: Path) -> Non
         config_of(tmp_path / "kv.gguf", "gptneox", eps | {".attention.head_count_kv": 2})
 
 
-def test_olmo3_is_refused_by_its_window(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="olmo2.attention.sliding_window is 4096"):
-        config_of(tmp_path / "olmo3.gguf", "olmo2", {".attention.sliding_window": 4096})
-
-
 def test_phi4_has_no_window_and_no_scaling(tmp_path: Path) -> None:
     metadata = {".attention.sliding_window": 0, ".rope.scaling.original_context_length": 128}
     config = config_of(tmp_path / "phi4.gguf", "phi3", metadata)
@@ -214,12 +289,18 @@ def test_the_text_of_qwen3_vl_is_qwen3(tmp_path: Path) -> None:
         assert (found / name).read_bytes() == (expected / name).read_bytes()
 
 
+def test_a_granite_of_experts_without_experts_is_dense(tmp_path: Path) -> None:
+    known = {".expert_used_count": 2, ".expert_shared_feed_forward_length": 512}
+    config = config_of(tmp_path / "m.gguf", "granitemoe", known)
+    assert config == config_of(tmp_path / "dense.gguf", "granite", {})
+
+
 @pytest.mark.parametrize("architecture", ["granite", "olmo2", "gemma2", "phi3", "qwen3moe"])
 def test_metadata_of_others_is_refused(architecture: str, tmp_path: Path) -> None:
     experts = {".expert_count": 4, ".expert_used_count": 2, ".expert_feed_forward_length": 32}
     known = experts if architecture == "qwen3moe" else {}
     assert config_of(tmp_path / "known.gguf", architecture, known)["hidden_size"] == 256
-    for key in (".leading_dense_block_count", ".attention.temperature_scale", ".ssm.conv_kernel"):
+    for key in (".leading_dense_block_count", ".attention.temperature_scale", ".ssm.dt_b_c_rms"):
         with pytest.raises(CheckpointError, match=f"metadata {architecture}{key} is 3"):
             config_of(tmp_path / f"m{key}.gguf", architecture, known | {key: 3})
 
@@ -255,6 +336,6 @@ def test_a_file_of_something_else_is_named(kind: str, message: str, tmp_path: Pa
         convert(source)
 
 
-def test_generation_config_has_the_ids(pairs: dict[str, Pair]) -> None:
+def test_generation_config_has_the_ids(pairs: Pairs) -> None:
     generation = json.loads((pairs["phi3"].converted / "generation_config.json").read_text())
     assert generation == {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
