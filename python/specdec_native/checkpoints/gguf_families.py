@@ -45,7 +45,8 @@ class GgufFamily:
     """Vectors that are matrices of one row in Hugging Face."""
 
     layer_values: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Metadata with a number for each layer that is a tensor of that layer in Hugging Face."""
+    """Metadata, without the architecture, with a number for each layer: a tensor of that layer in
+    Hugging Face."""
 
     without_effect: frozenset[str] = frozenset()
     """Metadata that changes nothing about text."""

@@ -333,12 +333,10 @@ class GgufFile(GgufMetadata):
         return value
 
     def layer_values(self, key: str, num_layers: int) -> list[float]:
-        """The metadata `<architecture>.<key>`, one number for each layer."""
-        name = f"{self.architecture}.{key}"
-        self._read.add(name)
-        values: list[float] = self.require(name, list[float])
+        """The metadata `key`, without the architecture, one number for each layer."""
+        values: list[float] = self.require(key, list[float])
         if len(values) != num_layers:
-            raise self.error(f"metadata {name} has {len(values)} values for {num_layers} layers")
+            raise self.error(f"metadata {key} has {len(values)} values for {num_layers} layers")
         return values
 
     def unread_hyperparameters(self) -> dict[str, Any]:

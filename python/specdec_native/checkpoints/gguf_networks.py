@@ -408,11 +408,15 @@ def mistral3(file: GgufFile) -> dict[str, Any]:
     beta = file.hyperparameter("attention.temperature_scale", 0.0)
     if not beta:
         return config | _model("Mistral", "mistral") | {"sliding_window": None}
-    if not config["rope_scaling"] or config["rope_scaling"]["rope_type"] != "yarn":
+    scaling = config["rope_scaling"] or {}
+    length = scaling.get("original_max_position_embeddings", 0)
+    if scaling.get("rope_type") != "yarn":
         raise file.error(
-            f"metadata {file.architecture}.attention.temperature_scale without YaRN has no length"
+            f"metadata {file.architecture}.attention.temperature_scale is {beta} and "
+            "rope.scaling.type is not yarn, whose length it needs"
         )
-    config["rope_scaling"]["llama_4_scaling_beta"] = shortest(beta)
+    require_value(file, "attention.temperature_length", (0, length))
+    scaling["llama_4_scaling_beta"] = shortest(beta)
     return config | _model("Ministral3", "ministral3") | {"sliding_window": None}
 
 

@@ -330,7 +330,7 @@ def _glm4_moe_metadata(config: PreTrainedConfig) -> dict[str, Any]:
 def xielu_metadata(weights: dict[str, torch.Tensor], num_layers: int) -> dict[str, list[float]]:
     """Apertus' constants of activations: of each layer, as they are stored."""
     return {
-        f".xielu.{part}": [
+        f"xielu.{part}": [
             float(weights[f"model.layers.{layer}.mlp.act_fn.{part}"].item())
             for layer in range(num_layers)
         ]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
+from gguf import dequantize, quantize
 from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -18,7 +20,7 @@ from make_checkpoints import MAX_POSITIONS, VARIANTS, Variant, build, rope
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.gguf_config import model_config
-from specdec_native.checkpoints.gguf_convert import convert_gguf
+from specdec_native.checkpoints.gguf_convert import convert_gguf, describe_gguf
 from specdec_native.checkpoints.gguf_file import GgufFile
 
 
@@ -90,18 +92,25 @@ class Pair:
     converted: Path
 
 
-def make_pair(directory: Path, variant: Variant) -> Pair:
+def make_pair(
+    directory: Path,
+    variant: Variant,
+    *,
+    architecture: str | None = None,
+    more: dict[str, Any] | None = None,
+) -> Pair:
+    """more: metadata of the file besides those of the model."""
     model = build(variant)
     model.save_pretrained(directory / "original")
     weights = load_file(directory / "original" / "model.safetensors")
-    metadata = gguf_metadata(model.config)
     if model.config.model_type == "apertus":
-        metadata |= xielu_metadata(weights, model.config.num_hidden_layers)
+        more = xielu_metadata(weights, model.config.num_hidden_layers)
+    architecture = architecture or architecture_of(model.config)
     source = write_gguf(
         directory / "model.gguf",
-        architecture_of(model.config),
-        metadata,
-        gguf_tensors(weights, model.config),
+        architecture,
+        gguf_metadata(model.config) | (more or {}),
+        gguf_tensors(weights, model.config, architecture),
     )
     return Pair(directory / "original", source, convert(source))
 
@@ -177,7 +186,9 @@ def experts_apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in RENAMED])
-def test_tensors_and_config_are_those_of_the_original(name: str, pairs: Pairs) -> None:
+def test_tensors_and_config_are_those_of_the_original(
+    name: str, pairs: Pairs, tmp_path: Path
+) -> None:
     pair = pairs[name]
     original = experts_apart(load_file(pair.original / "model.safetensors"))
     converted = load_file(pair.converted / "model.safetensors")
@@ -187,6 +198,10 @@ def test_tensors_and_config_are_those_of_the_original(name: str, pairs: Pairs) -
         has_one_added = name in ("gemma", "gemma2", "nemotron") and tensor_name.endswith("m.weight")
         rounding = 5e-7 if has_one_added else 0.0
         assert torch.allclose(converted[tensor_name], tensor, rtol=0, atol=rounding), tensor_name
+    directory = tmp_path / "described"
+    directory.mkdir()
+    described = [described_name for described_name, _ in describe_gguf(pair.gguf, directory)]
+    assert sorted(described) == sorted(n for n in converted if ".act_fn." not in n)
     expected = computed(AutoConfig.from_pretrained(pair.original))
     found = computed(AutoConfig.from_pretrained(pair.converted))
     for key, value in expected.items():
@@ -195,13 +210,231 @@ def test_tensors_and_config_are_those_of_the_original(name: str, pairs: Pairs) -
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_engine_computes_the_same(name: str, pairs: Pairs) -> None:
-    tokens = random_tokens(MAX_POSITIONS // 4 + 8, seed=3)  # past Phi's original context
-    options = {"dtype": "float32", "max_model_len": MAX_POSITIONS}
-    expected = engine_logprobs(pairs[name].original, tokens, **options)
-    found = engine_logprobs(pairs[name].converted, tokens, **options)
     # Norms with one added are rounded, and Phi's attention factor is.
     tolerance = 1e-4 if name in ("gemma", "gemma2", "nemotron", "phi3_longrope") else 0.0
-    assert np.allclose(found, expected, rtol=0, atol=tolerance)
+    assert same_logprobs(pairs[name], tolerance)
+
+
+def same_logprobs(pair: Pair, tolerance: float = 1e-5) -> bool:
+    tokens = random_tokens(MAX_POSITIONS // 4 + 8, seed=3)  # past Phi's original context
+    options = {"dtype": "float32", "max_model_len": MAX_POSITIONS}
+    expected = engine_logprobs(pair.original, tokens, **options)
+    found = engine_logprobs(pair.converted, tokens, **options)
+    return np.allclose(found, expected, rtol=0, atol=tolerance)
+
+
+def test_minicpm_is_a_llama_with_multipliers(tmp_path: Path) -> None:
+    # transformers has no MiniCPM, and Granite is one with a scale of attention, here the usual.
+    variant = changed("granite", attention_multiplier=0.25)
+    scales = {".attention.scale": 0.25}
+    pair = make_pair(tmp_path, variant, architecture="minicpm", more=scales)
+    config = json.loads((pair.converted / "config.json").read_text())
+    assert (config["model_type"], config["scale_emb"]) == ("minicpm", 1.7)
+    assert config["scale_depth"] == pytest.approx(0.6 * 3**0.5)
+    assert config["dim_model_base"] == pytest.approx(64 / 1.4)
+    assert same_logprobs(pair)
+
+
+def test_minicpm_has_its_constants_where_the_file_has_none(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "old.gguf", "minicpm", {})
+    assert (config["scale_emb"], config["scale_depth"], config["dim_model_base"]) == (12, 1.4, 256)
+    assert config["rope_scaling"] is None
+
+
+def test_minicpm4_has_two_lists_of_divisors_and_no_factor(tmp_path: Path) -> None:
+    factors = {f"rope_factors_{k}.weight": np.ones(32, np.float32) for k in ("short", "long")}
+    embedding = {"token_embd.weight": llama_tensors()["token_embd.weight"]}
+    metadata = LLAMA_METADATA | {".rope.scaling.type": "longrope"}
+    source = write_gguf(tmp_path / "m.gguf", "minicpm", metadata, embedding | factors)
+    config = model_config(GgufFile(source), dtype="float32", tied=True)
+    assert config["rope_scaling"]["rope_type"] == "longrope"
+    assert config["rope_scaling"]["attention_factor"] == 1.0
+
+
+def test_the_base_of_hunyuan_is_stretched_in_the_file(tmp_path: Path) -> None:
+    base = 10000.0 * 50.0 ** (32 / 30)
+    stretched = {".rope.freq_base": base, ".rope.scaling.type": "none", ".rope.scaling.factor": 1.0}
+    assert same_logprobs(make_pair(tmp_path, VARIANTS["hunyuan_dense"], more=stretched), 1e-4)
+
+
+def test_mistral_small_is_a_mistral_without_window(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, VARIANTS["mistral_full"], architecture="mistral3")
+    config = json.loads((pair.converted / "config.json").read_text())
+    assert (config["model_type"], config["sliding_window"]) == ("mistral", None)
+    assert same_logprobs(pair, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({}, "attention.temperature_scale is 0.5 and rope.scaling.type is not yarn"),
+        ({".rope.scaling.type": "yarn", ".attention.temperature_length": 65}, "known is only 0 or"),
+    ],
+)
+def test_growing_queries_need_the_length_of_yarn(
+    metadata: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    scaling = {".rope.scaling.factor": 4.0, ".rope.scaling.original_context_length": 64}
+    known = scaling | {".attention.temperature_scale": 0.5} | metadata
+    with pytest.raises(CheckpointError, match=message):
+        config_of(tmp_path / "m.gguf", "mistral3", known)
+
+
+def test_layers_of_glm4_moe_that_predict_later_tokens_are_left_out(tmp_path: Path) -> None:
+    model = build(VARIANTS["glm4_moe"])
+    num_layers = model.config.num_hidden_layers
+    model.save_pretrained(tmp_path / "original")
+    weights = load_file(tmp_path / "original" / "model.safetensors")
+    tensors = gguf_tensors(weights, model.config)
+    last = f"blk.{num_layers}."
+    later = {
+        name.replace(f"blk.{num_layers - 1}.", last): values
+        for name, values in tensors.items()
+        if name.startswith(f"blk.{num_layers - 1}.")
+    }
+    later[f"{last}nextn.eh_proj.weight"] = np.ones((64, 128), np.float32)
+    counts = {".block_count": num_layers + 1, ".nextn_predict_layers": 1}
+    metadata = gguf_metadata(model.config)
+    plain = convert(write_gguf(tmp_path / "plain.gguf", "glm4moe", metadata, tensors))
+    more = tensors | later
+    found = convert(write_gguf(tmp_path / "more.gguf", "glm4moe", metadata | counts, more))
+    for name in ("config.json", "model.safetensors"):
+        assert (found / name).read_bytes() == (plain / name).read_bytes()
+    source = write_gguf(tmp_path / "past.gguf", "glm4moe", metadata, more)
+    with pytest.raises(CheckpointError, match=f"past the last of {num_layers} layers"):
+        convert(source)
+
+
+def test_experts_of_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path / "float", MODELS["gpt_oss"])
+    tensors = {
+        name: np.concatenate([np.concatenate(list(tensor.slice(i).rows()))[None] for i in range(6)])
+        if len(tensor.shape) == 3
+        else np.concatenate(list(tensor.rows()))
+        for name, tensor in GgufFile(pair.gguf).tensors.items()
+    }
+    kinds = {name: Type.MXFP4 for name, values in tensors.items() if values.ndim == 3}
+    metadata = gguf_metadata(build(MODELS["gpt_oss"]).config)
+    source = write_gguf(tmp_path / "mxfp4.gguf", "gpt-oss", metadata, tensors, kinds)
+    converted = {}
+    for name, keep_integers in (("kept", True), ("decoded", False)):
+        converted[name] = tmp_path / name
+        converted[name].mkdir()
+        convert_gguf(source, converted[name], dtype="float32", keep_integers=keep_integers)
+    kept = load_file(converted["kept"] / "model.safetensors")
+    assert kept["model.layers.0.mlp.experts.5.gate_proj.weight.table"].shape == (16,)
+    assert kept["model.layers.0.mlp.experts.gate_up_proj_bias"].dtype == torch.float32
+    tokens = random_tokens(60, seed=3)
+    expected = engine_logprobs(converted["decoded"], tokens, dtype="float32")
+    found = engine_logprobs(converted["kept"], tokens, dtype="float32")
+    assert np.abs(found - expected).max() < 0.1  # inputs of products are rounded
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blk.0.ffn_up_shexp.weight": None}, "tensor blk.0.ffn_up_shexp.weight is missing"),
+        ({"blk.0.ffn_gate_shexp.weight": None}, "tensor blk.0.ffn_gate_shexp.weight is missing"),
+        ({"blk.0.ffn_up_shexp.weight": np.ones((8, 32), np.float32)}, "differ in type or width"),
+    ],
+)
+def test_tensors_that_become_one_fit_or_are_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    tensors: dict[str, Any] = {
+        f"blk.0.ffn_{part}_shexp.weight": np.ones((8, 256), np.float32) for part in ("gate", "up")
+    }
+    tensors |= {"token_embd.weight": llama_tensors()["token_embd.weight"]} | change
+    present = {name: values for name, values in tensors.items() if values is not None}
+    experts = {".expert_count": 4, ".expert_used_count": 2}
+    source = write_gguf(tmp_path / "m.gguf", "granitemoe", LLAMA_METADATA | experts, present)
+    with pytest.raises(CheckpointError, match=message):
+        convert(source)
+
+
+def test_joined_matrices_stay_quantised(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path / "float", MODELS["granite_moe_shared"])
+    stored = GgufFile(pair.gguf).tensors
+    names = [f"blk.0.ffn_{part}_shexp.weight" for part in ("gate", "up")]
+    matrices = [np.concatenate(list(stored[name].rows())) for name in names]
+    metadata = gguf_metadata(build(MODELS["granite_moe_shared"]).config)
+    tensors = {"token_embd.weight": np.zeros((8, 64), np.float32)}
+    tensors |= dict(zip(names, matrices, strict=True))
+    kinds = dict.fromkeys(names, Type.Q8_0)
+    source = write_gguf(tmp_path / "q8.gguf", "granitemoe", metadata, tensors, kinds)
+    directory = tmp_path / "kept"
+    directory.mkdir()
+    convert_gguf(source, directory, keep_integers=True)
+    kept = load_file(directory / "model.safetensors")
+    name = "model.layers.0.shared_mlp.input_linear.weight"
+    codes, scales = kept[name].numpy(), kept[f"{name}.scales"].numpy()
+    values = codes.reshape(*scales.shape, -1) * scales.astype(np.float32)[..., np.newaxis]
+    expected = np.concatenate([dequantize(quantize(m, Type.Q8_0), Type.Q8_0) for m in matrices])
+    assert np.array_equal(values.reshape(expected.shape), expected)
+
+
+def test_exaone4_of_64_layers_has_windows(tmp_path: Path) -> None:
+    large = config_of(tmp_path / "32b.gguf", "exaone4", {".block_count": 64})
+    assert (large["sliding_window"], large["layer_types"].count("full_attention")) == (4096, 16)
+    small = config_of(tmp_path / "1b.gguf", "exaone4", {".block_count": 30})
+    assert (small["sliding_window"], set(small["layer_types"])) == (None, {"full_attention"})
+
+
+def test_a_stablelm_is_parallel_where_it_has_no_second_norm(tmp_path: Path) -> None:
+    said = {".use_parallel_residual": True, ".attention.layer_norm_epsilon": 1e-5}
+    metadata = {key: value for key, value in LLAMA_METADATA.items() if "rms" not in key} | said
+    for has_norm, is_parallel in ((True, False), (False, True)):
+        tensors = llama_tensors()
+        if not has_norm:
+            del tensors["blk.0.ffn_norm.weight"]
+        source = write_gguf(tmp_path / f"{has_norm}.gguf", "stablelm", metadata, tensors)
+        config = model_config(GgufFile(source), dtype="float32", tied=True)
+        assert config["use_parallel_residual"] is is_parallel
+
+
+def test_what_yarn_multiplies_attention_by_follows_from_its_factor(tmp_path: Path) -> None:
+    yarn = {
+        ".rope.scaling.type": "yarn",
+        ".rope.scaling.factor": 8.0,
+        ".rope.scaling.original_context_length": 64,
+    }
+    plain = config_of(tmp_path / "plain.gguf", "olmo2", yarn)
+    said = {".rope.scaling.yarn_attn_factor": 1.2079441541679836}
+    assert config_of(tmp_path / "said.gguf", "olmo2", yarn | said) == plain
+    other = {".rope.scaling.yarn_attn_factor": 1.5}
+    with pytest.raises(CheckpointError, match=r"yarn_attn_factor is 1\.5; known is only 1\.20794"):
+        config_of(tmp_path / "other.gguf", "olmo2", yarn | other)
+    both = {".rope.scaling.attn_factor": 1.5, ".rope.scaling.yarn_log_multiplier": 1.0}
+    with pytest.raises(CheckpointError, match="which is one too many"):
+        config_of(tmp_path / "both.gguf", "olmo2", yarn | both)
+
+
+EXPERTS = {".expert_count": 4, ".expert_used_count": 2, ".expert_feed_forward_length": 32}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "message"),
+    [
+        ("apertus", {}, "metadata xielu.alpha_p is missing"),
+        ("apertus", {"xielu.alpha_p": [0.5, 0.5]}, "xielu.alpha_p has 2 values for 1 layers"),
+        ("glm4moe", EXPERTS | {".expert_gating_func": 1}, "expert_gating_func is 1; known is only"),
+        (
+            "ernie4_5-moe",
+            EXPERTS | {".expert_shared_count": 2, ".expert_shared_feed_forward_length": 65},
+            "expert_shared_feed_forward_length is 65; known is only 0 or 64",
+        ),
+        ("gpt-oss", EXPERTS | {".attention.sliding_window_pattern": 3}, "pattern is 3"),
+        ("cohere2", {".attention.layer_norm_epsilon": 1e-5}, "cohere2.logit_scale is missing"),
+        ("granitemoe", {".rope.scaling.finetuned": False}, "a Granite without positions"),
+        ("smollm3", {".attention.sliding_window": 512}, "attention.sliding_window is 512"),
+    ],
+)
+def test_what_a_family_needs_is_there_or_refused(
+    architecture: str, metadata: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    window = {".attention.sliding_window": 16} if architecture == "gpt-oss" else {}
+    with pytest.raises(CheckpointError, match=message):
+        config_of(tmp_path / "m.gguf", architecture, window | metadata)
 
 
 def config_of(path: Path, architecture: str, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -311,6 +544,8 @@ def test_metadata_of_others_is_refused(architecture: str, tmp_path: Path) -> Non
         ("granite", "rope_factors_long.weight"),
         ("qwen2", "blk.0.attn_qkv.weight"),
         ("gptneox", "rope_freqs.weight"),
+        ("granite", "blk.0.ssm_in.weight"),
+        ("seed_oss", "blk.0.ffn_norm.weight"),
         ("granite", "blk.0.ffn_up_exps.weight"),
     ],
 )
