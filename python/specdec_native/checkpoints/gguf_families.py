@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from specdec_native.checkpoints import gguf_expert_networks as expert_networks
 from specdec_native.checkpoints import gguf_names as names
 from specdec_native.checkpoints import gguf_networks as networks
 from specdec_native.checkpoints.gguf_file import GgufFile
@@ -56,7 +57,7 @@ class GgufFamily:
 _OF_IMAGES = frozenset({"rope.dimension_sections", "n_deepstack_layers"})
 _QWEN3 = GgufFamily(networks.qwen3, names.QWEN3_NAMES, without_effect=_OF_IMAGES)
 _QWEN3_MOE = GgufFamily(
-    networks.qwen3_moe,
+    expert_networks.qwen3_moe,
     names.QWEN3_NAMES | names.ROUTER,
     experts=names.EXPERTS,
     without_effect=_OF_IMAGES,
@@ -73,7 +74,7 @@ _GRANITE = GgufFamily(
     without_effect=_OF_MAMBA | {"expert_shared_feed_forward_length"},  # there are no experts
 )
 _GRANITE_MOE = GgufFamily(
-    networks.granite_moe,
+    expert_networks.granite_moe,
     names.GRANITE_MOE_NAMES,
     experts=names.EXPERTS,
     interleaves_pairs=True,
@@ -91,7 +92,7 @@ FAMILIES = {
     "mistral3": GgufFamily(networks.mistral3, names.LLAMA_NAMES, interleaves_pairs=True),
     "qwen2": GgufFamily(networks.qwen2, names.LLAMA_NAMES),
     "qwen2moe": GgufFamily(
-        networks.qwen2_moe,
+        expert_networks.qwen2_moe,
         names.QWEN2_MOE_NAMES,
         experts=names.EXPERTS,
         row_matrices=frozenset({"ffn_gate_inp_shexp"}),
@@ -104,7 +105,7 @@ FAMILIES = {
     "gemma2": GgufFamily(networks.gemma2, names.GEMMA_NAMES, norm_offset=1.0),
     "gemma3": GgufFamily(networks.gemma3, names.GEMMA_NAMES, norm_offset=1.0),
     "gpt-oss": GgufFamily(
-        networks.gpt_oss,
+        expert_networks.gpt_oss,
         names.GPT_OSS_NAMES,
         experts=names.EXPERTS,
         joins={"ffn_gate_exps.bias": "ffn_up_exps.bias"},
@@ -114,14 +115,18 @@ FAMILIES = {
     "granitemoe": _GRANITE_MOE,
     "granitehybrid": _GRANITE_MOE,
     "olmo2": GgufFamily(networks.olmo2, names.OLMO2_NAMES),
-    "olmoe": GgufFamily(networks.olmoe, names.QWEN3_NAMES | names.ROUTER, experts=names.EXPERTS),
+    "olmoe": GgufFamily(
+        expert_networks.olmoe, names.QWEN3_NAMES | names.ROUTER, experts=names.EXPERTS
+    ),
     "smollm3": GgufFamily(networks.smollm3, names.LLAMA_NAMES, interleaves_pairs=True),
     "seed_oss": GgufFamily(networks.seed_oss, names.POST_ATTENTION_NAMES | names.MLP_NAMES),
     "exaone4": GgufFamily(networks.exaone4, names.OLMO2_NAMES),
     "glm4": GgufFamily(networks.glm4, names.GLM4_NAMES),
-    "glm4moe": GgufFamily(networks.glm4_moe, names.GLM4_MOE_NAMES, experts=names.EXPERTS),
+    "glm4moe": GgufFamily(expert_networks.glm4_moe, names.GLM4_MOE_NAMES, experts=names.EXPERTS),
     "ernie4_5": GgufFamily(networks.ernie4_5, names.LLAMA_NAMES),
-    "ernie4_5-moe": GgufFamily(networks.ernie4_5_moe, names.ERNIE_MOE_NAMES, experts=names.EXPERTS),
+    "ernie4_5-moe": GgufFamily(
+        expert_networks.ernie4_5_moe, names.ERNIE_MOE_NAMES, experts=names.EXPERTS
+    ),
     "command-r": GgufFamily(networks.cohere, names.LLAMA_NAMES),
     "cohere2": GgufFamily(networks.cohere2, names.LLAMA_NAMES),
     "starcoder2": GgufFamily(networks.starcoder2, names.STARCODER2_NAMES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specdec_native.checkpoints.gguf_file import GgufFile
@@ -115,6 +116,49 @@ def window(file: GgufFile) -> int | None:
 def has_bias(file: GgufFile, part: str) -> bool:
     """Whether the matrices `part` of layers have biases."""
     return f"blk.0.{part}.bias" in file.tensors
+
+
+def named(stem: str, model_type: str) -> dict[str, Any]:
+    """What config.json calls a network."""
+    return {"architectures": [f"{stem}ForCausalLM"], "model_type": model_type}
+
+
+def network(
+    stem: str,
+    model_type: str,
+    biases: Mapping[str, str],
+    *,
+    layer_norm_key: str | None = None,
+    rotates_part: bool = False,
+    experts_key: str | None = None,
+    **constants: Any,
+) -> Callable[[GgufFile], dict[str, Any]]:
+    """config.json of a network all of whose metadata are those that most have.
+
+    biases: keys of config.json that say whether matrices have biases, and the matrices in the file
+        that show it.
+    experts_key: how many experts a layer has; None: none.
+    constants: what is the same in all models.
+    """
+
+    def config(file: GgufFile) -> dict[str, Any]:
+        return (
+            rotary_network(file, layer_norm_key=layer_norm_key, rotates_part=rotates_part)
+            | named(stem, model_type)
+            | (expert_counts(file, experts_key) if experts_key else {})
+            | {key: has_bias(file, matrix) for key, matrix in biases.items()}
+            | constants
+        )
+
+    return config
+
+
+def layer_types(num_layers: int, pattern: int) -> list[str]:
+    """layer_types where all layers but each `pattern`-th have a window."""
+    return [
+        "sliding_attention" if layer % pattern else "full_attention"
+        for layer in range(1, num_layers + 1)
+    ]
 
 
 def _vocab_size(file: GgufFile) -> int:

@@ -1,4 +1,4 @@
-"""config.json of the networks that GGUF files hold.
+"""config.json of the networks that GGUF files hold; gguf_expert_networks.py has those with experts.
 
 Facts that files leave out are the constants below; llama.cpp has them in its code. Each function
 reads the metadata and the tensors that its result depends on; the others are refused.
@@ -7,7 +7,6 @@ reads the metadata and the tensors that its result depends on; the others are re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from specdec_native.checkpoints.gguf_file import GgufFile
@@ -15,6 +14,9 @@ from specdec_native.checkpoints.gguf_hyperparameters import (
     expert_counts,
     has_bias,
     head_dim,
+    layer_types,
+    named,
+    network,
     num_heads,
     require_value,
     rotary_network,
@@ -44,7 +46,6 @@ _NEOX_20B_LAYERS = 44
 # Layers of these are of full attention, all others have a window: each n-th.
 _COHERE2_PATTERN = 4
 _EXAONE4_PATTERN = 4
-_GPT_OSS_PATTERN = 2
 _OLMO3_PATTERN = 4
 # EXAONE 4 32B, which has these many layers, has windows; the smaller one has none.
 _EXAONE4_32B_LAYERS = 64
@@ -59,60 +60,18 @@ _MINICPM_DEPTH = 1.4
 _MINICPM_BASE_SIZE = 256
 
 
-def _model(stem: str, model_type: str) -> dict[str, Any]:
-    return {"architectures": [f"{stem}ForCausalLM"], "model_type": model_type}
-
-
-def _network(
-    stem: str,
-    model_type: str,
-    biases: Mapping[str, str],
-    *,
-    layer_norm_key: str | None = None,
-    rotates_part: bool = False,
-    experts_key: str | None = None,
-    **constants: Any,
-) -> Callable[[GgufFile], dict[str, Any]]:
-    """A network all of whose metadata are those that most have.
-
-    biases: keys of config.json that say whether matrices have biases, and the matrices in the file
-        that show it.
-    experts_key: how many experts a layer has; None: none.
-    constants: what is the same in all models.
-    """
-
-    def config(file: GgufFile) -> dict[str, Any]:
-        return (
-            rotary_network(file, layer_norm_key=layer_norm_key, rotates_part=rotates_part)
-            | _model(stem, model_type)
-            | (expert_counts(file, experts_key) if experts_key else {})
-            | {key: has_bias(file, matrix) for key, matrix in biases.items()}
-            | constants
-        )
-
-    return config
-
-
-def _windows(num_layers: int, pattern: int) -> list[str]:
-    """layer_types where all layers but each `pattern`-th have a window."""
-    return [
-        "sliding_attention" if layer % pattern else "full_attention"
-        for layer in range(1, num_layers + 1)
-    ]
-
-
 def llama(file: GgufFile) -> dict[str, Any]:
     """Llama, and what GGUF files store as Llama: Mistral and Mixtral."""
     config = rotary_network(file)
     if file.hyperparameter("expert_count", 0):
         return config | {
-            **_model("Mixtral", "mixtral"),
+            **named("Mixtral", "mixtral"),
             **expert_counts(file, "num_local_experts"),
             "sliding_window": window(file),
         }
     if window(file):
         return config | {
-            **_model("Mistral", "mistral"),
+            **named("Mistral", "mistral"),
             "sliding_window": window(file),
         }
     if has_bias(file, "attn_q") and not has_bias(file, "attn_output"):
@@ -120,7 +79,7 @@ def llama(file: GgufFile) -> dict[str, Any]:
             "attention has biases on q, k, v but not on its output, which no Llama checkpoint has"
         )
     return config | {
-        **_model("Llama", "llama"),
+        **named("Llama", "llama"),
         "attention_bias": has_bias(file, "attn_q"),
         "mlp_bias": has_bias(file, "ffn_gate"),
     }
@@ -129,7 +88,7 @@ def llama(file: GgufFile) -> dict[str, Any]:
 def _qwen(file: GgufFile, model_type: str) -> dict[str, Any]:
     config = rotary_network(file)
     return config | {
-        **_model(model_type.capitalize(), model_type),
+        **named(model_type.capitalize(), model_type),
         "use_sliding_window": window(file) is not None,
         "sliding_window": window(file),
         # Layers from this one on use the window: all of them, or with no window none.
@@ -147,23 +106,6 @@ def qwen3(file: GgufFile) -> dict[str, Any]:
     return _qwen(file, "qwen3") | {"attention_bias": has_bias(file, "attn_q")}
 
 
-def qwen3_moe(file: GgufFile) -> dict[str, Any]:
-    """Qwen3 with experts."""
-    config = rotary_network(file)
-    return config | {
-        **_model("Qwen3Moe", "qwen3_moe"),
-        "attention_bias": has_bias(file, "attn_q"),
-        **expert_counts(file, "num_experts"),
-        "moe_intermediate_size": file.require_hyperparameter("expert_feed_forward_length", int),
-        # All layers have experts, and the weights of those chosen add up to 1.
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "norm_topk_prob": True,
-        "use_sliding_window": False,
-        "sliding_window": None,
-    }
-
-
 def _gemma(file: GgufFile, pattern: int, layers_of_27b: int) -> dict[str, Any]:
     config = rotary_network(file)
     num_layers = config["num_hidden_layers"]
@@ -175,7 +117,7 @@ def _gemma(file: GgufFile, pattern: int, layers_of_27b: int) -> dict[str, Any]:
         "query_pre_attn_scalar": (
             config["hidden_size"] // num_heads(file) if is_27b else config["head_dim"]
         ),
-        "layer_types": _windows(num_layers, pattern),
+        "layer_types": layer_types(num_layers, pattern),
     }
 
 
@@ -186,7 +128,7 @@ def gemma2(file: GgufFile) -> dict[str, Any]:
         return shortest(file.hyperparameter(f"{key}_logit_softcapping", absent))
 
     return _gemma(file, _GEMMA2_PATTERN, _GEMMA2_27B_LAYERS) | {
-        **_model("Gemma2", "gemma2"),
+        **named("Gemma2", "gemma2"),
         "sliding_window": file.hyperparameter("attention.sliding_window", _GEMMA2_WINDOW),
         "attn_logit_softcapping": cap("attn", _GEMMA2_ATTENTION_CAP) or None,
         "final_logit_softcapping": cap("final", _GEMMA2_LOGITS_CAP) or None,
@@ -196,7 +138,7 @@ def gemma2(file: GgufFile) -> dict[str, Any]:
 def gemma3(file: GgufFile) -> dict[str, Any]:
     """The text of Gemma 3."""
     return _gemma(file, _GEMMA3_PATTERN, _GEMMA3_27B_LAYERS) | {
-        **_model("Gemma3", "gemma3_text"),
+        **named("Gemma3", "gemma3_text"),
         "sliding_window": file.require_hyperparameter("attention.sliding_window", int),
         "rope_theta": rope_theta(file, _GEMMA3_THETA),
         "rope_local_base_freq": shortest(
@@ -212,7 +154,7 @@ def phi3(file: GgufFile) -> dict[str, Any]:
     positions = config["max_position_embeddings"]
     longrope = longrope_scaling(file, round(config["head_dim"] * part) // 2)
     return config | {
-        **_model("Phi3", "phi3"),
+        **named("Phi3", "phi3"),
         "rope_scaling": longrope or config["rope_scaling"],
         "original_max_position_embeddings": file.hyperparameter(
             "rope.scaling.original_context_length", positions
@@ -221,7 +163,8 @@ def phi3(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _granite(file: GgufFile) -> dict[str, Any]:
+def granite_scales(file: GgufFile) -> dict[str, Any]:
+    """What all Granites have."""
     config = rotary_network(file)
     if not file.hyperparameter("rope.scaling.finetuned", True):
         raise file.error(
@@ -243,22 +186,10 @@ def _granite(file: GgufFile) -> dict[str, Any]:
 
 def granite(file: GgufFile) -> dict[str, Any]:
     """Granite, and Granite 4 without experts where all layers are attention."""
-    return _granite(file) | _model("Granite", "granite") | {"mlp_bias": has_bias(file, "ffn_gate")}
-
-
-def granite_moe(file: GgufFile) -> dict[str, Any]:
-    """Granite with experts, and Granite 4 where all layers are attention."""
-    shared_size = file.hyperparameter("expert_shared_feed_forward_length", 0)
-    if not file.hyperparameter("expert_count", 0):
-        file.hyperparameter("expert_used_count", 0)
-        return granite(file)
-    config = _granite(file) | expert_counts(file, "num_local_experts")
-    if not shared_size:
-        return config | _model("GraniteMoe", "granitemoe")
     return (
-        config
-        | _model("GraniteMoeShared", "granitemoeshared")
-        | {"shared_intermediate_size": shared_size}
+        granite_scales(file)
+        | named("Granite", "granite")
+        | {"mlp_bias": has_bias(file, "ffn_gate")}
     )
 
 
@@ -266,50 +197,17 @@ def olmo2(file: GgufFile) -> dict[str, Any]:
     """OLMo 2, and with windows OLMo 3."""
     config = rotary_network(file) | {"attention_bias": has_bias(file, "attn_q")}
     if not window(file):
-        return config | _model("Olmo2", "olmo2")
+        return config | named("Olmo2", "olmo2")
     theta = {"rope_theta": config.pop("rope_theta")}
     scaling = config.pop("rope_scaling") or {"rope_type": "default"}
     return config | {
-        **_model("Olmo3", "olmo3"),
+        **named("Olmo3", "olmo3"),
         "sliding_window": window(file),
-        "layer_types": _windows(config["num_hidden_layers"], _OLMO3_PATTERN),
+        "layer_types": layer_types(config["num_hidden_layers"], _OLMO3_PATTERN),
         "rope_parameters": {  # only layers without a window scale their positions
             "full_attention": scaling | theta,
             "sliding_attention": {"rope_type": "default"} | theta,
         },
-    }
-
-
-def qwen2_moe(file: GgufFile) -> dict[str, Any]:
-    """Qwen1.5 and Qwen2 with experts, and an MLP beside them."""
-    config = rotary_network(file)
-    return config | {
-        **_model("Qwen2Moe", "qwen2_moe"),
-        **expert_counts(file, "num_experts"),
-        "qkv_bias": has_bias(file, "attn_q"),
-        "moe_intermediate_size": file.require_hyperparameter("expert_feed_forward_length", int),
-        "shared_expert_intermediate_size": file.hyperparameter(
-            "expert_shared_feed_forward_length", config["intermediate_size"]
-        ),
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "norm_topk_prob": False,
-        "use_sliding_window": False,
-    }
-
-
-def gpt_oss(file: GgufFile) -> dict[str, Any]:
-    """gpt-oss, whose positions are stretched without rounding the range that is."""
-    config = rotary_network(file)
-    if config["rope_scaling"]:
-        config["rope_scaling"]["truncate"] = False
-    return config | {
-        **_model("GptOss", "gpt_oss"),
-        **expert_counts(file, "num_local_experts"),
-        "intermediate_size": file.require_hyperparameter("expert_feed_forward_length", int),
-        "attention_bias": has_bias(file, "attn_q"),
-        "sliding_window": file.require_hyperparameter("attention.sliding_window", int),
-        "layer_types": _windows(config["num_hidden_layers"], _GPT_OSS_PATTERN),
     }
 
 
@@ -318,7 +216,7 @@ def smollm3(file: GgufFile) -> dict[str, Any]:
     config = rotary_network(file)
     layers = range(1, config["num_hidden_layers"] + 1)
     return config | {
-        **_model("SmolLM3", "smollm3"),
+        **named("SmolLM3", "smollm3"),
         "attention_bias": has_bias(file, "attn_q"),
         "mlp_bias": has_bias(file, "ffn_gate"),
         "no_rope_layers": [int(layer % _SMOLLM3_PATTERN != 0) for layer in layers],  # 1: rotated
@@ -333,50 +231,10 @@ def exaone4(file: GgufFile) -> dict[str, Any]:
     num_layers = config["num_hidden_layers"]
     width = window(file) or (_EXAONE4_WINDOW if num_layers == _EXAONE4_32B_LAYERS else None)
     return config | {
-        **_model("Exaone4", "exaone4"),
+        **named("Exaone4", "exaone4"),
         "sliding_window": width,
         "sliding_window_pattern": _EXAONE4_PATTERN if width else None,
-        "layer_types": _windows(num_layers, _EXAONE4_PATTERN if width else 1),
-    }
-
-
-def glm4_moe(file: GgufFile) -> dict[str, Any]:
-    """GLM-4.5, whose layers behind the last predict later tokens."""
-    config = rotary_network(file, rotates_part=True)
-    require_value(file, "expert_gating_func", (0, 2))  # sigmoids, whether it says so or not
-    num_mtp = file.hyperparameter("nextn_predict_layers", 0)
-    return config | {
-        **_model("Glm4Moe", "glm4_moe"),
-        **expert_counts(file, "n_routed_experts"),
-        "num_hidden_layers": config["num_hidden_layers"] - num_mtp,
-        "attention_bias": has_bias(file, "attn_q"),
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
-        "moe_intermediate_size": file.require_hyperparameter("expert_feed_forward_length", int),
-        "n_shared_experts": file.hyperparameter("expert_shared_count", 0),
-        "first_k_dense_replace": file.hyperparameter("leading_dense_block_count", 0),
-        "norm_topk_prob": bool(file.hyperparameter("expert_weights_norm", True)),
-        "routed_scaling_factor": shortest(file.hyperparameter("expert_weights_scale", 0.0) or 1.0),
-        "n_group": file.hyperparameter("expert_group_count", 0) or 1,
-        "topk_group": file.hyperparameter("expert_group_used_count", 0) or 1,
-    }
-
-
-def ernie4_5_moe(file: GgufFile) -> dict[str, Any]:
-    """ERNIE 4.5 with experts."""
-    config = rotary_network(file)
-    inner_size = file.require_hyperparameter("expert_feed_forward_length", int)
-    num_shared = file.hyperparameter("expert_shared_count", 0)
-    require_value(file, "expert_shared_feed_forward_length", (0, inner_size * num_shared))
-    return config | {
-        **_model("Ernie4_5_Moe", "ernie4_5_moe"),
-        "use_bias": has_bias(file, "attn_q"),
-        "moe_num_experts": file.require_hyperparameter("expert_count", int),
-        "moe_k": file.require_hyperparameter("expert_used_count", int),
-        "moe_intermediate_size": inner_size,
-        "moe_num_shared_experts": num_shared,
-        "moe_layer_start_index": file.hyperparameter("leading_dense_block_count", 0),
-        "moe_layer_end_index": config["num_hidden_layers"] - 1,
-        "moe_layer_interval": file.hyperparameter("interleave_moe_layer_step", 1),
+        "layer_types": layer_types(num_layers, _EXAONE4_PATTERN if width else 1),
     }
 
 
@@ -389,16 +247,16 @@ def _cohere(file: GgufFile) -> dict[str, Any]:
 
 def cohere(file: GgufFile) -> dict[str, Any]:
     """Command R."""
-    return _cohere(file) | _model("Cohere", "cohere") | {"use_qk_norm": False}
+    return _cohere(file) | named("Cohere", "cohere") | {"use_qk_norm": False}
 
 
 def cohere2(file: GgufFile) -> dict[str, Any]:
     """Command R7B, whose layers without a window are not rotated."""
     config = _cohere(file)
     return config | {
-        **_model("Cohere2", "cohere2"),
+        **named("Cohere2", "cohere2"),
         "sliding_window": file.require_hyperparameter("attention.sliding_window", int),
-        "layer_types": _windows(config["num_hidden_layers"], _COHERE2_PATTERN),
+        "layer_types": layer_types(config["num_hidden_layers"], _COHERE2_PATTERN),
     }
 
 
@@ -407,7 +265,7 @@ def mistral3(file: GgufFile) -> dict[str, Any]:
     config = rotary_network(file)
     beta = file.hyperparameter("attention.temperature_scale", 0.0)
     if not beta:
-        return config | _model("Mistral", "mistral") | {"sliding_window": None}
+        return config | named("Mistral", "mistral") | {"sliding_window": None}
     scaling = config["rope_scaling"] or {}
     length = scaling.get("original_max_position_embeddings", 0)
     if scaling.get("rope_type") != "yarn":
@@ -417,13 +275,13 @@ def mistral3(file: GgufFile) -> dict[str, Any]:
         )
     require_value(file, "attention.temperature_length", (0, length))
     scaling["llama_4_scaling_beta"] = shortest(beta)
-    return config | _model("Ministral3", "ministral3") | {"sliding_window": None}
+    return config | named("Ministral3", "ministral3") | {"sliding_window": None}
 
 
 def stablelm(file: GgufFile) -> dict[str, Any]:
     """StableLM."""
     return rotary_network(file, layer_norm_key="layer_norm_eps", rotates_part=True) | {
-        **_model("StableLm", "stablelm"),
+        **named("StableLm", "stablelm"),
         "use_qkv_bias": has_bias(file, "attn_q"),
         # Files of old models say that blocks are parallel where they are not.
         "use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors,
@@ -431,15 +289,26 @@ def stablelm(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def apertus(file: GgufFile) -> dict[str, Any]:
+    """Apertus, which scales positions of its own where config.json says nothing of them."""
+    config = rotary_network(file)
+    return config | {
+        **named("Apertus", "apertus"),
+        "hidden_act": "xielu",
+        "attention_bias": has_bias(file, "attn_q"),
+        "rope_scaling": config["rope_scaling"] or {"rope_type": "default"},
+    }
+
+
 def minicpm(file: GgufFile) -> dict[str, Any]:
     """MiniCPM 1, 2 and 4."""
     config = rotary_network(file)
-    depth = math.sqrt(config["num_hidden_layers"])
+    depth = math.sqrt(max(config["num_hidden_layers"], 1))
     residual_scale = file.hyperparameter("residual_scale", 0.0) or _MINICPM_DEPTH / depth
     divisor = file.hyperparameter("logit_scale", 0.0)
     longrope = longrope_scaling(file, config["head_dim"] // 2, absent_scale=1.0)
     return config | {
-        **_model("MiniCPM", "minicpm"),
+        **named("MiniCPM", "minicpm"),
         "attention_bias": has_bias(file, "attn_q"),
         "rope_scaling": longrope or config["rope_scaling"],
         "scale_emb": shortest(
@@ -458,7 +327,7 @@ def gpt_neox(file: GgufFile) -> dict[str, Any]:
     head_dim(file)  # which checks the widths of keys and values
     is_20b = config["num_hidden_layers"] == _NEOX_20B_LAYERS
     return config | {
-        **_model("GPTNeoX", "gpt_neox"),
+        **named("GPTNeoX", "gpt_neox"),
         "hidden_act": "gelu_pytorch_tanh" if is_20b else "gelu",
         "layer_norm_eps": shortest(
             file.require_hyperparameter("attention.layer_norm_epsilon", float)
@@ -474,14 +343,13 @@ def gpt_neox(file: GgufFile) -> dict[str, Any]:
 _ATTENTION_BIAS = {"attention_bias": "attn_q"}
 _BIASES = _ATTENTION_BIAS | {"mlp_bias": "ffn_up"}
 
-apertus = _network("Apertus", "apertus", _ATTENTION_BIAS, hidden_act="xielu")
-arcee = _network("Arcee", "arcee", _BIASES, hidden_act="relu2")
-ernie4_5 = _network("Ernie4_5", "ernie4_5", {"use_bias": "attn_q"})
-gemma = _network("Gemma", "gemma", _ATTENTION_BIAS, hidden_act="gelu_pytorch_tanh")
-glm4 = _network("Glm4", "glm4", _ATTENTION_BIAS, rotates_part=True)
+arcee = network("Arcee", "arcee", _BIASES, hidden_act="relu2")
+ernie4_5 = network("Ernie4_5", "ernie4_5", {"use_bias": "attn_q"})
+gemma = network("Gemma", "gemma", _ATTENTION_BIAS, hidden_act="gelu_pytorch_tanh")
+glm4 = network("Glm4", "glm4", _ATTENTION_BIAS, rotates_part=True)
 # The base of its frequencies is in the file as the model stretches it.
-hunyuan_dense = _network("HunYuanDenseV1", "hunyuan_v1_dense", _ATTENTION_BIAS)
-nemotron = _network(
+hunyuan_dense = network("HunYuanDenseV1", "hunyuan_v1_dense", _ATTENTION_BIAS)
+nemotron = network(
     "Nemotron",
     "nemotron",
     _BIASES,
@@ -489,16 +357,8 @@ nemotron = _network(
     rotates_part=True,
     hidden_act="relu2",
 )
-olmoe = _network(
-    "Olmoe",
-    "olmoe",
-    _ATTENTION_BIAS,
-    experts_key="num_experts",
-    norm_topk_prob=False,
-    clip_qkv=None,
-)
-seed_oss = _network("SeedOss", "seed_oss", _BIASES | {"attention_out_bias": "attn_output"})
-starcoder2 = _network(
+seed_oss = network("SeedOss", "seed_oss", _BIASES | {"attention_out_bias": "attn_output"})
+starcoder2 = network(
     "Starcoder2",
     "starcoder2",
     {"use_bias": "attn_q"},
