@@ -71,6 +71,8 @@ def model_config(file: GgufFile, *, dtype: str, tied: bool) -> dict[str, Any]:
     family = family_of(file)
     config = family.config(file) | {"tie_word_embeddings": tied, "torch_dtype": dtype}
     config |= _special_token_ids(file)
+    for key in family.layer_values:  # their tensors are made as weights are
+        file.layer_values(key, config["num_hidden_layers"])
     _check_unread(file, family, config)
     return config
 

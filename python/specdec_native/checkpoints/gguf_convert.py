@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from specdec_native.checkpoints.cache import require_free_space
 from specdec_native.checkpoints.gguf_config import family_of, generation_config, model_config
-from specdec_native.checkpoints.gguf_families import Experts, GgufFamily
+from specdec_native.checkpoints.gguf_families import GgufFamily
 from specdec_native.checkpoints.gguf_file import GgufFile, GgufTensor
 from specdec_native.checkpoints.gguf_forms import GROUP, IntegerType
+from specdec_native.checkpoints.gguf_names import Experts
 from specdec_native.checkpoints.gguf_tokenizer import write_tokenizer
 from specdec_native.checkpoints.progress import ProgressCallback, ProgressMeter
 from specdec_native.checkpoints.safetensors_writer import (
@@ -26,6 +27,7 @@ from specdec_native.checkpoints.safetensors_writer import (
 )
 
 _TOP_TENSOR = re.compile(r"(\w+)\.(weight|bias)")
+_ANY_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|down|up))\.(\d+)\.weight")
 _STACKED_EXPERTS = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|down|up))_exps\.weight")
@@ -120,11 +122,28 @@ def _tensor_specs(
         if keep_integers and tensor.integer_type is not None:
             specs += _integer_specs(name, tensor, order, tensor.integer_type)
             continue
-        kept = "F32" if keep_integers and len(tensor.shape) == 1 else dtype
-        offset = -family.norm_offset if len(tensor.shape) == 1 else 0.0
+        is_vector = 1 in (len(tensor.shape), tensor.shape[0]) or tensor.name.endswith(".bias")
+        kept = "F32" if keep_integers and is_vector else dtype
+        is_norm = len(tensor.shape) == 1 and tensor.name.endswith("norm.weight")
+        offset = -family.norm_offset if is_norm else 0.0
         chunks = _chunks(tensor, order, kept, offset)
         specs.append(TensorSpec(name=name, dtype=kept, shape=tensor.shape, chunks=chunks))
-    return specs
+    return [*specs, *_value_specs(file, family, config["num_hidden_layers"])]
+
+
+def _value_specs(file: GgufFile, family: GgufFamily, num_layers: int) -> Iterator[TensorSpec]:
+    """The tensors of one value whose values are metadata."""
+    for key, name in family.layer_values.items():
+        for layer, value in enumerate(file.layer_values(key, num_layers)):
+            values = np.array([value], np.float32)
+            chunks = _constant(values)
+            yield TensorSpec(f"{family.layers}.{layer}.{name}", "F32", values.shape, chunks)
+
+
+def _constant(
+    values: npt.NDArray[np.generic],
+) -> Callable[[], Iterator[npt.NDArray[np.generic]]]:
+    return lambda: iter([values])
 
 
 def _integer_specs(
@@ -146,43 +165,66 @@ def _integer_specs(
         yield TensorSpec(f"{name}.mins", "F16", groups, chunks("mins"))
     if kind.table is not None:
         table = np.array(kind.table, np.int8)
-        yield TensorSpec(f"{name}.table", "I8", table.shape, lambda: iter([table]))
+        yield TensorSpec(f"{name}.table", "I8", table.shape, _constant(table))
 
 
 def _named_tensors(
     file: GgufFile, family: GgufFamily, num_layers: int
 ) -> Iterator[tuple[str, GgufTensor]]:
     """(Hugging Face name, tensor) for all that the checkpoint holds, stacked experts split up."""
-    for tensor in file.tensors.values():
+    # Layers behind the last, of models that have any, predict later tokens and are left out.
+    num_stored = num_layers + file.hyperparameter("nextn_predict_layers", 0)
+    for tensor in _joined_tensors(file, family):
         if tensor.name in file.vectors_read:  # and is in config.json
+            continue
+        match = _ANY_LAYER.fullmatch(tensor.name)
+        layer = int(match[1]) if match else -1
+        if num_layers <= layer < num_stored:
             continue
         names = list(_names_of(tensor, family))
         if not names:
             raise file.error(f"tensor {tensor.name} has no place in a {file.architecture} model")
-        for layer, name, part in names:
-            if layer >= num_layers:
-                raise file.error(f"tensor {tensor.name} is past the last of {num_layers} layers")
-            yield name, part
+        if layer >= num_layers:
+            raise file.error(f"tensor {tensor.name} is past the last of {num_layers} layers")
+        yield from names
 
 
-def _names_of(tensor: GgufTensor, family: GgufFamily) -> Iterator[tuple[int, str, GgufTensor]]:
-    """(layer or -1, Hugging Face name, tensor), one for each expert; nothing if unknown."""
+def _joined_tensors(file: GgufFile, family: GgufFamily) -> Iterator[GgufTensor]:
+    """All tensors, those that become one already joined."""
+    partners = {**family.joins, **{second: first for first, second in family.joins.items()}}
+    for tensor in file.tensors.values():
+        match = _ANY_LAYER.fullmatch(tensor.name)
+        if not match or match[2] not in partners:
+            yield tensor
+            continue
+        partner = f"blk.{match[1]}.{partners[match[2]]}"
+        if partner not in file.tensors:
+            raise file.error(f"tensor {partner} is missing, and {tensor.name} is there")
+        if match[2] in family.joins:
+            yield tensor.joined(file.tensors[partner], by_turns=match[2].endswith(".bias"))
+
+
+def _names_of(tensor: GgufTensor, family: GgufFamily) -> Iterator[tuple[str, GgufTensor]]:
+    """(Hugging Face name, tensor), one for each expert; nothing if unknown."""
     top = _TOP_TENSOR.fullmatch(tensor.name)
     layer = _LAYER_TENSOR.fullmatch(tensor.name)
     stacked = _STACKED_EXPERTS.fullmatch(tensor.name)
     expert = _EXPERT_TENSOR.fullmatch(tensor.name)
     if top and top[1] in family.top_names:
-        yield -1, f"{family.top_names[top[1]]}.{top[2]}", tensor
+        yield f"{family.top_names[top[1]]}.{top[2]}", tensor
+    elif layer and f"{layer[2]}.{layer[3]}" in family.layer_names:
+        whole = family.layer_names[f"{layer[2]}.{layer[3]}"]
+        yield f"{family.layers}.{layer[1]}.{whole}", tensor
     elif layer and layer[2] in family.layer_names:
         name = f"{family.layers}.{layer[1]}.{family.layer_names[layer[2]]}.{layer[3]}"
-        yield int(layer[1]), name, tensor
+        is_row = layer[2] in family.row_matrices and len(tensor.shape) == 1
+        yield name, tensor.as_row() if is_row else tensor
     elif family.experts and stacked and len(tensor.shape) == 3:
         for index in range(tensor.shape[0]):
             name = _expert_name(family, family.experts, stacked, index)
-            yield int(stacked[1]), name, tensor.slice(index)
+            yield name, tensor.slice(index)
     elif family.experts and expert:
-        name = _expert_name(family, family.experts, expert, int(expert[3]))
-        yield int(expert[1]), name, tensor
+        yield _expert_name(family, family.experts, expert, int(expert[3])), tensor
 
 
 def _expert_name(family: GgufFamily, names: Experts, match: re.Match[str], index: int) -> str:

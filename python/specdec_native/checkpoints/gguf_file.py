@@ -59,17 +59,58 @@ class _StoredArray:
 
 
 @dataclasses.dataclass(frozen=True)
+class _JoinedArrays:
+    """Matrices of one file as one: rows behind each other, or values by turns."""
+
+    parts: tuple[_StoredArray, ...]
+    by_turns: int = 0  # the values in a row of a part; 0: rows behind each other
+
+    @property
+    def path(self) -> Path:
+        return self.parts[0].path
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.parts[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        num_rows, width = self.parts[0].shape
+        if self.by_turns:
+            return (num_rows, width * len(self.parts))
+        return (sum(part.shape[0] for part in self.parts), width)
+
+    def read(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Rows [begin, end)."""
+        if self.by_turns:
+            rows = [part.read(begin, end) for part in self.parts]
+            values = [r.view(np.uint8).reshape(len(r), self.by_turns, -1) for r in rows]
+            joined = np.stack(values, axis=2).reshape(len(rows[0]), -1)
+            return joined.view(self.dtype)
+        pieces = []
+        for part in self.parts:
+            first, last = max(begin, 0), min(end, part.shape[0])
+            if first < last:
+                pieces.append(part.read(first, last))
+            begin, end = begin - part.shape[0], end - part.shape[0]
+        return np.concatenate(pieces)
+
+
+@dataclasses.dataclass(frozen=True)
 class GgufTensor:
     """A tensor of a GGUF file, still in the file and in its own encoding."""
 
     name: str
     type_name: str
     shape: tuple[int, ...]  # row-major: [out_features, in_features]
-    data: _StoredArray  # same rank; the last axis counts bytes where the type packs blocks
+    data: (
+        _StoredArray | _JoinedArrays
+    )  # same rank; the last axis counts bytes where the type packs blocks
     factors: tuple[float, ...] = (1.0,)  # of all values, or of each element of the first axis
 
     def slice(self, index: int) -> GgufTensor:
         """Element `index` of the first axis, such as one expert's matrix."""
+        assert isinstance(self.data, _StoredArray)
         return GgufTensor(
             f"{self.name}[{index}]",
             self.type_name,
@@ -77,6 +118,30 @@ class GgufTensor:
             self.data.item(index),
             (self.factors[index % len(self.factors)],),
         )
+
+    def as_row(self) -> GgufTensor:
+        """A vector as a matrix of one row."""
+        assert isinstance(self.data, _StoredArray)
+        data = dataclasses.replace(self.data, shape=(1, *self.data.shape))
+        return dataclasses.replace(self, shape=(1, *self.shape), data=data)
+
+    def joined(self, other: GgufTensor, *, by_turns: bool) -> GgufTensor:
+        """A matrix with the rows of this one and then of the other's; or, of equal size, with a
+        value of this one, one of the other's, and so on."""
+        alike = (self.type_name, self.shape[1:], len(self.shape), self.factors)
+        if alike != (other.type_name, other.shape[1:], 2, other.factors) or (
+            by_turns and self.shape != other.shape
+        ):
+            raise CheckpointError(
+                f"tensors {self.name} and {other.name} become one and differ in type or width",
+                self.data.path,
+            )
+        assert isinstance(self.data, _StoredArray)
+        assert isinstance(other.data, _StoredArray)
+        rows, width = self.shape
+        shape = (rows, 2 * width) if by_turns else (rows + other.shape[0], width)
+        data = _JoinedArrays((self.data, other.data), width if by_turns else 0)
+        return dataclasses.replace(self, shape=shape, data=data)
 
     @property
     def num_bytes(self) -> int:
@@ -266,6 +331,13 @@ class GgufFile(GgufMetadata):
         if value is None:
             raise self.error(f"metadata {self.architecture}.{key} is missing")
         return value
+
+    def layer_values(self, key: str, num_layers: int) -> list[float]:
+        """The metadata `key`, without the architecture, one number for each layer."""
+        values: list[float] = self.require(key, list[float])
+        if len(values) != num_layers:
+            raise self.error(f"metadata {key} has {len(values)} values for {num_layers} layers")
+        return values
 
     def unread_hyperparameters(self) -> dict[str, Any]:
         """The metadata of the architecture that nothing has asked for yet, as it is stored."""

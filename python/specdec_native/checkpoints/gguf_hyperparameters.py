@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specdec_native.checkpoints.gguf_file import GgufFile
@@ -20,27 +21,35 @@ def sizes(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def rotary_network(file: GgufFile, *, rotates_part: bool = False) -> dict[str, Any]:
+def rotary_network(
+    file: GgufFile, *, rotates_part: bool = False, layer_norm_key: str | None = None
+) -> dict[str, Any]:
     """Networks with RMS norms, gated MLPs and rotary positions: Llama's, and those like it.
 
     rotates_part: whether `rope.dimension_count` may be smaller than a head.
+    layer_norm_key: norms are layer norms, and this is what config.json calls their epsilon.
     """
     width = head_dim(file)
     if not rotates_part:
         refuse_other_width(file, "rope.dimension_count", width)
     heads = num_heads(file)
-    return sizes(file) | {
-        "num_key_value_heads": file.hyperparameter("attention.head_count_kv", heads),
-        "head_dim": width,
-        "rms_norm_eps": shortest(
-            file.require_hyperparameter("attention.layer_norm_rms_epsilon", float)
-        ),
-        "rope_theta": rope_theta(file),
-        "rope_scaling": rotary_scaling(file),
-        "hidden_act": "silu",
-        "attention_dropout": 0.0,
-        "use_cache": True,
-    }
+    epsilon = (
+        "attention.layer_norm_epsilon" if layer_norm_key else "attention.layer_norm_rms_epsilon"
+    )
+    return (
+        sizes(file)
+        | ({"partial_rotary_factor": rotary_part(file)} if rotates_part else {})
+        | {
+            "num_key_value_heads": file.hyperparameter("attention.head_count_kv", heads),
+            "head_dim": width,
+            layer_norm_key or "rms_norm_eps": shortest(file.require_hyperparameter(epsilon, float)),
+            "rope_theta": rope_theta(file),
+            "rope_scaling": rotary_scaling(file),
+            "hidden_act": "silu",
+            "attention_dropout": 0.0,
+            "use_cache": True,
+        }
+    )
 
 
 def num_heads(file: GgufFile) -> int:
@@ -81,6 +90,24 @@ def rotary_part(file: GgufFile) -> float:
     return float(rotated / width)
 
 
+def expert_counts(file: GgufFile, count_key: str) -> dict[str, Any]:
+    """The experts of a layer, which config.json counts as `count_key`, and those of a token."""
+    return {
+        count_key: file.require_hyperparameter("expert_count", int),
+        "num_experts_per_tok": file.require_hyperparameter("expert_used_count", int),
+    }
+
+
+def require_value(file: GgufFile, key: str, known: tuple[int, ...]) -> None:
+    """Raises CheckpointError unless the metadata `key` is one of these, or absent."""
+    value = file.hyperparameter(key, known[0])
+    if value not in known:
+        raise file.error(
+            f"metadata {file.architecture}.{key} is {value}; known is only "
+            + " or ".join(str(other) for other in known)
+        )
+
+
 def window(file: GgufFile) -> int | None:
     """The sliding window of attention, None without one."""
     return file.hyperparameter("attention.sliding_window", 0) or None
@@ -89,6 +116,49 @@ def window(file: GgufFile) -> int | None:
 def has_bias(file: GgufFile, part: str) -> bool:
     """Whether the matrices `part` of layers have biases."""
     return f"blk.0.{part}.bias" in file.tensors
+
+
+def named(stem: str, model_type: str) -> dict[str, Any]:
+    """What config.json calls a network."""
+    return {"architectures": [f"{stem}ForCausalLM"], "model_type": model_type}
+
+
+def network(
+    stem: str,
+    model_type: str,
+    biases: Mapping[str, str],
+    *,
+    layer_norm_key: str | None = None,
+    rotates_part: bool = False,
+    experts_key: str | None = None,
+    **constants: Any,
+) -> Callable[[GgufFile], dict[str, Any]]:
+    """config.json of a network all of whose metadata are those that most have.
+
+    biases: keys of config.json that say whether matrices have biases, and the matrices in the file
+        that show it.
+    experts_key: how many experts a layer has; None: none.
+    constants: what is the same in all models.
+    """
+
+    def config(file: GgufFile) -> dict[str, Any]:
+        return (
+            rotary_network(file, layer_norm_key=layer_norm_key, rotates_part=rotates_part)
+            | named(stem, model_type)
+            | (expert_counts(file, experts_key) if experts_key else {})
+            | {key: has_bias(file, matrix) for key, matrix in biases.items()}
+            | constants
+        )
+
+    return config
+
+
+def layer_types(num_layers: int, pattern: int) -> list[str]:
+    """layer_types where all layers but each `pattern`-th have a window."""
+    return [
+        "sliding_attention" if layer % pattern else "full_attention"
+        for layer in range(1, num_layers + 1)
+    ]
 
 
 def _vocab_size(file: GgufFile) -> int:

@@ -55,11 +55,26 @@ def _yarn_scaling(file: GgufFile, factor: float) -> dict[str, Any]:
         value = file.hyperparameter(f"rope.scaling.yarn_{key}", kind=float)
         if value is not None:
             scaling[key] = shortest(value)
-    # In a GGUF file the attention factor multiplies the one derived from `factor`; in config.json
-    # it replaces the derived one.
+    derived = 0.1 * math.log(factor) + 1.0
+    # llama.cpp derives the attention factor even where a file has what config.json says of it.
+    stated = file.hyperparameter("rope.scaling.yarn_attn_factor", 0.0)
+    if stated not in (0.0, 1.0) and not math.isclose(stated, derived, rel_tol=1e-4):
+        raise file.error(
+            f"metadata {file.architecture}.rope.scaling.yarn_attn_factor is {stated}; known is "
+            f"only {derived:.6g}, which follows from the factor {factor}"
+        )
+    multiplier = file.hyperparameter("rope.scaling.yarn_log_multiplier", 0.0)
+    if multiplier:
+        scaling |= {"mscale": 1.0, "mscale_all_dim": shortest(multiplier)}
+    # In a GGUF file the attention factor multiplies the derived one; in config.json it replaces it.
     attention_factor = float(file.hyperparameter("rope.scaling.attn_factor", 1.0))
+    if attention_factor != 1.0 and multiplier:
+        raise file.error(
+            f"{file.architecture}.rope.scaling has attn_factor and yarn_log_multiplier, which is "
+            "one too many"
+        )
     if attention_factor != 1.0:
-        scaling["attention_factor"] = attention_factor * (0.1 * math.log(factor) + 1.0)
+        scaling["attention_factor"] = attention_factor * derived
     return scaling
 
 
@@ -100,8 +115,13 @@ def llama3_divisors(factor: float, theta: float, num_frequencies: int) -> npt.ND
     return divisors
 
 
-def longrope_scaling(file: GgufFile, num_factors: int) -> dict[str, Any] | None:
-    """The value of rope_scaling for Phi's two lists of divisors; None where there are none."""
+def longrope_scaling(
+    file: GgufFile, num_factors: int, absent_scale: float | None = None
+) -> dict[str, Any] | None:
+    """The value of rope_scaling for Phi's two lists of divisors; None where there are none.
+
+    absent_scale: the attention factor of files that have none; None: they are refused.
+    """
     lists: dict[str, Any] = {}
     for kind in ("short", "long"):
         factors = file.vector(f"rope_factors_{kind}.weight")
@@ -116,8 +136,11 @@ def longrope_scaling(file: GgufFile, num_factors: int) -> dict[str, Any] | None:
         return None
     if len(lists) != 2:
         raise file.error("of rope_factors_short.weight and rope_factors_long.weight one is missing")
-    scale = shortest(file.require_hyperparameter("rope.scaling.attn_factor", float))
-    return {"rope_type": "longrope", **lists, "attention_factor": scale}
+    if absent_scale is None:
+        scale = file.require_hyperparameter("rope.scaling.attn_factor", float)
+    else:
+        scale = file.hyperparameter("rope.scaling.attn_factor", absent_scale)
+    return {"rope_type": "longrope", **lists, "attention_factor": shortest(scale)}
 
 
 def shortest(value: float) -> float:

@@ -1,44 +1,44 @@
 """Models of transformers as GGUF files have them."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import PreTrainedConfig
 
-# Hugging Face layer names -> GGUF's, written down independently of the converter.
-TO_GGUF = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "block_sparse_moe.gate": "ffn_gate_inp",
-    "mlp.gate": "ffn_gate_inp", "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
-    "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
-    "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
-}  # fmt: skip
-NORMS_OF_OUTPUTS = TO_GGUF | {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-WHOLE = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "gpt_neox.embed_in": "token_embd", "gpt_neox.final_layer_norm": "output_norm",
-    "embed_out": "output",
-}  # fmt: skip
 EXPERT_PARTS = {
     "w1": "gate", "w2": "down", "w3": "up",
     "gate_proj": "gate", "down_proj": "down", "up_proj": "up",
 }  # fmt: skip
+# What llama.cpp's converter calls otherwise than the model does.
+RENAMED = {
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
+    "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+}
 ARCHITECTURES = {
     "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss", "olmo3": "olmo2", "granitemoeshared": "granitemoe",
+    "qwen2_moe": "qwen2moe", "ernie4_5_moe": "ernie4_5-moe", "cohere": "command-r",
+    "ministral3": "mistral3", "hunyuan_v1_dense": "hunyuan-dense", "glm4_moe": "glm4moe",
 }  # fmt: skip
+# Families whose rows of q and k llama.cpp's converter puts in pairs.
+PAIRED = (
+    "llama", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "smollm3",
+    "mistral", "ministral3", "arcee", "minicpm",
+)  # fmt: skip
+NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "nemotron")
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
+    if config.model_type == "granitemoehybrid":
+        return "granitemoe" if config.num_local_experts else "granite"
     return ARCHITECTURES.get(config.model_type, config.model_type)
 
 
@@ -65,112 +65,283 @@ def heads_apart(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[
     return np.concatenate(parts)
 
 
-def gguf_tensors(
-    weights: dict[str, torch.Tensor], config: PreTrainedConfig
+def taken_apart(
+    part: str, values: npt.NDArray[np.float32], has_experts: bool
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """The tensors of a Hugging Face checkpoint as a GGUF file has them, experts stacked."""
+    """The tensors in a file that one of the layer's is, where its name alone does not say it."""
+    if part in RENAMED:
+        return {RENAMED[part]: values.squeeze(0) if values.shape[0] == 1 else values}
+    if part == "mlp.experts.down_proj":
+        return {"ffn_down_exps.weight": values.swapaxes(1, 2)}
+    if part.startswith("mlp.experts.gate_up_proj"):  # gate, up, gate, up, ...
+        kind = "bias" if part.endswith("bias") else "weight"
+        rows = values if kind == "bias" else values.swapaxes(1, 2)
+        return {f"ffn_{side}_exps.{kind}": rows[:, i::2] for i, side in enumerate(("gate", "up"))}
+    block, _, matrix = part.partition(".")
+    if matrix not in ("input_linear.weight", "output_linear.weight"):
+        return {}
+    ending = "_shexp" if has_experts else ""
+    if block == "block_sparse_moe":
+        ending = "_exps"
+    if matrix == "output_linear.weight":
+        return {f"ffn_down{ending}.weight": values}
+    gate, up = np.split(values, 2, axis=-2)  # all gates, and all ups behind them
+    return {f"ffn_gate{ending}.weight": gate, f"ffn_up{ending}.weight": up}
+
+
+def gguf_tensors(
+    weights: dict[str, torch.Tensor], config: PreTrainedConfig, architecture: str | None = None
+) -> dict[str, npt.NDArray[np.float32]]:
+    """The tensors of a Hugging Face checkpoint as a GGUF file has them, experts stacked.
+
+    The gguf package knows most names.
+    """
+    known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    architecture = architecture or architecture_of(config)
+    names = gguf.get_tensor_name_map(known[architecture], config.num_hidden_layers)
     tensors: dict[str, npt.NDArray[np.float32]] = {}
     experts: dict[str, list[npt.NDArray[np.float32]]] = {}
     kind = config.model_type
+    has_experts = bool(getattr(config, "num_local_experts", 0))
     for name in sorted(weights, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
         values = weights[name].float().numpy()
-        if kind in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
+        if kind in NORMS_PLUS_ONE and name.endswith("norm.weight"):
             values = values + 1
-        stem, _, ending = name.rpartition(".")
-        if stem in WHOLE:
-            tensors[f"{WHOLE[stem]}.{ending}"] = values
-        elif match := re.fullmatch(r"model\.layers\.(\d+)\..*experts\.(\d+)\.(\w+)", stem):
-            part = EXPERT_PARTS[match[3]]
-            experts.setdefault(f"blk.{match[1]}.ffn_{part}_exps.weight", []).append(values)
-        else:
-            match = re.fullmatch(r"(?:model|gpt_neox)\.layers\.(\d+)\.(.*)", stem)
-            assert match is not None
-            of_outputs = kind in ("gemma2", "gemma3_text", "olmo2")
-            part = (NORMS_OF_OUTPUTS if of_outputs else TO_GGUF)[match[2]]
-            if part in ("attn_q", "attn_k") and kind in ("llama", "mixtral", "granite"):
-                is_query = part == "attn_q"
-                heads = config.num_attention_heads if is_query else config.num_key_value_heads
-                values = interleave(values, heads)
-            if kind == "gpt_neox" and part == "attn_qkv":
-                values = heads_apart(values, config.num_attention_heads)
-            tensors[f"blk.{match[1]}.{part}.{ending}"] = values
+        layer = re.fullmatch(r"(?:model|gpt_neox)\.layers\.(\d+)\.(.*)", name)
+        expert = re.fullmatch(r".*experts\.\d+\.(\w+)\.weight", name)
+        if layer and layer[2].startswith("mlp.act_fn."):
+            continue  # numbers of the metadata
+        if layer and expert:
+            stack = f"blk.{layer[1]}.ffn_{EXPERT_PARTS[expert[1]]}_exps.weight"
+            experts.setdefault(stack, []).append(values)
+            continue
+        parts = taken_apart(layer[2], values, has_experts) if layer else {}
+        if layer and parts:
+            tensors |= {
+                f"blk.{layer[1]}.{part}": part_values for part, part_values in parts.items()
+            }
+            continue
+        own_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert own_name is not None, name
+        if kind in PAIRED and re.search(r"attn_[qk]\.", own_name):
+            is_query = "attn_q." in own_name
+            heads = config.num_attention_heads if is_query else config.num_key_value_heads
+            values = interleave(values, heads)
+        if "attn_qkv" in own_name and kind == "gpt_neox":
+            values = heads_apart(values, config.num_attention_heads)
+        tensors[own_name] = values
     tensors |= {name: np.stack(parts) for name, parts in experts.items()}
-    if config.rope_parameters.get("rope_type") == "longrope":
-        for kind in ("short", "long"):
-            factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
-            tensors[f"rope_factors_{kind}.weight"] = factors
-    return tensors
+    return tensors | _rope_tensors(config)
+
+
+def _rope_tensors(config: PreTrainedConfig) -> dict[str, npt.NDArray[np.float32]]:
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "longrope":
+        return {
+            f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32)
+            for kind in ("short", "long")
+        }
+    if rope.get("rope_type") != "llama3":
+        return {}
+    width = head_width(config)
+    original, low, high = (
+        rope[key]
+        for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
+    factors = []
+    for plane in range(width // 2):
+        wavelength = 2 * np.pi * rope["rope_theta"] ** (2 * plane / width)
+        smooth = (original / wavelength - low) / (high - low)
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(rope["factor"])
+        else:
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return {"rope_freqs.weight": np.array(factors, np.float32)}
+
+
+# Where config.json has what GGUF has, in all architectures.
+COMMON = {
+    "max_position_embeddings": ".context_length",
+    "hidden_size": ".embedding_length",
+    "intermediate_size": ".feed_forward_length",
+    "num_attention_heads": ".attention.head_count",
+    "num_key_value_heads": ".attention.head_count_kv",
+    "rms_norm_eps": ".attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": ".attention.layer_norm_epsilon",
+    "norm_epsilon": ".attention.layer_norm_epsilon",
+    "num_local_experts": ".expert_count",
+    "num_experts": ".expert_count",
+    "num_experts_per_tok": ".expert_used_count",
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+    "pad_token_id": "tokenizer.ggml.padding_token_id",
+}
+NO_HEAD_WIDTH = ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "phi3")
+
+
+def head_width(config: PreTrainedConfig) -> int:
+    own = getattr(config, "head_dim", None)
+    return int(own or config.hidden_size // config.num_attention_heads)
 
 
 def gguf_metadata(config: PreTrainedConfig) -> dict[str, Any]:
     kind = config.model_type
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    metadata = {
-        ".block_count": config.num_hidden_layers,
-        ".context_length": config.max_position_embeddings,
-        ".embedding_length": config.hidden_size,
-        ".feed_forward_length": config.intermediate_size,
-        ".attention.head_count": config.num_attention_heads,
-        ".rope.freq_base": (
-            1e6 if kind == "gemma3_text" else float(config.rope_parameters["rope_theta"])
-        ),
-        "tokenizer.ggml.bos_token_id": config.bos_token_id,
-        "tokenizer.ggml.eos_token_id": config.eos_token_id,
-        "tokenizer.ggml.padding_token_id": config.pad_token_id,
-    }
-    if kind == "gpt_neox":
-        return metadata | {
-            ".attention.layer_norm_epsilon": float(config.layer_norm_eps),
-            ".rope.dimension_count": int(width * config.rope_parameters["partial_rotary_factor"]),
-            ".use_parallel_residual": config.use_parallel_residual,
+    values = config.to_dict()
+    metadata = {own: values[key] for key, own in COMMON.items() if values.get(key) is not None}
+    metadata[".block_count"] = config.num_hidden_layers
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    metadata[".rope.freq_base"] = 1e6 if kind == "gemma3_text" else float(rope["rope_theta"])
+    if rope["rope_type"] == "yarn":
+        metadata |= {
+            ".rope.scaling.type": "yarn",
+            ".rope.scaling.factor": float(rope["factor"]),
+            ".rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
-    metadata[".attention.head_count_kv"] = config.num_key_value_heads
-    metadata[".attention.layer_norm_rms_epsilon"] = float(config.rms_norm_eps)
-    if kind == "gemma3_text":
-        metadata |= {".attention.sliding_window": 8, ".rope.freq_base_swa": 2e4}
-    if kind in ("qwen3", "qwen3_moe", "gemma2", "gemma3_text"):
+    if values.get("head_dim") and kind not in NO_HEAD_WIDTH:
+        width = values["head_dim"]
         metadata |= {".attention.key_length": width, ".attention.value_length": width}
-    return metadata | _metadata_of_family(config, width)
+    if "partial_rotary_factor" in rope:
+        part = rope["partial_rotary_factor"]
+        metadata[".rope.dimension_count"] = int(head_width(config) * part)
+    return metadata | (OF_FAMILIES[kind](config) if kind in OF_FAMILIES else {})
 
 
-def _metadata_of_family(config: PreTrainedConfig, width: int) -> dict[str, Any]:
-    kind = config.model_type
-    if kind == "mixtral":
-        return {
-            ".expert_count": config.num_local_experts,
-            ".expert_used_count": config.num_experts_per_tok,
-        }
-    if kind == "qwen3_moe":
-        return {
-            ".expert_count": config.num_experts,
-            ".expert_used_count": config.num_experts_per_tok,
-            ".expert_feed_forward_length": config.moe_intermediate_size,
-        }
-    if kind == "gemma2":
-        return {
-            ".attn_logit_softcapping": float(config.attn_logit_softcapping),
-            ".final_logit_softcapping": float(config.final_logit_softcapping),
-            ".attention.sliding_window": config.sliding_window,
-        }
-    if kind == "granite":
-        return {
-            ".attention.scale": config.attention_multiplier,
-            ".embedding_scale": config.embedding_multiplier,
-            ".residual_scale": config.residual_multiplier,
-            ".logit_scale": config.logits_scaling,
-            ".vocab_size": config.vocab_size,
-            ".rope.dimension_count": width,
-        }
-    if kind == "phi3":
-        return _phi3_metadata(config, width)
-    return {}
+def is_sliding(config: PreTrainedConfig) -> list[bool]:
+    return [kind == "sliding_attention" for kind in config.layer_types]
 
 
-def _phi3_metadata(config: PreTrainedConfig, width: int) -> dict[str, Any]:
+def _window_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    return {".attention.sliding_window": config.sliding_window}
+
+
+def _pattern_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    if not config.sliding_window:
+        return {}
+    return _window_metadata(config) | {".attention.sliding_window_pattern": is_sliding(config)}
+
+
+def _rotated_whole(config: PreTrainedConfig) -> dict[str, Any]:
+    return {".vocab_size": config.vocab_size, ".rope.dimension_count": head_width(config)}
+
+
+def _expert_size(config: PreTrainedConfig) -> dict[str, Any]:
+    return {".expert_feed_forward_length": config.moe_intermediate_size}
+
+
+def _residual_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    return {".use_parallel_residual": config.use_parallel_residual}
+
+
+def _gemma2_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    return _window_metadata(config) | {
+        ".attn_logit_softcapping": float(config.attn_logit_softcapping),
+        ".final_logit_softcapping": float(config.final_logit_softcapping),
+    }
+
+
+def _gemma3_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    del config
+    return {".attention.sliding_window": 8, ".rope.freq_base_swa": 2e4}
+
+
+def _gpt_oss_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    size = {".expert_feed_forward_length": config.intermediate_size}
+    return _window_metadata(config) | size
+
+
+def _ministral3_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    return _rotated_whole(config) | {
+        ".rope.scaling.yarn_log_multiplier": config.rope_parameters["mscale_all_dim"],
+        ".attention.temperature_scale": config.rope_parameters["llama_4_scaling_beta"],
+    }
+
+
+def _nemotron_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    epsilon = float(config.norm_eps)
+    names = ("layer_norm_epsilon", "layer_norm_rms_epsilon")
+    return {f".attention.{name}": epsilon for name in names} | {".rope.scaling.type": "none"}
+
+
+def _granite_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    metadata = {
+        ".attention.scale": config.attention_multiplier,
+        ".embedding_scale": config.embedding_multiplier,
+        ".residual_scale": config.residual_multiplier,
+        ".logit_scale": config.logits_scaling,
+        **_rotated_whole(config),
+    }
+    shared_size = getattr(config, "shared_intermediate_size", 0)
+    if shared_size:
+        metadata[".expert_shared_feed_forward_length"] = shared_size
+    if config.model_type == "granitemoehybrid":
+        metadata |= {
+            ".rope.scaling.finetuned": True,
+            ".attention.head_count_kv": [config.num_key_value_heads] * config.num_hidden_layers,
+            ".ssm.conv_kernel": 4,
+            ".ssm.state_size": 16,
+            ".ssm.group_count": 1,
+            ".ssm.inner_size": 2 * config.hidden_size,
+            ".ssm.time_step_rank": 4,
+        }
+    if config.model_type == "granitemoehybrid" and not config.num_local_experts:
+        metadata[".feed_forward_length"] = shared_size
+    return metadata
+
+
+def _cohere_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    metadata = {".logit_scale": float(config.logit_scale), ".rope.scaling.type": "none"}
+    if config.model_type == "cohere2":
+        metadata |= _window_metadata(config) | _rotated_whole(config)
+    return metadata
+
+
+def _qwen2_moe_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    shared_size = config.shared_expert_intermediate_size
+    return _expert_size(config) | {".expert_shared_feed_forward_length": shared_size}
+
+
+def _ernie_moe_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    num_shared = config.moe_num_shared_experts
+    return _expert_size(config) | {
+        ".expert_count": config.moe_num_experts,
+        ".expert_used_count": config.moe_k,
+        ".interleave_moe_layer_step": config.moe_layer_interval,
+        ".leading_dense_block_count": config.moe_layer_start_index,
+        ".expert_shared_count": num_shared,
+        ".expert_shared_feed_forward_length": config.moe_intermediate_size * num_shared,
+    }
+
+
+def _glm4_moe_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    return _expert_size(config) | {
+        ".expert_count": config.n_routed_experts,
+        ".expert_shared_count": config.n_shared_experts,
+        ".leading_dense_block_count": config.first_k_dense_replace,
+        ".expert_gating_func": 2,
+        ".expert_weights_scale": config.routed_scaling_factor,
+        ".expert_weights_norm": config.norm_topk_prob,
+        ".expert_group_count": config.n_group,
+        ".expert_group_used_count": config.topk_group,
+    }
+
+
+def xielu_metadata(weights: dict[str, torch.Tensor], num_layers: int) -> dict[str, list[float]]:
+    """Apertus' constants of activations: of each layer, as they are stored."""
+    return {
+        f"xielu.{part}": [
+            float(weights[f"model.layers.{layer}.mlp.act_fn.{part}"].item())
+            for layer in range(num_layers)
+        ]
+        for part in ("alpha_p", "alpha_n", "beta", "eps")
+    }
+
+
+def _phi3_metadata(config: PreTrainedConfig) -> dict[str, Any]:
     rope = config.rope_parameters
     original = config.original_max_position_embeddings
     metadata = {
-        ".rope.dimension_count": int(width * rope["partial_rotary_factor"]),
         ".rope.scaling.original_context_length": original,
         ".attention.sliding_window": config.sliding_window or 0,
     }
@@ -179,3 +350,28 @@ def _phi3_metadata(config: PreTrainedConfig, width: int) -> dict[str, Any]:
         attention = np.sqrt(1 + np.log(stretch) / np.log(original)) if stretch > 1 else 1.0
         metadata[".rope.scaling.attn_factor"] = float(attention)
     return metadata
+
+
+OF_FAMILIES: dict[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
+    "cohere": _cohere_metadata,
+    "cohere2": _cohere_metadata,
+    "ernie4_5_moe": _ernie_moe_metadata,
+    "exaone4": _pattern_metadata,
+    "gemma2": _gemma2_metadata,
+    "gemma3_text": _gemma3_metadata,
+    "glm4_moe": _glm4_moe_metadata,
+    "gpt_neox": _residual_metadata,
+    "gpt_oss": _gpt_oss_metadata,
+    "granite": _granite_metadata,
+    "granitemoe": _granite_metadata,
+    "granitemoeshared": _granite_metadata,
+    "granitemoehybrid": _granite_metadata,
+    "ministral3": _ministral3_metadata,
+    "nemotron": _nemotron_metadata,
+    "olmo3": _pattern_metadata,
+    "phi3": _phi3_metadata,
+    "qwen2_moe": _qwen2_moe_metadata,
+    "qwen3_moe": _expert_size,
+    "smollm3": _rotated_whole,
+    "stablelm": _residual_metadata,
+}

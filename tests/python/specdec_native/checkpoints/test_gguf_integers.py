@@ -185,9 +185,9 @@ def test_a_scale_that_is_no_number_is_refused_with_its_tensor(kind: Type, tmp_pa
     shape = encode(tensors["blk.0.ffn_down.weight"], kind).view(np.uint8).shape
     name = "blk.0.ffn_down.weight"
     source = write_gguf(tmp_path / "a.gguf", "llama", LLAMA_METADATA, tensors, {name: kind})
-    stored = GgufFile(source).tensors[name]
+    stored: Any = GgufFile(source).tensors[name].data
     content = bytearray(source.read_bytes())
-    begin = stored.data.offset
+    begin = stored.offset
     content[begin : begin + shape[0] * shape[1]] = b"\xff" * (shape[0] * shape[1])
     source.write_bytes(content)
     if kind is Type.NVFP4:  # every byte is a number
