@@ -1,5 +1,5 @@
 # What stage python leaves out of the tests of the engine and of vLLM's names.
-# minutes: 18
+# minutes: 24
 # reads: *CMakeLists.txt VERSION pyproject.toml cmake cpp cuda python/bindings python/specdec_native
 # reads: python/specdec_vllm scripts docs/supported.md docs/vllm.md tests/data tests/python/conftest.py tests/python/testing
 # reads: tests/python/specdec_native tests/python/specdec_vllm tests/testing/core_testing.cc tests/testing/draft_probe.*

@@ -282,6 +282,9 @@ VARIANTS: dict[str, Variant] = {
     ),
 }
 
+ONE_OF_EACH = list({variant.family: name for name, variant in reversed(VARIANTS.items())}.values())
+"""The first variant of every family."""
+
 # Models that draft, one without the target's last tokens, and a target of more layers than most.
 DRAFTING = {
     "llama_small_vocab": Variant("Llama", {"vocab_size": VOCAB_SIZE - 20}),
