@@ -56,8 +56,8 @@ class TimedBackend final : public testing::WrappedBackend {
     double chosen = 0.0;
   };
   ExpertBytes take_expert_bytes() { return std::exchange(expert_bytes_, {}); }
-  void gate_rows(const GateRowsArgs& args) override {
-    timed("gate_rows", [&] { WrappedBackend::gate_rows(args); });
+  void scale_rows(const ScaleRowsArgs& args) override {
+    timed("scale_rows", [&] { WrappedBackend::scale_rows(args); });
   }
   void load_rows(const LoadRowsArgs& args) override {
     timed("load_rows", [&] { WrappedBackend::load_rows(args); });

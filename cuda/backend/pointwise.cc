@@ -104,14 +104,14 @@ void CudaBackend::norm(const NormArgs& args) {
                            .out_stride = args.out_stride != 0 ? args.out_stride : args.dim});
 }
 
-void CudaBackend::gate_rows(const GateRowsArgs& args) {
+void CudaBackend::scale_rows(const ScaleRowsArgs& args) {
   SPECDEC_CHECK_GT(args.dim, 0);
   if (args.num_rows == 0) return;
-  kernels_.pointwise.gate_rows(*stream_, {.rows = args.rows,
-                                          .act_dtype = act_dtype_,
-                                          .gates = args.gates,
-                                          .num_rows = args.num_rows,
-                                          .dim = args.dim});
+  kernels_.pointwise.scale_rows(*stream_, {.rows = args.rows,
+                                           .act_dtype = act_dtype_,
+                                           .gates = args.gates,
+                                           .num_rows = args.num_rows,
+                                           .dim = args.dim});
 }
 
 void CudaBackend::store_rows(const StoreRowsArgs& args) {

@@ -167,7 +167,7 @@ void embed_codes(Stream& stream, const EmbedRowsParams& params, const CodeLayout
 // --- Gates ---
 
 template <class T>
-__global__ void gate_rows_kernel(GateRowsParams params) {
+__global__ void scale_rows_kernel(ScaleRowsParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
   const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
@@ -178,8 +178,8 @@ __global__ void gate_rows_kernel(GateRowsParams params) {
 }
 
 template <class T>
-void launch_gate_rows(Stream& stream, const GateRowsParams& params) {
-  launch("gate_rows", stream, gate_rows_kernel<T>,
+void launch_scale_rows(Stream& stream, const ScaleRowsParams& params) {
+  launch("scale_rows", stream, scale_rows_kernel<T>,
          {.grid = {static_cast<unsigned>(params.num_rows),
                    static_cast<unsigned>((params.dim + kEmbedThreads - 1) / kEmbedThreads)},
           .block = {kEmbedThreads},
@@ -187,9 +187,9 @@ void launch_gate_rows(Stream& stream, const GateRowsParams& params) {
          params);
 }
 
-void gate_rows(Stream& stream, const GateRowsParams& params) {
-  if (params.act_dtype == DType::kBF16) return launch_gate_rows<Bf16>(stream, params);
-  launch_gate_rows<Half>(stream, params);
+void scale_rows(Stream& stream, const ScaleRowsParams& params) {
+  if (params.act_dtype == DType::kBF16) return launch_scale_rows<Bf16>(stream, params);
+  launch_scale_rows<Half>(stream, params);
 }
 
 // --- Features ---
@@ -258,7 +258,7 @@ PointwiseKernels pointwise_kernels() {
   return {.norm = norm,
           .embed_act = embed_act,
           .embed_codes = embed_codes,
-          .gate_rows = gate_rows,
+          .scale_rows = scale_rows,
           .store_rows = store_rows,
           .load_rows = load_rows};
 }

@@ -1,8 +1,8 @@
 // Norms, embedding lookups and rows of features.
 //
-// Plain versions: reference::norm, gated_rows and loaded_rows (tests/testing/oracle/operations.cc).
-// tests/cuda/backend/pointwise_test.cc and features_test.cc compare with them, and lookups with the
-// rows of the table.
+// Plain versions: reference::norm, scaled_rows and loaded_rows
+// (tests/testing/oracle/operations.cc). tests/cuda/backend/pointwise_test.cc and features_test.cc
+// compare with them, and lookups with the rows of the table.
 #pragma once
 
 #include <cstdint>
@@ -65,8 +65,8 @@ struct LoadRowsParams {
   int num_rows;
 };
 
-// GateRowsArgs.
-struct GateRowsParams {
+// ScaleRowsArgs.
+struct ScaleRowsParams {
   void* rows;  // [num_rows, dim] act
   DType act_dtype;
   const float* gates;  // [num_rows]
@@ -79,7 +79,7 @@ struct PointwiseKernels {
   // A row whose id is outside the table becomes NaN.
   void (*embed_act)(Stream&, const EmbedRowsParams&, DType act_dtype);
   void (*embed_codes)(Stream&, const EmbedRowsParams&, const CodeLayout&);
-  void (*gate_rows)(Stream&, const GateRowsParams&);
+  void (*scale_rows)(Stream&, const ScaleRowsParams&);
   void (*store_rows)(Stream&, const StoreRowsParams&);
   void (*load_rows)(Stream&, const LoadRowsParams&);
 };

@@ -55,7 +55,7 @@ class WrappedBackend : public Backend {
   void project_qkv(const QkvArgs& args) override { inner_.project_qkv(args); }
   void tree_attention(const TreeAttentionArgs& args) override { inner_.tree_attention(args); }
   void moe(const MoeArgs& args) override { inner_.moe(args); }
-  void gate_rows(const GateRowsArgs& args) override { inner_.gate_rows(args); }
+  void scale_rows(const ScaleRowsArgs& args) override { inner_.scale_rows(args); }
   void load_rows(const LoadRowsArgs& args) override { inner_.load_rows(args); }
   void store_rows(const StoreRowsArgs& args) override { inner_.store_rows(args); }
   void copy_kv(const CopyKvArgs& args) override { inner_.copy_kv(args); }

@@ -95,7 +95,11 @@ class Backend {
   virtual void project_qkv(const QkvArgs& args) = 0;
   virtual void tree_attention(const TreeAttentionArgs& args) = 0;
   virtual void moe(const MoeArgs& args) = 0;
-  virtual void gate_rows(const GateRowsArgs& args) = 0;
+  virtual void scale_rows(const ScaleRowsArgs& args) = 0;
+  virtual void sparse_gates(const SparseGatesArgs& args) = 0;
+  virtual void predict_streams(const PredictStreamsArgs& args) = 0;
+  virtual void correct_streams(const CorrectStreamsArgs& args) = 0;
+  virtual void match_magnitude(const MatchMagnitudeArgs& args) = 0;
   virtual void store_rows(const StoreRowsArgs& args) = 0;
   virtual void load_rows(const LoadRowsArgs& args) = 0;
   virtual void copy_kv(const CopyKvArgs& args) = 0;

@@ -241,7 +241,8 @@ struct NormArgs {
   DType out_dtype = DType::kF32;
   int num_rows = 0;
   int dim = 0;
-  bool accumulate = false;  // of a float32 out: out += norm(x)
+  bool accumulate = false;  // of a float32 out: out = scale * (out + norm(x))
+  float scale = 1.0f;       // with `accumulate` only
   int out_stride = 0;       // elements from one row of out to the next; 0: dim
   // Applied to the normalised row, before it is rounded. Not with `accumulate`.
   Activation activation = Activation::kIdentity;
@@ -288,17 +289,71 @@ struct ActivatedLinearArgs {
   void* out = nullptr;  // [num_rows, gated ? out_features / 2 : out_features] act
 };
 
-// rows[i] *= sigmoid(gates[i]), in place: in float32, rounded to act.
-struct GateRowsArgs {
-  void* rows = nullptr;          // [num_rows, dim] act
-  const float* gates = nullptr;  // [num_rows]
+// rows[i, j] *= sigmoid(gates[i]), or factors[i, j], in place: in float32, rounded to act.
+struct ScaleRowsArgs {
+  void* rows = nullptr;            // [num_rows, dim] act
+  const float* gates = nullptr;    // [num_rows]; either these or the factors
+  const float* factors = nullptr;  // [num_rows, dim]
+  int64_t factor_stride = 0;       // elements from one row of factors to the next; 0: dim
   int num_rows = 0;
   int dim = 0;
 };
 
-// The projection to q, k and v: normalises q and k where the family does, each head by itself or
-// all heads together; rotates them (half-split RoPE, the Hugging Face convention); multiplies q by
-// its position's factor; writes k and v to the cache.
+// gates[i, j] = activation(max(0, gates[i, j] - m - deviations * s)), in place in float32, where m
+// is the mean and s the standard deviation of gates[i, :], over dim elements. (Gemma 3n: few gates
+// are that large.)
+struct SparseGatesArgs {
+  float* gates = nullptr;  // [num_rows, dim]
+  float deviations = 0.0f;
+  Activation activation = Activation::kGeluTanh;
+  int num_rows = 0;
+  int dim = 0;
+};
+
+// Residual streams side by side, of which layers read one (AltUp, in Gemma 3n).
+struct StreamsView {
+  float* data = nullptr;  // stream k begins at k * stride: [num_rows, dim]
+  int64_t stride = 0;     // elements
+  int num_streams = 0;    // at most kMaxStreams
+  int num_rows = 0;
+  int dim = 0;
+};
+inline constexpr int kMaxStreams = 8;
+
+// Every stream becomes itself plus a mix of all, where a row mixes with its own weights:
+// streams[k] += sum over j of (coefficients[k * num_streams + j, :] . modalities[row, :]) *
+// streams[j], of the streams as they were.
+struct PredictStreamsArgs {
+  StreamsView streams;
+  const float* modalities = nullptr;    // [num_rows, num_streams]
+  const float* coefficients = nullptr;  // [num_streams^2, num_streams]
+};
+
+// Every stream moves by what the layer changed in the active one: streams[k] += (activated -
+// streams[active]) * (1 + coefficients[k, :] . modalities[row, :]), of the streams as they were.
+struct CorrectStreamsArgs {
+  StreamsView streams;
+  int active = 0;
+  const float* activated = nullptr;     // [num_rows, dim]
+  const float* modalities = nullptr;    // [num_rows, num_streams]
+  const float* coefficients = nullptr;  // [num_streams, num_streams]
+};
+
+// y[i] = x[i] * rms(reference[i]) / sqrt(max(1e-5, mean of the squares of x[i])), where rms is the
+// root of the mean of the squares; out[i] = y[i], or scale * (out[i] + y[i]).
+struct MatchMagnitudeArgs {
+  const float* x = nullptr;          // [num_rows, dim]
+  const float* reference = nullptr;  // [num_rows, dim]
+  float* out = nullptr;              // [num_rows, dim]; may be x
+  bool accumulate = false;
+  float scale = 1.0f;  // with `accumulate` only
+  int num_rows = 0;
+  int dim = 0;
+};
+
+// The projection to q, k and v: normalises q, k and v where the family does, q and k each head by
+// itself or all heads together; rotates them (half-split RoPE, the Hugging Face convention);
+// multiplies q by its position's factor; writes k and v to the cache.
 struct QkvArgs {
   const PackedLinear* weight = nullptr;  // [(num_heads + 2 * num_kv_heads) * head_dim, in_features]
   ProjectionInput in;                    // the batch's rows
@@ -307,6 +362,7 @@ struct QkvArgs {
   // [num_kv_heads * head_dim], both given: one norm over the whole of q, one over the whole of k.
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
+  const float* v_norm = nullptr;  // [head_dim], of each head by itself; or null
   bool norm_all_heads = false;
   // With norm_all_heads, where these are only some of the heads: which ranks have the others. The
   // weights are those of these heads, and all ranks make the call with the same number of rows.
@@ -319,6 +375,7 @@ struct QkvArgs {
   const float* query_scales = nullptr;  // [max_positions] factors of q, or null
   int num_heads = 0;
   const BatchView* batch = nullptr;
+  // Without KV heads: the weight gives q alone, and nothing is written to the cache.
   PagedKvView kv;
   void* q = nullptr;  // out [num_rows, num_heads * head_dim] act
 };
@@ -359,6 +416,7 @@ struct Router {
   int top_k = 2;
   bool renormalize = true;  // weights are divided by their sum (of sigmoids: plus 1e-20)
   float scale = 1.0f;       // then multiplied by this
+  const float* expert_scales = nullptr;  // [num_experts], and by the chosen expert's; or null
 
   constexpr bool restricts_groups() const { return top_groups < num_groups; }
   // Scores rise with logits, so that the best logits are the best scores.
@@ -370,7 +428,7 @@ struct Router {
 void check_router(const Router& router, int num_experts);
 
 // Sparse mixture of experts: of each row, the results of its experts times their weights are added
-// to out in the order of the experts' rank.
+// to out, or to zero, in the order of the experts' rank.
 struct MoeArgs {
   const float* router_logits = nullptr;  // [num_rows, num_experts]
   Router router;
@@ -381,7 +439,8 @@ struct MoeArgs {
   const float* down_bias = nullptr;              // [num_experts, hidden], or null
   Activation activation = Activation::kSilu;
   ActivationConstants constants = {};
-  float* out = nullptr;  // [num_rows, hidden], accumulated
+  float* out = nullptr;    // [num_rows, hidden]
+  bool accumulate = true;  // to what out holds; else out is overwritten
   int num_rows = 0;
 };
 

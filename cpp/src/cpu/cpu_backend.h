@@ -57,7 +57,7 @@ class CpuBackend final : public Backend {
   void project_qkv(const QkvArgs& args) override;
   void tree_attention(const TreeAttentionArgs& args) override;
   void moe(const MoeArgs& args) override;
-  void gate_rows(const GateRowsArgs& args) override;
+  void scale_rows(const ScaleRowsArgs& args) override;
   void store_rows(const StoreRowsArgs& args) override;
   void load_rows(const LoadRowsArgs& args) override;
   void copy_kv(const CopyKvArgs& args) override;

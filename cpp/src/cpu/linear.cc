@@ -247,7 +247,7 @@ void CpuBackend::activated_norm(const NormArgs& args) {
   });
 }
 
-void CpuBackend::gate_rows(const GateRowsArgs& args) {
+void CpuBackend::scale_rows(const ScaleRowsArgs& args) {
   pool_.parallel_for(args.num_rows, row_grain(args.dim), [&](int64_t begin, int64_t end, int) {
     kernels_.rows.gate({.rows = args.rows,
                         .is_bf16 = act_dtype_ == DType::kBF16,

@@ -252,10 +252,10 @@ void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
   if (layer.shared_gate) {
     float* const gates = work.router.as<float>();
     backend.linear({.weight = layer.shared_gate.get(), .in = normed, .out = gates});
-    backend.gate_rows({.rows = work.inner.data(),
-                       .gates = gates,
-                       .num_rows = num_rows,
-                       .dim = static_cast<int>(layer.mlp_out.weight->in_features())});
+    backend.scale_rows({.rows = work.inner.data(),
+                        .gates = gates,
+                        .num_rows = num_rows,
+                        .dim = static_cast<int>(layer.mlp_out.weight->in_features())});
   }
   add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, layer.mlp_output_norm, num_rows);
 }

@@ -278,17 +278,17 @@ TEST_P(CpuPointwise, RowsAreGatedInPlace) {
       }
     }
     const std::vector<uint8_t> before = rows;
-    GateRowsArgs args = {
+    ScaleRowsArgs args = {
         .rows = rows.data(), .gates = gates.data(), .num_rows = num_rows, .dim = dim};
-    const std::vector<double> expected = reference::gated_rows(args, dtype());
+    const std::vector<double> expected = reference::scaled_rows(args, dtype());
     cpu::CpuBackend backend = make_backend();
-    backend.gate_rows(args);
+    backend.scale_rows(args);
     expect_near(rows, expected, 0.0);
     const int64_t row_bytes = dim * static_cast<int64_t>(size_of(dtype()));
     for (const int row : {0, 4, 49}) {
       const int64_t begin = row * row_bytes;
       std::vector<uint8_t> alone(before.begin() + begin, before.begin() + begin + row_bytes);
-      backend.gate_rows({.rows = alone.data(), .gates = &gates[row], .num_rows = 1, .dim = dim});
+      backend.scale_rows({.rows = alone.data(), .gates = &gates[row], .num_rows = 1, .dim = dim});
       EXPECT_TRUE(std::equal(alone.begin(), alone.end(), rows.begin() + begin)) << row;
     }
   }

@@ -182,15 +182,15 @@ TEST_P(CudaPointwise, RowsAreGatedInPlace) {
                                                          before.begin() + (begin + count) * dim));
         const Buffer device_gates =
             world.upload(std::vector<float>(gates.begin() + begin, gates.begin() + begin + count));
-        world.backend->gate_rows({.rows = rows.data(),
-                                  .gates = device_gates.as<float>(),
-                                  .num_rows = count,
-                                  .dim = dim});
+        world.backend->scale_rows({.rows = rows.data(),
+                                   .gates = device_gates.as<float>(),
+                                   .num_rows = count,
+                                   .dim = dim});
         return world.download<uint16_t>(rows);
       };
       const std::vector<uint16_t> all = run(0, num_rows);
       std::vector<uint16_t> copy = before;
-      const std::vector<double> expected = reference::gated_rows(
+      const std::vector<double> expected = reference::scaled_rows(
           {.rows = copy.data(), .gates = gates.data(), .num_rows = num_rows, .dim = dim}, act);
       for (size_t i = 0; i < all.size(); ++i) {
         ASSERT_NEAR(from_bits(all[i], act), expected[i],

@@ -308,7 +308,7 @@ double gated(Activation activation, const ActivationConstants& constants, double
   return g / (1.0 + std::exp(-constants.alpha * g)) * (1.0 + std::clamp(up, -limit, limit));
 }
 
-std::vector<double> gated_rows(const GateRowsArgs& args, DType act_dtype) {
+std::vector<double> scaled_rows(const ScaleRowsArgs& args, DType act_dtype) {
   std::vector<double> out;
   for (int64_t i = 0; i < int64_t{args.num_rows} * args.dim; ++i) {
     out.push_back(element(args.rows, act_dtype, i) / (1.0 + std::exp(-args.gates[i / args.dim])));

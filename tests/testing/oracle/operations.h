@@ -62,8 +62,8 @@ double activate(Activation activation, double x, const ActivationConstants& cons
 // The result of a gate and what it multiplies.
 double gated(Activation activation, const ActivationConstants& constants, double gate, double up);
 
-// The result of gate_rows, [num_rows, dim].
-std::vector<double> gated_rows(const GateRowsArgs& args, DType act_dtype);
+// The result of scale_rows, [num_rows, dim].
+std::vector<double> scaled_rows(const ScaleRowsArgs& args, DType act_dtype);
 
 // A row's experts and their weights, best first. logits: [num_experts].
 std::vector<std::pair<int, double>> routed(const Router& router, std::span<const float> logits);

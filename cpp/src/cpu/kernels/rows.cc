@@ -157,7 +157,7 @@ void prepare_codes(const RowsTask& task) {
 }
 
 template <class T>
-void gate_rows(const GateTask& task) {
+void scale_rows(const ScaleRowsTask& task) {
   for (int64_t row = task.row_begin; row < task.row_end; ++row) {
     T* values = static_cast<T*>(task.rows) + row * task.dim;
     const F32x16 factor = sigmoid(broadcast(task.gates[row]));
@@ -167,9 +167,9 @@ void gate_rows(const GateTask& task) {
   }
 }
 
-void gate(const GateTask& task) {
-  if (task.is_bf16) return gate_rows<uint16_t>(task);
-  gate_rows<float>(task);
+void gate(const ScaleRowsTask& task) {
+  if (task.is_bf16) return scale_rows<uint16_t>(task);
+  scale_rows<float>(task);
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ struct RowsTask {
   bool has_zeros = false;
 };
 
-// See GateRowsArgs.
-struct GateTask {
+// See ScaleRowsArgs.
+struct ScaleRowsTask {
   void* rows;  // [*, dim] float32 or bfloat16
   bool is_bf16;
   const float* gates;  // [*]
@@ -48,7 +48,7 @@ struct RowsKernels {
   // Elements are float32 here, bfloat16 ones widened; an element's code depends on its group alone.
   void (*to_int8)(const RowsTask& task);
   void (*to_widened_int8)(const RowsTask& task);  // likewise, in int16: see LinearKernels
-  void (*gate)(const GateTask& task);
+  void (*gate)(const ScaleRowsTask& task);
 };
 
 }  // namespace specdec::cpu
