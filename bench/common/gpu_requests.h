@@ -17,16 +17,19 @@ namespace specdec::bench {
 class GpuRequests {
  public:
   GpuRequests(Gpu& gpu, const ModelConfig& model, int num_requests, int context, int max_rows_each)
-      : GpuRequests(gpu,
-                    {.num_kv_heads = model.num_kv_heads,
-                     .head_dim = model.head_dim,
-                     .vocab_size = model.vocab_size},
-                    model.num_layers, num_requests, context, max_rows_each) {}
-  // Layers of the model's shape with random keys and values, and room for max_rows_each more.
+      : GpuRequests(gpu, model.vocab_size, model.layers, num_requests, context, max_rows_each) {}
   GpuRequests(Gpu& gpu, const ModelShape& model, int num_layers, int num_requests, int context,
               int max_rows_each)
+      : GpuRequests(
+            gpu, model.vocab_size,
+            std::vector<LayerSpec>(
+                num_layers, {.heads = {model.num_heads, model.num_kv_heads, model.head_dim}}),
+            num_requests, context, max_rows_each) {}
+  // Random keys and values for the layers, and room for max_rows_each more.
+  GpuRequests(Gpu& gpu, int vocab_size, const std::vector<LayerSpec>& layers, int num_requests,
+              int context, int max_rows_each)
       : gpu_(gpu),
-        vocab_size_(model.vocab_size),
+        vocab_size_(vocab_size),
         num_requests_(num_requests),
         context_(context),
         blocks_each_((context + max_rows_each + kBlockSize - 1) / kBlockSize) {
@@ -35,14 +38,18 @@ class GpuRequests {
     std::shuffle(blocks_.begin(), blocks_.end(), std::minstd_rand(1));
     base_lens_.assign(num_requests, context);
     is_tree_.assign(num_requests, 0);
-    PagedKvView kv = {.dtype = gpu.backend().act_dtype(),
-                      .num_blocks = static_cast<int>(blocks_.size()) + 1,
-                      .block_size = kBlockSize,
-                      .num_kv_heads = model.num_kv_heads,
-                      .head_dim = model.head_dim};
-    const size_t part_bytes = gpu.backend().kv_layer_bytes(kv);
-    block_bytes_ = 2.0 * static_cast<double>(part_bytes) / kv.num_blocks;
-    for (int layer = 0; layer < num_layers; ++layer) {
+    for (const LayerSpec& layer : layers) {
+      if (layer.kv_source >= 0) {
+        layers_.push_back(layers_[layer.kv_source]);
+        continue;
+      }
+      PagedKvView kv = {.dtype = gpu.backend().act_dtype(),
+                        .num_blocks = static_cast<int>(blocks_.size()) + 1,
+                        .block_size = kBlockSize,
+                        .num_kv_heads = layer.heads.num_kv_heads,
+                        .head_dim = layer.heads.head_dim};
+      const size_t part_bytes = gpu.backend().kv_layer_bytes(kv);
+      block_bytes_ = 2.0 * static_cast<double>(part_bytes) / kv.num_blocks;
       for (void** part : {&kv.keys, &kv.values}) {
         buffers_.push_back(gpu.random(part_bytes, kv.dtype));
         *part = buffers_.back().data();
@@ -68,7 +75,7 @@ class GpuRequests {
   }
   const std::vector<PagedKvView>& layers() const { return layers_; }
 
-  // Bytes of the keys and values of one layer that such a batch reads.
+  // Bytes of the keys and values that such a batch reads of the last layer that has its own.
   double layer_bytes(int rows_each) const {
     return block_bytes_ / kBlockSize * num_requests_ * (context_ + rows_each);
   }
@@ -94,7 +101,7 @@ class GpuRequests {
 
   Gpu& gpu_;
   int vocab_size_, num_requests_, context_, blocks_each_;
-  double block_bytes_ = 0;  // keys and values of a block and layer
+  double block_bytes_ = 0;  // keys and values of a block in the last layer that has its own
   std::vector<int32_t> blocks_, tokens_, positions_, cu_rows_, base_lens_;
   std::vector<int64_t> slot_mapping_;
   std::vector<uint8_t> is_tree_;

@@ -130,11 +130,12 @@ class TimedModel {
 
  private:
   static KvCacheShape cache_shape(const Model& model, const Backend& backend) {
-    const ModelConfig& config = model.config();
-    return {.num_layers = config.num_layers,
-            .num_kv_heads = config.num_kv_heads,
-            .head_dim = config.head_dim,
-            .format = {.block_size = kBlockSize, .dtype = backend.act_dtype()}};
+    std::vector<KvLayerShape> layers;
+    for (const LayerSpec& layer : model.config().layers) {
+      layers.push_back(
+          {.num_kv_heads = layer.heads.num_kv_heads, .head_dim = layer.heads.head_dim});
+    }
+    return {.layers = layers, .format = {.block_size = kBlockSize, .dtype = backend.act_dtype()}};
   }
   void sample(int num_rows, const Pass& pass) {
     std::vector<int32_t> row_ids(pass.num_sampled);

@@ -71,13 +71,12 @@ class ChainRunner {
                  Quantization::kAuto, std::move(given)),
         max_rows_(max_rows),
         blocks_per_request_((max_model_len + kBlockSize - 1) / kBlockSize) {
-    const ModelConfig& config = decoder_.config();
-    for (int layer = 0; layer < config.num_layers; ++layer) {
+    for (const LayerSpec& layer : decoder_.config().layers) {
       PagedKvView view{.dtype = backend.act_dtype(),
                        .num_blocks = 1 + num_requests * blocks_per_request_,
                        .block_size = kBlockSize,
-                       .num_kv_heads = config.num_kv_heads,
-                       .head_dim = config.head_dim};
+                       .num_kv_heads = layer.heads.num_kv_heads,
+                       .head_dim = layer.heads.head_dim};
       const size_t bytes = backend.kv_layer_bytes(view);
       storage_.push_back(backend.allocate(bytes, "keys"));
       view.keys = storage_.back().data();

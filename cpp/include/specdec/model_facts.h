@@ -15,6 +15,9 @@ struct PartFacts {
   double weights = 0;          // multiplied by every row
   double expert_weights = 0;   // of each expert
   int sliding_window = 0;      // tokens that a row attends to; 0: all
+  double query_elements = 0;   // of a row's queries
+  double kv_bytes = 0;         // of a token's keys and values, as the KV cache holds them
+  bool owns_kv = true;         // false: the keys and values are another layer's
   int num_exchanges = 0;       // between the ranks that share the part
   double received_floats = 0;  // that a rank receives per row in the exchanges
 };
@@ -27,9 +30,6 @@ struct ModelFacts {
   int max_position_embeddings = 0;
   int num_ranks = 1;
   int hidden_size = 0;  // of a row of the residual stream
-  int num_heads = 0;
-  int num_kv_heads = 0;
-  int head_dim = 0;
   int num_experts = 0;  // of layers with experts
   int num_experts_per_token = 0;
   PartFacts input = {};  // projections from embeddings, or from a target's taps, to the layers
@@ -38,7 +38,6 @@ struct ModelFacts {
   double table_weights = 0;  // an embedding stored apart from the LM head
   double layer_bytes = 0;    // bytes of a weight of input and layers
   double output_bytes = 0;   // bytes of a weight of LM head and embedding
-  double kv_bytes = 0;       // bytes of an element of the KV cache
 
   int num_layers() const { return static_cast<int>(layers.size()); }
   // The part of a pipeline stage, as RankCoordinates cuts the layers.

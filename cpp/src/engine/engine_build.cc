@@ -95,9 +95,10 @@ void Engine::Impl::fill_model_info() {
   info_.isa = models_.backend().isa();
   info_.num_layers = model.num_layers;
   info_.hidden_size = model.hidden_size;
-  info_.num_heads = model.num_heads;
-  info_.num_kv_heads = model.num_kv_heads;
-  info_.head_dim = model.head_dim;
+  const AttentionHeads& heads = model.layers.front().heads;
+  info_.num_heads = heads.num_heads;
+  info_.num_kv_heads = heads.num_kv_heads;
+  info_.head_dim = heads.head_dim;
   info_.vocab_size = model.vocab_size;
   info_.max_model_len = cache.max_model_len;
   info_.max_num_seqs = config_.max_num_seqs;

@@ -123,7 +123,7 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
   const StepGuard hot(*backend_);
   const int64_t block_bytes =
       target_->cache_block_bytes(kv_format_) + draft_models_->cache_block_bytes(kv_format_);
-  const int num_kv_heads = std::max(model_.num_kv_heads, draft_models_->num_kv_heads());
+  const int num_kv_heads = std::max(model_.most_kv_heads(), draft_models_->num_kv_heads());
   MemoryInfo memory = own_memory();
   memory.free_bytes -= reserved_bytes;
   cache_ =

@@ -122,8 +122,11 @@ int limit_to_cache(int max_model_len, const EngineConfig& config, DeviceKind dev
       : device == DeviceKind::kGpu     ? static_cast<double>(memory.total_bytes)
                                        : static_cast<double>(host_cache_bytes(memory));
   // In floating point, since nothing has compared these sizes with the weights yet.
-  const double token_bytes = 2.0 * model.num_layers * model.num_kv_heads * model.head_dim *
-                             static_cast<double>(size_of(format.dtype));
+  double elements = 0;  // of a token's keys and values
+  for (const LayerSpec& layer : model.layers) {
+    if (layer.kv_source < 0) elements += 2.0 * static_cast<double>(layer.heads.kv_size());
+  }
+  const double token_bytes = elements * static_cast<double>(size_of(format.dtype));
   const double tokens = config.num_kv_blocks > 0
                             ? static_cast<double>(config.num_kv_blocks) * config.block_size
                             : cache_bytes / token_bytes;

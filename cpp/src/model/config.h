@@ -12,7 +12,17 @@
 
 namespace specdec {
 
-enum class RopeKind : uint8_t { kDefault, kLinear, kDynamic, kLlama3, kYarn, kLongRope };
+// kProportional: the planes of partial_rotary_factor turn as planes of the whole head, the others
+// not at all.
+enum class RopeKind : uint8_t {
+  kDefault,
+  kLinear,
+  kDynamic,
+  kLlama3,
+  kYarn,
+  kLongRope,
+  kProportional
+};
 
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
@@ -79,15 +89,30 @@ enum class AttentionInput : uint8_t {
 
 enum class MlpKind : uint8_t { kGated, kPlain, kExperts };
 
+// Heads of a layer's attention.
+struct AttentionHeads {
+  int num_heads = 0;
+  int num_kv_heads = 0;  // a divisor of num_heads
+  int head_dim = 0;
+
+  int group_size() const { return num_heads / num_kv_heads; }
+  int64_t q_size() const { return int64_t{num_heads} * head_dim; }
+  int64_t kv_size() const { return int64_t{num_kv_heads} * head_dim; }  // of k, and of v
+  bool operator==(const AttentionHeads&) const = default;
+};
+
 // One layer's computation, where the layers of a model may differ.
 struct LayerSpec {
+  AttentionHeads heads;
   NormPlacement norms = NormPlacement::kInput;
   AttentionInput attention_input = AttentionInput::kNormed;
   int rope = 0;                     // index into ModelConfig::ropes; -1: positions are not rotated
   int sliding_window = 0;           // 0: full attention
   float attention_scale = 0.0f;     // factor of the products of q and k
   float attention_soft_cap = 0.0f;  // scores become cap * tanh(score / cap); 0: none
-  bool is_parallel = false;         // the MLP reads the same residual stream as the attention
+  int kv_source = -1;            // index of the layer whose keys and values it reads; -1: its own
+  bool values_are_keys = false;  // v is the projection to k, before norm and rotation
+  bool is_parallel = false;      // the MLP reads the same residual stream as the attention
   MlpKind mlp = MlpKind::kGated;
   int inner_size = 0;         // inner size of the MLP, or of each expert
   int shared_inner_size = 0;  // of the MLP beside the experts, which every token runs; 0: none
@@ -111,9 +136,6 @@ struct ModelConfig {
   int num_layers = 0;
   int num_mtp_layers = 0;  // behind these in the file: they predict later tokens, and are not read
   int hidden_size = 0;
-  int num_heads = 0;
-  int num_kv_heads = 0;
-  int head_dim = 0;
   int vocab_size = 0;
   int max_position_embeddings = 0;
   bool tie_word_embeddings = false;
@@ -130,6 +152,7 @@ struct ModelConfig {
   bool final_norm = true;
   QkNorm qk_norm = QkNorm::kNone;
   bool qk_norm_after_rope = false;
+  bool v_norm = false;  // an RMS norm of each head of v, without weights
   // Elements 2i and 2i + 1 of a head turn together; the loader puts them half a rotated part apart.
   bool rope_in_pairs = false;
   bool has_sinks = false;  // of attention
@@ -144,6 +167,11 @@ struct ModelConfig {
   bool learned_positions = false;       // OPT
   int learned_position_offset = 0;
   int embed_dim = 0;  // OPT word_embed_proj_dim; 0: hidden_size
+
+  // Every layer reads that many values of each token beside the residual stream, from a table of
+  // per_layer_vocab tokens and the token's embedding; 0: none.
+  int per_layer_dim = 0;
+  int per_layer_vocab = 0;
 
   // Factor of a block's output before it is added to the residual stream
   float residual_scale = 1.0f;
@@ -162,6 +190,12 @@ struct ModelConfig {
   std::vector<int32_t> eos_token_ids;  // of generation_config.json, else config.json
   std::string unknown_keys;  // keys of config.json that no code reads, and the file; empty: none
 
+  // The most KV heads of a layer.
+  int most_kv_heads() const {
+    int most = 0;
+    for (const LayerSpec& layer : layers) most = std::max(most, layer.heads.num_kv_heads);
+    return most;
+  }
   bool any_layer(auto&& holds) const { return std::ranges::any_of(layers, holds); }
 };
 

@@ -16,10 +16,14 @@ struct NamedRopeKind {
 };
 
 constexpr std::array kRopeKinds = {
-    NamedRopeKind{"default", RopeKind::kDefault}, NamedRopeKind{"linear", RopeKind::kLinear},
-    NamedRopeKind{"dynamic", RopeKind::kDynamic}, NamedRopeKind{"llama3", RopeKind::kLlama3},
-    NamedRopeKind{"yarn", RopeKind::kYarn},       NamedRopeKind{"longrope", RopeKind::kLongRope},
+    NamedRopeKind{"default", RopeKind::kDefault},
+    NamedRopeKind{"linear", RopeKind::kLinear},
+    NamedRopeKind{"dynamic", RopeKind::kDynamic},
+    NamedRopeKind{"llama3", RopeKind::kLlama3},
+    NamedRopeKind{"yarn", RopeKind::kYarn},
+    NamedRopeKind{"longrope", RopeKind::kLongRope},
     NamedRopeKind{"su", RopeKind::kLongRope},
+    NamedRopeKind{"proportional", RopeKind::kProportional},
 };
 
 RopeKind parse_kind(const JsonFields& scaling) {
@@ -93,6 +97,8 @@ void parse_scaling(const JsonFields& fields, const JsonFields& scaling, int max_
     rope.factor = scaling.get_positive(
         "factor", static_cast<double>(max_positions) / rope.original_max_position_embeddings);
     (rope.kind == RopeKind::kYarn ? parse_yarn : parse_longrope)(scaling, rope);
+  } else if (rope.kind == RopeKind::kProportional) {
+    rope.factor = scaling.get_positive("factor", 1.0);
   } else {
     rope.factor = scaling.get_positive("factor");
   }

@@ -26,6 +26,12 @@ void check_sizes(const ModelConfig& config, int max_model_len, int max_rows) {
   }
 }
 
+int last_with_kv(const ModelConfig& config) {
+  int last = config.num_layers - 1;
+  while (last >= 0 && config.layers[last].kv_source >= 0) --last;
+  return last;
+}
+
 }  // namespace
 
 struct Decoder::Impl {
@@ -38,8 +44,8 @@ struct Decoder::Impl {
       : config(shard.config_of_share(model_config)),
         backend(device),
         max_rows(row_limit),
-        all_heads(shard.all_heads()),
         first_layer(shard.coordinates().first_layer(model_config.num_layers)),
+        last_kv_layer(last_with_kv(config)),
         loaded(std::move(loaded_parts)),
         parts(loaded.parts),
         work(config, backend, row_limit),
@@ -55,24 +61,34 @@ struct Decoder::Impl {
   int64_t pass_bytes() const;
 
   void embed(const BatchView& batch, float* out);
-  void run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
+  void run_layer(const Layer& layer, int index, const BatchView& batch, const PagedKvView& kv);
   void project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void expand(const Layer& layer, const ProjectionInput& in);
   void expand(const Layer& layer, int num_rows);
+  void run_experts(const Layer& layer, const ProjectionInput& router_in, Buffer& out,
+                   bool accumulate, int num_rows);
   void add_experts(const Layer& layer, int num_rows);
+  void add_normed_experts(const Layer& layer, int num_rows);
+  void embed_per_layer(const BatchView& batch);
+  void add_per_layer(const Layer& layer, int index, int num_rows);
+  void add_norm(const Norm& norm, const Buffer& x, Buffer& out, float scale, int num_rows);
   void add_block(const Layer& layer, const Linear& out, const Buffer& rows, const Norm& norm,
-                 const Norm& output_norm, int num_rows);
+                 const Norm& output_norm, int num_rows, float stream_scale = 1.0f);
   ProjectionInput block_input(const Layer& layer, const NormParams& norm, int num_rows) const;
   ProjectionInput act_input(const Buffer& rows, int num_rows) const;
   ProjectionInput lm_head_input(const int32_t* row_ids, int num_rows) const;
+  // The factor of the residual stream behind a layer, where its MLP ends it.
+  static float mlp_scale(const Layer& layer) {
+    return layer.per_layer.gate ? 1.0f : layer.stream_scale;
+  }
   const NormParams* final_norm() const { return parts.final_norm ? &final_norm_params : nullptr; }
 
   ModelConfig config;
   Backend& backend;
   int max_rows;
-  SharedHeads all_heads;
-  int first_layer;  // index in the whole model's
+  int first_layer;    // index in the whole model's
+  int last_kv_layer;  // the last one that has keys and values of its own
   LoadedParts loaded;
   const ModelParts& parts;
   DecoderWorkspace work;
@@ -97,10 +113,26 @@ ProjectionInput Decoder::Impl::act_input(const Buffer& rows, int num_rows) const
   return {.x = rows.data(), .dtype = backend.act_dtype(), .num_rows = num_rows};
 }
 
+// out = scale * (out + norm(x)), rows of the residual stream's width.
+void Decoder::Impl::add_norm(const Norm& norm, const Buffer& x, Buffer& out, float scale,
+                             int num_rows) {
+  backend.norm({.norm = norm.params(),
+                .x = x.as<float>(),
+                .out = out.data(),
+                .out_dtype = DType::kF32,
+                .num_rows = num_rows,
+                .dim = config.hidden_size,
+                .accumulate = true,
+                .scale = scale});
+}
+
 // Ends a block: projects `rows` and adds the result to the residual stream. Where the layer has
 // one, a norm is applied to the result (`output_norm`) or to the whole stream afterwards (`norm`).
+// Norms of results can be followed by a factor of the stream.
 void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffer& rows,
-                              const Norm& norm, const Norm& output_norm, int num_rows) {
+                              const Norm& norm, const Norm& output_norm, int num_rows,
+                              float stream_scale) {
+  SPECDEC_CHECK(stream_scale == 1.0f || layer.spec.norms_output());
   const bool norms_output = layer.spec.norms_output();
   backend.linear({.weight = out.weight.get(),
                   .in = act_input(rows, num_rows),
@@ -109,13 +141,7 @@ void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffe
                   .accumulate = !norms_output,
                   .scale = norms_output ? 1.0f : config.residual_scale});
   if (norms_output) {
-    backend.norm({.norm = output_norm.params(),
-                  .x = work.hidden_spare.as<float>(),
-                  .out = work.hidden.data(),
-                  .out_dtype = DType::kF32,
-                  .num_rows = num_rows,
-                  .dim = config.hidden_size,
-                  .accumulate = true});
+    add_norm(output_norm, work.hidden_spare, work.hidden, stream_scale, num_rows);
   } else if (layer.spec.norms == NormPlacement::kResidual) {
     backend.norm({.norm = norm.params(),
                   .x = work.hidden.as<float>(),
@@ -162,19 +188,22 @@ void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, cons
   if (layer.spec.attention_input == AttentionInput::kWithEmbedding) {
     in = fusion->join_embedding(layer, work.hidden.as<float>(), batch.num_rows);
   }
-  QkvArgs qkv = {.weight = layer.qkv.weight.get(),
-                 .in = in,
-                 .bias = layer.qkv.bias.as<float>(),
-                 .q_norm = layer.q_norm.as<float>(),
-                 .k_norm = layer.k_norm.as<float>(),
-                 .norm_all_heads = norms_all_heads,
-                 .shared_heads = norms_all_heads && all_heads.ranks ? &all_heads : nullptr,
-                 .norm_after_rope = config.qk_norm_after_rope,
-                 .norm_eps = config.norm_eps,
-                 .num_heads = config.num_heads,
-                 .batch = &batch,
-                 .kv = kv,
-                 .q = work.q.data()};
+  QkvArgs qkv = {
+      .weight = layer.qkv.weight.get(),
+      .in = in,
+      .bias = layer.qkv.bias.as<float>(),
+      .q_norm = layer.q_norm.as<float>(),
+      .k_norm = layer.k_norm.as<float>(),
+      .v_norm = layer.v_norm.as<float>(),
+      .norm_all_heads = norms_all_heads,
+      .shared_heads = norms_all_heads && layer.all_heads.ranks ? &layer.all_heads : nullptr,
+      .norm_after_rope = config.qk_norm_after_rope,
+      .norm_eps = config.norm_eps,
+      .num_heads = layer.heads.num_heads,
+      .batch = &batch,
+      .kv = kv,
+      .q = work.q.data()};
+  if (layer.spec.kv_source >= 0) qkv.kv = {.num_kv_heads = 0, .head_dim = kv.head_dim};
   if (layer.spec.rope >= 0) {
     const Rope& rope = ropes[layer.spec.rope];
     qkv.rope_cos = rope.cos.as<float>();
@@ -191,7 +220,7 @@ void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const Pag
   backend.tree_attention({.q = work.q.data(),
                           .batch = &batch,
                           .kv = kv,
-                          .num_heads = config.num_heads,
+                          .num_heads = layer.heads.num_heads,
                           .scale = layer.spec.attention_scale,
                           .soft_cap = layer.spec.attention_soft_cap,
                           .sliding_window = layer.spec.sliding_window,
@@ -215,19 +244,12 @@ void Decoder::Impl::expand(const Layer& layer, int num_rows) {
   expand(layer, block_input(layer, norm, num_rows));
 }
 
-void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
-  SPECDEC_CHECK(layer.spec.norms == NormPlacement::kInput &&
-                !layer.spec.is_parallel);  // no family needs more
-  backend.norm({.norm = layer.mlp_norm.params(),
-                .x = work.hidden.as<float>(),
-                .out = work.normed.data(),
-                .out_dtype = backend.act_dtype(),
-                .num_rows = num_rows,
-                .dim = config.hidden_size});
+// Runs the experts on work.normed, whose weights follow from other rows or from the same.
+void Decoder::Impl::run_experts(const Layer& layer, const ProjectionInput& router_in, Buffer& out,
+                                bool accumulate, int num_rows) {
   const Experts& experts = layer.experts;
-  const ProjectionInput normed = act_input(work.normed, num_rows);
   backend.linear({.weight = experts.router.weight.get(),
-                  .in = normed,
+                  .in = router_in,
                   .bias = experts.router.bias.as<float>(),
                   .out = work.router.as<float>()});
   backend.moe({.router_logits = work.router.as<float>(),
@@ -237,7 +259,8 @@ void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
                           .top_groups = config.top_expert_groups,
                           .top_k = config.num_experts_per_token,
                           .renormalize = config.renormalize_experts,
-                          .scale = config.expert_scale * config.residual_scale},
+                          .scale = config.expert_scale * config.residual_scale,
+                          .expert_scales = experts.scales.as<float>()},
                .x = work.normed.data(),
                .gate_up = experts.gate_up,
                .down = experts.down,
@@ -245,8 +268,23 @@ void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
                .down_bias = experts.down_bias.as<float>(),
                .activation = config.activation,
                .constants = layer.activation_constants,
-               .out = work.hidden.as<float>(),
+               .out = out.as<float>(),
+               .accumulate = accumulate,
                .num_rows = num_rows});
+}
+
+// Adds the experts, and an MLP beside them, which read the same normalised stream.
+void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
+  SPECDEC_CHECK(layer.spec.norms == NormPlacement::kInput &&
+                !layer.spec.is_parallel);  // no family needs more
+  backend.norm({.norm = layer.mlp_norm.params(),
+                .x = work.hidden.as<float>(),
+                .out = work.normed.data(),
+                .out_dtype = backend.act_dtype(),
+                .num_rows = num_rows,
+                .dim = config.hidden_size});
+  const ProjectionInput normed = act_input(work.normed, num_rows);
+  run_experts(layer, normed, work.hidden, /*accumulate=*/true, num_rows);
   if (layer.spec.shared_inner_size == 0) return;
   expand(layer, normed);
   if (layer.shared_gate) {
@@ -260,15 +298,94 @@ void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
   add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, layer.mlp_output_norm, num_rows);
 }
 
-void Decoder::Impl::run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
+// The same where router, experts and the MLP beside them each have a norm of their input, both
+// results have one, and so has their sum (Gemma 4).
+void Decoder::Impl::add_normed_experts(const Layer& layer, int num_rows) {
+  SPECDEC_CHECK(layer.spec.norms == NormPlacement::kInputAndOutput &&
+                layer.spec.shared_inner_size > 0);
+  const Experts& experts = layer.experts;
+  const auto write_norm = [&](const Norm& norm, const Buffer& x, Buffer& out, DType out_dtype) {
+    backend.norm({.norm = norm.params(),
+                  .x = x.as<float>(),
+                  .out = out.data(),
+                  .out_dtype = out_dtype,
+                  .num_rows = num_rows,
+                  .dim = config.hidden_size});
+  };
+  write_norm(experts.input_norm, work.hidden, work.normed, backend.act_dtype());
+  const NormParams router_norm = experts.router_norm.params();
+  run_experts(layer, block_input(layer, router_norm, num_rows), work.hidden_spare,
+              /*accumulate=*/false, num_rows);
+  write_norm(experts.output_norm, work.hidden_spare, work.block_sum, DType::kF32);
+  expand(layer, num_rows);
+  backend.linear({.weight = layer.mlp_out.weight.get(),
+                  .in = act_input(work.inner, num_rows),
+                  .bias = layer.mlp_out.bias.as<float>(),
+                  .out = work.hidden_spare.as<float>()});
+  add_norm(layer.shared_output_norm, work.hidden_spare, work.block_sum, 1.0f, num_rows);
+  add_norm(layer.mlp_output_norm, work.block_sum, work.hidden, mlp_scale(layer), num_rows);
+}
+
+// The values that each layer reads beside the residual stream, which holds the embeddings now.
+void Decoder::Impl::embed_per_layer(const BatchView& batch) {
+  const PerLayerEmbedding& embedding = *parts.per_layer;
+  const int rows = batch.num_rows;
+  backend.embed({.table = embedding.tokens.get(),
+                 .token_ids = batch.token_ids,
+                 .out = work.per_layer.as<float>(),
+                 .num_rows = rows,
+                 .scale = embedding.token_scale});
+  backend.linear({.weight = embedding.projection.get(),
+                  .in = {.x = work.hidden.data(), .dtype = DType::kF32, .num_rows = rows},
+                  .out = work.per_layer_projected.as<float>(),
+                  .scale = embedding.projection_scale});
+  backend.norm({.norm = embedding.norm.params(),
+                .x = work.per_layer_projected.as<float>(),
+                .out = work.per_layer.data(),
+                .out_dtype = DType::kF32,
+                .num_rows = rows * config.num_layers,
+                .dim = embedding.dim,
+                .accumulate = true});
+}
+
+// Adds what the layer makes of its own values and the residual stream.
+void Decoder::Impl::add_per_layer(const Layer& layer, int index, int num_rows) {
+  const PerLayerBlock& block = layer.per_layer;
+  const int dim = parts.per_layer->dim;
+  backend.activated_linear(
+      {.weight = block.gate.get(),
+       .in = {.x = work.hidden.data(), .dtype = DType::kF32, .num_rows = num_rows},
+       .activation = config.activation,
+       .gated = false,
+       .out = work.per_layer_inner.data()});
+  backend.scale_rows({.rows = work.per_layer_inner.data(),
+                      .factors = work.per_layer.as<float>() + int64_t{index} * dim,
+                      .factor_stride = int64_t{config.num_layers} * dim,
+                      .num_rows = num_rows,
+                      .dim = dim});
+  backend.linear({.weight = block.out.get(),
+                  .in = act_input(work.per_layer_inner, num_rows),
+                  .out = work.hidden_spare.as<float>()});
+  add_norm(block.output_norm, work.hidden_spare, work.hidden, layer.stream_scale, num_rows);
+}
+
+void Decoder::Impl::run_layer(const Layer& layer, int index, const BatchView& batch,
+                              const PagedKvView& kv) {
   const int rows = batch.num_rows;
   attend(layer, batch, kv);
   if (layer.spec.is_parallel) expand(layer, rows);
   add_block(layer, layer.attention_out, work.attention, layer.attention_norm,
             layer.attention_output_norm, rows);
-  if (layer.spec.mlp == MlpKind::kExperts) return add_experts(layer, rows);
-  if (!layer.spec.is_parallel) expand(layer, rows);
-  add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, layer.mlp_output_norm, rows);
+  if (layer.spec.mlp == MlpKind::kExperts && layer.spec.norms_output()) {
+    add_normed_experts(layer, rows);
+  } else if (layer.spec.mlp == MlpKind::kExperts) {
+    add_experts(layer, rows);
+  } else {
+    if (!layer.spec.is_parallel) expand(layer, rows);
+    add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, layer.mlp_output_norm, rows,
+              mlp_scale(layer));
+  }
+  if (layer.per_layer.gate) add_per_layer(layer, index, rows);
 }
 
 void Decoder::Impl::forward(const ModelPass& pass) {
@@ -284,14 +401,15 @@ void Decoder::Impl::forward(const ModelPass& pass) {
   } else {
     embed(batch, work.hidden.as<float>());
   }
+  if (parts.per_layer) embed_per_layer(batch);
   const int num_layers = static_cast<int>(parts.layers.size());
   for (int index = 0; index < num_layers; ++index) {
     stages.tap_layer_input(pass, first_layer + index, work.hidden.as<float>());
     const Layer& layer = *parts.layers[index];
-    if (pass.kv_only && index + 1 == num_layers) {
+    if (pass.kv_only && index == last_kv_layer) {
       return project_qkv(layer, batch, pass.kv_layers[index]);
     }
-    run_layer(layer, batch, pass.kv_layers[index]);
+    run_layer(layer, index, batch, pass.kv_layers[index]);
   }
   if (!stages.is_last()) return stages.send(pass, work.hidden.as<float>());
   stages.tap_layer_input(pass, first_layer + num_layers, work.hidden.as<float>());
@@ -349,6 +467,7 @@ int64_t Decoder::Impl::pass_bytes() const {
   if (parts.lm_head != nullptr) {
     bytes += size_of_matrix(parts.lm_head->weight) + size_of_matrix(parts.lm_head->project_out);
   }
+  if (parts.per_layer != nullptr) bytes += size_of_matrix(parts.per_layer->projection);
   if (parts.fusion != nullptr) {
     bytes += size_of_matrix(parts.fusion->embedding);
     for (const FeatureFusion::Part& part : parts.fusion->parts)
@@ -360,6 +479,7 @@ int64_t Decoder::Impl::pass_bytes() const {
       bytes += size_of_matrix(linear->weight);
     }
     bytes += size_of_matrix(layer->experts.router.weight) + size_of_matrix(layer->shared_gate);
+    bytes += size_of_matrix(layer->per_layer.gate) + size_of_matrix(layer->per_layer.out);
     for (const auto& expert : layer->experts.storage) bytes += size_of_matrix(expert);
   }
   return bytes;

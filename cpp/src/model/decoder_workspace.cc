@@ -24,9 +24,10 @@ DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, Backend& backend, 
   };
   const DType act = backend.act_dtype();
   const int64_t hidden_size = config.hidden_size;
-  const int64_t q_size = int64_t{config.num_heads} * config.head_dim;
+  int64_t q_size = 0;
   int inner_size = 0;
   for (const LayerSpec& layer : config.layers) {
+    q_size = std::max(q_size, layer.heads.q_size());
     const bool is_dense = layer.mlp != MlpKind::kExperts;
     inner_size = std::max(inner_size, is_dense ? layer.inner_size : layer.shared_inner_size);
   }
@@ -42,17 +43,29 @@ DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, Backend& backend, 
   if (config.any_layer([](const LayerSpec& layer) { return layer.mlp == MlpKind::kExperts; })) {
     router = rows(config.num_experts, DType::kF32);
     normed = rows(hidden_size, act);
+    if (!hidden_spare.empty()) block_sum = rows(hidden_size, DType::kF32);
+  }
+  if (config.per_layer_dim > 0) {
+    const int64_t width = int64_t{config.num_layers} * config.per_layer_dim;
+    per_layer = rows(width, DType::kF32);
+    per_layer_projected = rows(width, DType::kF32);
+    per_layer_inner = rows(config.per_layer_dim, act);
   }
 }
 
 std::vector<Rope> make_ropes(const ModelConfig& config, Backend& backend, int max_model_len) {
   std::vector<Rope> ropes;
   for (const RopeConfig& rope : config.ropes) {
-    const RopeTables tables = make_rope_tables(rope, config.head_dim, max_model_len);
+    const int head_dim = rope_head_dim(config, static_cast<int>(ropes.size()));
+    if (head_dim == 0) {  // only in layers of other stages
+      ropes.emplace_back();
+      continue;
+    }
+    const RopeTables tables = make_rope_tables(rope, head_dim, max_model_len);
     ropes.push_back({.cos = make_table(backend, tables.cos),
                      .sin = make_table(backend, tables.sin),
                      .query_scales = make_table(backend, make_query_scales(rope, max_model_len)),
-                     .rotary_dim = rotary_dim(rope, config.head_dim)});
+                     .rotary_dim = rotary_dim(rope, head_dim)});
   }
   return ropes;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -148,6 +149,18 @@ void load_biases(TensorLoader& loader, const std::string& layer, int64_t inner, 
   experts.down_bias = loader.vector_of(loader.read_floats(name_of(1), {count, hidden}));
 }
 
+// Norms beside those of the MLP that stands beside the experts.
+void load_norms(TensorLoader& loader, const std::string& layer, Experts& experts) {
+  const ModelConfig& config = loader.config();
+  experts.input_norm = loader.norm(str_cat(layer, config.names.experts_norm));
+  experts.output_norm = loader.output_norm(str_cat(layer, config.names.experts_output_norm));
+  // The router's norm has no weights; its factors serve as weights.
+  std::vector<float> scales =
+      loader.read_floats(str_cat(layer, config.names.router_scale), {config.hidden_size});
+  for (float& scale : scales) scale /= std::sqrt(static_cast<float>(config.hidden_size));
+  experts.router_norm = {.eps = config.norm_eps, .weight = loader.vector_of(scales), .bias = {}};
+}
+
 // All experts of a layer run as one operation, so they must have equal formats.
 void check_alike(const TensorLoader& loader, const std::string& block, const Experts& experts) {
   const auto differs = [](const std::vector<const PackedLinear*>& weights) {
@@ -182,6 +195,10 @@ Experts load_experts(TensorLoader& loader, const std::string& layer, const Layer
     experts.selection_bias =
         loader.flat_vector(str_cat(layer, names.selection_bias), config.num_experts);
   }
+  if (!names.expert_scales.empty()) {
+    experts.scales = loader.flat_vector(str_cat(layer, names.expert_scales), config.num_experts);
+  }
+  if (spec.norms_output()) load_norms(loader, layer, experts);
   const std::string block = str_cat(layer, names.experts);
   if (is_stacked) {
     StackedExperts(loader, layer, spec.inner_size).load(experts);

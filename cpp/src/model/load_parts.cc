@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numbers>
 #include <string>
 
 #include "core/check.h"
@@ -147,12 +148,12 @@ void load_missing_ends(TensorLoader& loader, ModelParts& parts) {
 }
 
 // Row order that turns rows stored head by head into all of q, then k, then v.
-std::vector<RowRange> heads_apart(const ModelConfig& config, const HeadShare& share) {
+std::vector<RowRange> heads_apart(int head_dim, const HeadShare& share) {
   std::vector<RowRange> order;
   for (int part = 0; part < 3; ++part) {
     for (int head = 0; head < share.num_heads; ++head) {
       const int64_t row = int64_t{3} * (share.first_head + head) + part;
-      order.push_back({row * config.head_dim, config.head_dim});
+      order.push_back({row * head_dim, head_dim});
     }
   }
   return order;
@@ -176,29 +177,31 @@ std::vector<TensorPart> qkv_parts(const TensorLoader& loader, const std::string&
                                   const LayerSpec& layer) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;
-  const HeadShare& share = loader.shard().heads();
-  const auto rows = [&](int64_t head) { return head * config.head_dim; };
-  const int64_t q_rows = rows(config.num_heads);
-  const int64_t kv_rows = rows(config.num_kv_heads);
+  const HeadShare& share = loader.shard().share_of(layer.heads);
+  const int head_dim = layer.heads.head_dim;
+  const auto rows = [&](int64_t head) { return head * head_dim; };
+  const int64_t q_rows = layer.heads.q_size();
+  const int64_t kv_rows = layer.heads.kv_size();
   const RowRange q = {rows(share.first_head), rows(share.num_heads)};
   const RowRange kv = {rows(share.first_kv_head), rows(share.num_kv_heads)};
   if (names.qkv[1].empty()) {
     TensorPart fused = {str_cat(prefix, names.qkv[0]), q_rows + 2 * kv_rows};
     if (names.qkv_by_head) {
-      fused.order = heads_apart(config, share);
+      fused.order = heads_apart(head_dim, share);
     } else if (!loader.shard().is_whole()) {
       fused.order = {q, {q_rows + kv.begin, kv.count}, {q_rows + kv_rows + kv.begin, kv.count}};
     }
     return {fused};
   }
-  std::vector<TensorPart> parts = {{str_cat(prefix, names.qkv[0]), q_rows, {q}},
-                                   {str_cat(prefix, names.qkv[1]), kv_rows, {kv}},
-                                   {str_cat(prefix, names.qkv[2]), kv_rows, {kv}}};
+  std::vector<TensorPart> parts = {{str_cat(prefix, names.qkv[0]), q_rows, {q}}};
+  if (layer.kv_source >= 0) return parts;
+  parts.push_back({str_cat(prefix, names.qkv[1]), kv_rows, {kv}});
+  parts.push_back({str_cat(prefix, names.qkv[layer.values_are_keys ? 1 : 2]), kv_rows, {kv}});
   // Random rows need no order, and a backend may make them up itself.
   if (config.rope_in_pairs && layer.rope >= 0 && !config.random_weights) {
-    const int rotary = rotary_dim(config.ropes[layer.rope], config.head_dim);
-    parts[0].order = pairs_apart(share.first_head, share.num_heads, config.head_dim, rotary);
-    parts[1].order = pairs_apart(share.first_kv_head, share.num_kv_heads, config.head_dim, rotary);
+    const int rotary = rotary_dim(config.ropes[layer.rope], head_dim);
+    parts[0].order = pairs_apart(share.first_head, share.num_heads, head_dim, rotary);
+    parts[1].order = pairs_apart(share.first_kv_head, share.num_kv_heads, head_dim, rotary);
   }
   return parts;
 }
@@ -206,8 +209,8 @@ std::vector<TensorPart> qkv_parts(const TensorLoader& loader, const std::string&
 void load_attention(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;
-  const int64_t q_rows = int64_t{config.num_heads} * config.head_dim;
-  const int64_t kv_rows = int64_t{config.num_kv_heads} * config.head_dim;
+  const AttentionHeads& heads = layer.spec.heads;
+  const bool owns_kv = layer.spec.kv_source < 0;
   const AttentionInput input = layer.spec.attention_input;
   const int64_t in_features =
       int64_t{config.hidden_size} * (input == AttentionInput::kWithEmbedding ? 2 : 1);
@@ -218,26 +221,33 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
     layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
   }
   layer.qkv = loader.linear(qkv_parts(loader, prefix, layer.spec), in_features, config.qkv_bias);
-  const HeadShare& share = loader.shard().heads();
+  const HeadShare& share = loader.shard().share_of(heads);
+  layer.heads = {share.num_heads, share.num_kv_heads, heads.head_dim};
+  layer.all_heads = loader.shard().attention(heads).all_heads;
   if (config.has_sinks) {
     const RowRange own = {share.first_head, share.num_heads};
-    layer.sinks = loader.vector({{str_cat(prefix, names.sinks), config.num_heads, {own}}});
+    layer.sinks = loader.vector({{str_cat(prefix, names.sinks), heads.num_heads, {own}}});
   }
   if (config.qk_norm != QkNorm::kNone) {
     SPECDEC_CHECK(!config.rope_in_pairs);  // their weights would need the order, too
-    const auto load = [&](std::string_view norm, int64_t rows, int64_t first_head, int64_t heads) {
+    const auto load = [&](std::string_view norm, int64_t rows, int64_t first_head, int64_t count) {
       const std::string name = str_cat(prefix, norm, ".weight");
-      if (config.qk_norm == QkNorm::kPerHead) return loader.norm_weights({name, config.head_dim});
-      const RowRange own = {first_head * config.head_dim, heads * config.head_dim};
+      if (config.qk_norm == QkNorm::kPerHead) return loader.norm_weights({name, heads.head_dim});
+      const RowRange own = {first_head * heads.head_dim, count * heads.head_dim};
       if (own.count == rows) return loader.norm_weights({name, rows});
       return loader.norm_weights({name, rows, {own}});
     };
-    layer.q_norm = load(names.q_norm, q_rows, share.first_head, share.num_heads);
-    layer.k_norm = load(names.k_norm, kv_rows, share.first_kv_head, share.num_kv_heads);
+    layer.q_norm = load(names.q_norm, heads.q_size(), share.first_head, share.num_heads);
+    if (owns_kv) {
+      layer.k_norm = load(names.k_norm, heads.kv_size(), share.first_kv_head, share.num_kv_heads);
+    }
   }
-  const SharedSums sums = loader.attention_sums();
+  if (config.v_norm && owns_kv) {
+    layer.v_norm = loader.vector_of(std::vector<float>(heads.head_dim, 1.0f));
+  }
+  const SharedSums sums = loader.attention_sums(heads);
   layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},
-                                      q_rows, config.out_bias, {.sums = &sums});
+                                      heads.q_size(), config.out_bias, {.sums = &sums});
   if (layer.spec.norms_output()) {
     layer.attention_output_norm = loader.output_norm(str_cat(prefix, names.attention_output_norm));
   }
@@ -291,6 +301,10 @@ void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
     if (spec.shared_inner_size == 0) return;
     load_dense_mlp(loader, prefix, spec.shared_inner_size, names.shared_in, names.shared_out,
                    layer);
+    if (spec.norms_output()) {
+      layer.shared_output_norm = loader.norm(str_cat(prefix, names.shared_output_norm));
+      layer.mlp_output_norm = loader.output_norm(str_cat(prefix, names.mlp_output_norm));
+    }
     if (names.shared_gate.empty()) return;
     layer.shared_gate =
         loader.matrix(MatrixRole::kFloat, {{str_cat(prefix, names.shared_gate, ".weight"), 1}},
@@ -303,6 +317,41 @@ void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   }
 }
 
+void load_per_layer_block(TensorLoader& loader, const std::string& prefix, PerLayerBlock& block) {
+  const ModelConfig& config = loader.config();
+  const TensorNames& names = config.names;
+  if (config.per_layer_dim == 0) return;
+  block.gate =
+      loader.matrix(MatrixRole::kLayer,
+                    {{str_cat(prefix, weight_of(names.per_layer_gate)), config.per_layer_dim}},
+                    config.hidden_size);
+  block.out = loader.matrix(MatrixRole::kLayer,
+                            {{str_cat(prefix, weight_of(names.per_layer_out)), config.hidden_size}},
+                            config.per_layer_dim);
+  block.output_norm = loader.norm(str_cat(prefix, names.per_layer_output_norm));
+}
+
+std::shared_ptr<const PerLayerEmbedding> load_per_layer_embedding(TensorLoader& loader) {
+  const ModelConfig& config = loader.config();
+  const TensorNames& names = config.names;
+  const int64_t width = int64_t{config.num_layers} * config.per_layer_dim;
+  constexpr float kMean = std::numbers::sqrt2_v<float> / 2;  // factor of the sum of the two parts
+  auto embedding = std::make_shared<PerLayerEmbedding>();
+  embedding->dim = config.per_layer_dim;
+  const std::string table_name = weight_of(names.per_layer_embedding);
+  const WeightView table = loader.read_matrix(table_name, config.per_layer_vocab, width);
+  embedding->tokens =
+      loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);
+  loader.release(table_name);
+  embedding->token_scale =
+      kMean * loader.rounded(std::sqrt(static_cast<float>(config.per_layer_dim)));
+  embedding->projection = loader.matrix(
+      MatrixRole::kLayer, {{weight_of(names.per_layer_projection), width}}, config.hidden_size);
+  embedding->projection_scale = 1.0f / std::sqrt(static_cast<float>(config.hidden_size));
+  embedding->norm = loader.norm(std::string(names.per_layer_norm), config.per_layer_dim, kMean);
+  return embedding;
+}
+
 }  // namespace
 
 std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string& prefix,
@@ -311,6 +360,9 @@ std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string&
   layer->spec = spec;
   load_attention(loader, prefix, *layer);
   load_mlp(loader, prefix, *layer);
+  load_per_layer_block(loader, prefix, layer->per_layer);
+  const std::string_view stream_scale = loader.config().names.stream_scale;
+  if (!stream_scale.empty()) layer->stream_scale = loader.scalar(str_cat(prefix, stream_scale));
   return layer;
 }
 
@@ -329,6 +381,7 @@ LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
   ModelParts& parts = loaded.parts;
   if (parts.layers.empty()) check_num_layers(loader);
   load_missing_ends(loader, parts);
+  if (config.per_layer_dim > 0) parts.per_layer = load_per_layer_embedding(loader);
   if (parts.layers.empty()) {
     for (int index = coordinates.first_layer(config.num_layers);
          index < coordinates.end_layer(config.num_layers); ++index) {

@@ -24,7 +24,7 @@ double dtype_bytes(const std::string& name, DType absent) {
 
 void set_formats(const ModelConfig& config, const FactsFormats& formats, ModelFacts& facts) {
   const double element = dtype_bytes(formats.dtype, config.checkpoint_dtype);
-  facts.layer_bytes = facts.output_bytes = facts.kv_bytes = element;
+  facts.layer_bytes = facts.output_bytes = element;
   switch (parse_quantization(formats.quantization)) {
     case Quantization::kInt8:
       facts.layer_bytes = facts.output_bytes = 1.0;
@@ -39,9 +39,12 @@ void set_formats(const ModelConfig& config, const FactsFormats& formats, ModelFa
     default:
       break;
   }
-  if (formats.kv_cache_dtype == "int8" && config.head_dim > 0) {
-    facts.kv_bytes = 1.0 + kFloatBytes / config.head_dim;
-  }
+}
+
+// Bytes of an element of the KV cache.
+double kv_element_bytes(const ModelConfig& config, const FactsFormats& formats, int head_dim) {
+  if (formats.kv_cache_dtype == "int8") return 1.0 + kFloatBytes / head_dim;
+  return dtype_bytes(formats.dtype, config.checkpoint_dtype);
 }
 
 // Partial sums that a rank receives. It has one of the runs' sums itself.
@@ -55,14 +58,23 @@ int num_received(const std::vector<SliceRun>& runs) {
 double from_others(double total, int num_ranks) { return total * (num_ranks - 1) / num_ranks; }
 
 PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShard& shard,
-                         const ModelFacts& facts) {
+                         const FactsFormats& formats) {
   const LayerSpec& layer = whole.layers[index];
   const double hidden = whole.hidden_size;
   const double inner = static_cast<double>(shard.largest_inner(layer.inner_size));
-  const double q_and_kv = facts.num_heads + 2.0 * facts.num_kv_heads;
+  AttentionHeads heads = {.head_dim = layer.heads.head_dim};  // the largest share
+  for (const HeadShare& share : shard.attention(layer.heads).all_heads.by_rank) {
+    heads.num_heads = std::max(heads.num_heads, share.num_heads);
+    heads.num_kv_heads = std::max(heads.num_kv_heads, share.num_kv_heads);
+  }
+  const auto q_size = static_cast<double>(heads.q_size());
+  const double kv_size = 2.0 * static_cast<double>(heads.kv_size());
   const double inputs = layer.attention_input == AttentionInput::kWithEmbedding ? 2.0 : 1.0;
-  PartFacts part{.sliding_window = layer.sliding_window};
-  part.weights = (inputs * q_and_kv + facts.num_heads) * facts.head_dim * hidden;
+  PartFacts part{.sliding_window = layer.sliding_window,
+                 .query_elements = q_size,
+                 .kv_bytes = kv_size * kv_element_bytes(whole, formats, heads.head_dim),
+                 .owns_kv = layer.kv_source < 0};
+  part.weights = (inputs * (q_size + (part.owns_kv ? kv_size : 0.0)) + q_size) * hidden;
   const int shared_inner = layer.shared_inner_size;
   if (layer.mlp == MlpKind::kExperts) {
     part.weights += hidden * whole.num_experts;
@@ -76,7 +88,7 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
   }
   if (facts.num_ranks == 1) return part;
   part.num_exchanges = 2;
-  part.received_floats = hidden * (num_received(shard.attention_runs()) +
+  part.received_floats = hidden * (num_received(shard.attention(layer.heads).runs) +
                                    num_received(shard.inner_runs(layer.inner_size)));
   if (shared_inner > 0) {
     ++part.num_exchanges;
@@ -85,7 +97,7 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
   if (whole.qk_norm == QkNorm::kAllHeads) {
     ++part.num_exchanges;
     part.received_floats += from_others(
-        (whole.num_heads + whole.num_kv_heads) * static_cast<double>(whole.head_dim), shard.size());
+        static_cast<double>(layer.heads.q_size() + layer.heads.kv_size()), shard.size());
   }
   return part;
 }
@@ -97,16 +109,11 @@ ModelFacts facts_of_share(const ModelConfig& whole, const FactsFormats& formats,
                    .max_position_embeddings = whole.max_position_embeddings,
                    .num_ranks = size,
                    .hidden_size = whole.hidden_size,
-                   .head_dim = whole.head_dim,
                    .num_experts = whole.num_experts,
                    .num_experts_per_token = whole.num_experts_per_token};
   set_formats(whole, formats, facts);
-  for (const HeadShare& share : shard.all_heads().by_rank) {
-    facts.num_heads = std::max(facts.num_heads, share.num_heads);
-    facts.num_kv_heads = std::max(facts.num_kv_heads, share.num_kv_heads);
-  }
   for (size_t i = 0; i < whole.layers.size(); ++i) {
-    facts.layers.push_back(facts_of_layer(whole, i, shard, facts));
+    facts.layers.push_back(facts_of_layer(whole, i, shard, formats));
   }
   const double width = whole.embed_dim != 0 ? whole.embed_dim : whole.hidden_size;
   const double projection = static_cast<double>(whole.embed_dim) * whole.hidden_size;
@@ -143,11 +150,6 @@ double attended(const PartFacts& layer, double context) {
   return layer.sliding_window > 0 ? std::min<double>(layer.sliding_window, context) : context;
 }
 
-// KV bytes of a token in one layer.
-double kv_size(const ModelFacts& facts) {
-  return 2.0 * facts.num_kv_heads * facts.head_dim * facts.kv_bytes;
-}
-
 double held_bytes(const ModelFacts& facts, double num_experts) {
   double weights = facts.input.weights;
   for (const PartFacts& layer : facts.layers) {
@@ -180,9 +182,11 @@ double ModelFacts::pass_bytes(double num_rows, double batch, double context) con
     const double spared = 1.0 - static_cast<double>(num_experts_per_token) / num_experts;
     chosen = num_experts * (1.0 - std::pow(spared, num_rows));
   }
-  double tokens = 0;
-  for (const PartFacts& layer : layers) tokens += batch * attended(layer, context) + num_rows;
-  return held_bytes(*this, chosen) + tokens * kv_size(*this);
+  double kv = 0;
+  for (const PartFacts& layer : layers) {
+    kv += (batch * attended(layer, context) + (layer.owns_kv ? num_rows : 0.0)) * layer.kv_bytes;
+  }
+  return held_bytes(*this, chosen) + kv;
 }
 
 double ModelFacts::pass_flops(double num_rows, double context,
@@ -190,7 +194,7 @@ double ModelFacts::pass_flops(double num_rows, double context,
   double row = 2.0 * input.weights;
   for (const PartFacts& layer : layers) {
     row += 2.0 * (layer.weights + num_experts_per_token * layer.expert_weights) +
-           4.0 * num_heads * head_dim * attended(layer, context);
+           4.0 * layer.query_elements * attended(layer, context);
   }
   return num_rows * row + 2.0 * num_scored.value_or(num_rows) * output.weights;
 }
@@ -205,8 +209,9 @@ double ModelFacts::received_bytes(double num_rows) const {
 }
 
 double ModelFacts::memory_bytes(double num_tokens) const {
-  return held_bytes(*this, num_experts) + table_weights * output_bytes +
-         num_tokens * num_layers() * kv_size(*this);
+  double kv = 0;
+  for (const PartFacts& layer : layers) kv += layer.owns_kv ? layer.kv_bytes : 0.0;
+  return held_bytes(*this, num_experts) + table_weights * output_bytes + num_tokens * kv;
 }
 
 std::vector<ModelFacts> facts_of(const DraftHeadConfig& head, const ModelConfig& target,

@@ -63,15 +63,14 @@ std::optional<std::vector<SliceRun>> share_slices(const KSlices& slices, int siz
   return runs;
 }
 
-KSlices slices_of_attention(const ModelConfig& config) {
-  return KSlices::whole(int64_t{config.num_heads} * config.head_dim,
-                        std::lcm(int64_t{config.head_dim}, kSliceUnit));
+KSlices slices_of_attention(const AttentionHeads& heads) {
+  return KSlices::whole(heads.q_size(), std::lcm(int64_t{heads.head_dim}, kSliceUnit));
 }
 
 // Runs of whole groups of heads that share a KV head, or of heads of a single group.
-std::optional<std::vector<SliceRun>> share_attention(const ModelConfig& config, int size) {
-  const int64_t group = int64_t{config.num_heads / config.num_kv_heads} * config.head_dim;
-  return share_slices(slices_of_attention(config), size, [&](int64_t begin, int64_t end) {
+std::optional<std::vector<SliceRun>> share_attention(const AttentionHeads& heads, int size) {
+  const int64_t group = int64_t{heads.group_size()} * heads.head_dim;
+  return share_slices(slices_of_attention(heads), size, [&](int64_t begin, int64_t end) {
     return (begin % group == 0 && end % group == 0) || begin / group == (end - 1) / group;
   });
 }
@@ -83,12 +82,11 @@ std::optional<std::vector<SliceRun>> share_inner(int inner_size, int size) {
 
 bool can_share(const ModelConfig& config, int size) {
   if (size == 1) return true;
-  return share_attention(config, size).has_value() &&
-         std::ranges::all_of(config.layers, [&](const LayerSpec& layer) {
-           return share_inner(layer.inner_size, size).has_value() &&
-                  (layer.shared_inner_size == 0 ||
-                   share_inner(layer.shared_inner_size, size).has_value());
-         });
+  return std::ranges::all_of(config.layers, [&](const LayerSpec& layer) {
+    return share_attention(layer.heads, size).has_value() &&
+           share_inner(layer.inner_size, size).has_value() &&
+           (layer.shared_inner_size == 0 || share_inner(layer.shared_inner_size, size).has_value());
+  });
 }
 
 [[noreturn]] void refuse(const ModelConfig& config, int size, const std::string& field) {
@@ -96,10 +94,32 @@ bool can_share(const ModelConfig& config, int size) {
   for (const int other : tensor_parallel_sizes(config)) {
     sizes += str_cat(sizes.empty() ? "" : ", ", other);
   }
+  const LayerSpec& layer = config.layers.front();
   throw InvalidArgument(
-      field, str_cat(size, " ranks cannot share ", config.num_heads, " heads, ",
-                     config.num_kv_heads, " KV heads and an MLP of ", config.layers[0].inner_size,
+      field, str_cat(size, " ranks cannot share ", layer.heads.num_heads, " heads, ",
+                     layer.heads.num_kv_heads, " KV heads and an MLP of ", layer.inner_size,
                      " evenly enough; sizes that work: ", sizes));
+}
+
+void check_kv_sources(const ModelConfig& config, const RankCoordinates& coordinates) {
+  if (coordinates.num_stages == 1) return;
+  if (config.per_layer_dim > 0) {
+    throw InvalidArgument("pipeline_parallel_size",
+                          str_cat("layers of ", config.architecture,
+                                  " read the embeddings, which only the first stage has; write 1"));
+  }
+  // All stages are checked, so that all ranks refuse.
+  RankCoordinates at = coordinates;
+  for (at.stage = 0; at.stage < at.num_stages; ++at.stage) {
+    const int first = at.first_layer(config.num_layers);
+    for (int i = first; i < at.end_layer(config.num_layers); ++i) {
+      const int source = config.layers[i].kv_source;
+      if (source < 0 || source >= first) continue;
+      throw InvalidArgument("pipeline_parallel_size",
+                            str_cat("layer ", i, " reads the keys and values of layer ", source,
+                                    ", which would be on another stage; write 1"));
+    }
+  }
 }
 
 }  // namespace
@@ -131,24 +151,41 @@ ModelShard::ModelShard(const ModelConfig& whole, const RankCoordinates& coordina
                           str_cat(coordinates.num_stages, " stages cannot share ", whole.num_layers,
                                   " layers; write at most ", whole.num_layers));
   }
-  attention_slices_ = slices_of_attention(whole);
+  check_kv_sources(whole, coordinates);
   if (!can_share(whole, size)) refuse(whole, size, field);
-  all_heads_.ranks = ranks_;
+  for (const LayerSpec& layer : whole.layers) {
+    const auto is_same = [&](const Attention& known) { return known.heads == layer.heads; };
+    if (std::ranges::none_of(attentions_, is_same)) attentions_.push_back(share(layer.heads));
+  }
+}
+
+ModelShard::Attention ModelShard::share(const AttentionHeads& heads) const {
+  Attention attention = {.heads = heads, .slices = slices_of_attention(heads)};
+  attention.all_heads.ranks = ranks_;
   if (is_whole()) {
-    all_heads_.by_rank = {{.num_heads = whole.num_heads, .num_kv_heads = whole.num_kv_heads}};
-    return;
+    attention.all_heads.by_rank = {
+        {.num_heads = heads.num_heads, .num_kv_heads = heads.num_kv_heads}};
+    return attention;
   }
-  attention_runs_ = *share_attention(whole, size);
-  const int group = whole.num_heads / whole.num_kv_heads;
-  for (const SliceRun& run : attention_runs_) {
-    const KSlices slices = attention_slices_.cut(run);
-    HeadShare& share = all_heads_.by_rank.emplace_back();
-    share.first_head = static_cast<int>(slices.begin()) / whole.head_dim;
-    share.num_heads = static_cast<int>(slices.in_features()) / whole.head_dim;
-    share.first_kv_head = share.first_head / group;
-    share.num_kv_heads = (share.num_heads + group - 1) / group;
+  attention.runs = *share_attention(heads, size_);
+  const int group = heads.group_size();
+  for (const SliceRun& run : attention.runs) {
+    const KSlices slices = attention.slices.cut(run);
+    HeadShare& of_rank = attention.all_heads.by_rank.emplace_back();
+    of_rank.first_head = static_cast<int>(slices.begin()) / heads.head_dim;
+    of_rank.num_heads = static_cast<int>(slices.in_features()) / heads.head_dim;
+    of_rank.first_kv_head = of_rank.first_head / group;
+    of_rank.num_kv_heads = (of_rank.num_heads + group - 1) / group;
   }
-  attention_slices_ = attention_slices_.cut(attention_runs_[static_cast<size_t>(rank())]);
+  attention.slices = attention.slices.cut(attention.runs[static_cast<size_t>(rank())]);
+  return attention;
+}
+
+const ModelShard::Attention& ModelShard::attention(const AttentionHeads& heads) const {
+  const auto found =
+      std::ranges::find_if(attentions_, [&](const Attention& own) { return own.heads == heads; });
+  SPECDEC_CHECK(found != attentions_.end());
+  return *found;
 }
 
 KSlices ModelShard::inner_slices(int inner_size) const {
@@ -182,9 +219,11 @@ ModelConfig ModelShard::config_of_share(const ModelConfig& whole) const {
   const int end_layer = coordinates_.end_layer(whole.num_layers);
   share.num_layers = end_layer - first_layer;
   share.layers.assign(whole.layers.begin() + first_layer, whole.layers.begin() + end_layer);
-  share.num_heads = heads().num_heads;
-  share.num_kv_heads = heads().num_kv_heads;
   for (LayerSpec& layer : share.layers) {
+    if (layer.kv_source >= 0) layer.kv_source -= first_layer;
+    const HeadShare& own = share_of(layer.heads);
+    layer.heads.num_heads = own.num_heads;
+    layer.heads.num_kv_heads = own.num_kv_heads;
     for (int* size : {&layer.inner_size, &layer.shared_inner_size}) {
       if (*size > 0) *size = static_cast<int>(inner_slices(*size).in_features());
     }

@@ -32,13 +32,20 @@ class ModelShard {
   int size() const { return size_; }
   Communicator* ranks() const { return ranks_; }
 
-  const HeadShare& heads() const { return all_heads_.by_rank[static_cast<size_t>(rank())]; }
-  // The heads of all ranks; for a whole model, one rank without a communicator.
-  const SharedHeads& all_heads() const { return all_heads_; }
-  // The sums over the inputs of the projection after the attention, and of an MLP's second
-  // projection: their slices, this rank's run, and every rank's run.
-  const KSlices& attention_slices() const { return attention_slices_; }
-  const std::vector<SliceRun>& attention_runs() const { return attention_runs_; }
+  struct Attention {
+    AttentionHeads heads;   // of the whole model
+    SharedHeads all_heads;  // of all ranks; for a whole model, one rank without a communicator
+    // The sums over the inputs of the projection after the attention: the slices of this rank, and
+    // every rank's run.
+    KSlices slices;
+    std::vector<SliceRun> runs;
+  };
+  // Of a layer with these heads.
+  const Attention& attention(const AttentionHeads& heads) const;
+  const HeadShare& share_of(const AttentionHeads& heads) const {
+    return attention(heads).all_heads.by_rank[static_cast<size_t>(rank())];
+  }
+  // The sums over the inputs of an MLP's second projection: slices and runs as above.
   KSlices inner_slices(int inner_size) const;
   std::vector<SliceRun> inner_runs(int inner_size) const;
   // The largest share of any rank.
@@ -55,13 +62,12 @@ class ModelShard {
              const std::string& field);
 
   int rank() const { return ranks_ != nullptr ? ranks_->rank() : 0; }
+  Attention share(const AttentionHeads& heads) const;
 
   RankCoordinates coordinates_;
   Communicator* ranks_ = nullptr;  // of the place; null for one rank
   int size_ = 1;
-  SharedHeads all_heads_;
-  KSlices attention_slices_;
-  std::vector<SliceRun> attention_runs_;
+  std::vector<Attention> attentions_;  // one for each shape of heads
 };
 
 // The sizes 1 .. kMaxTensorParallel that can share the model.

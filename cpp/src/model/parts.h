@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/shared_heads.h"
 #include "model/config.h"
 #include "model/rank_coordinates.h"
 #include "specdec/quantization.h"
@@ -49,15 +50,42 @@ struct Experts {
   std::vector<std::unique_ptr<const PackedLinear>> storage;
   std::vector<const PackedLinear*> gate_up;  // by expert, into storage: [2 * inner, hidden]
   std::vector<const PackedLinear*> down;     // [hidden, inner]
+  Buffer scales;  // float32 [num_experts], of the experts' weights; empty without
+  // Where the MLP beside the experts has norms of its own (NormPlacement::kInputAndOutput), these
+  // are the experts'; else empty.
+  Norm router_norm;  // of what the router reads
+  Norm input_norm;
+  Norm output_norm;
+};
+
+// Per-layer embeddings: of a token, [num_layers, dim] values.
+struct PerLayerEmbedding {
+  int dim = 0;
+  std::unique_ptr<const EmbeddingTable> tokens;  // [vocab, num_layers * dim]
+  float token_scale = 1.0f;                      // factor of its rows
+  // The normalised projection of the usual embedding is added.
+  std::unique_ptr<const PackedLinear> projection;  // [num_layers * dim, hidden]
+  float projection_scale = 1.0f;
+  Norm norm;  // of dim values
+};
+
+// What a layer does with its values: stream += norm(out (activation(gate stream) * values)).
+struct PerLayerBlock {
+  std::unique_ptr<const PackedLinear> gate;  // [dim, hidden]; null without
+  std::unique_ptr<const PackedLinear> out;   // [hidden, dim]
+  Norm output_norm;
 };
 
 struct Layer {
   LayerSpec spec;
-  Norm attention_norm;  // empty without a norm, like mlp_norm
-  Norm embedding_norm;  // for AttentionInput::kWithEmbedding
-  Linear qkv;           // q, k and v in one matrix
-  Buffer q_norm;        // float32 [head_dim], of all heads [rows of q]; empty without
+  AttentionHeads heads;   // of this rank
+  SharedHeads all_heads;  // of all ranks
+  Norm attention_norm;    // empty without a norm, like mlp_norm
+  Norm embedding_norm;    // for AttentionInput::kWithEmbedding
+  Linear qkv;             // q, k and v in one matrix; q alone with a kv_source
+  Buffer q_norm;          // float32 [head_dim], of all heads [rows of q]; empty without
   Buffer k_norm;
+  Buffer v_norm;
   Buffer sinks;  // float32 [num_heads]; empty without
   Linear attention_out;
   Norm attention_output_norm;  // empty without
@@ -68,7 +96,10 @@ struct Layer {
   Norm mlp_output_norm;  // empty without
   Experts experts;       // run instead of mlp_in and mlp_out, or beside them
   std::unique_ptr<const PackedLinear>
-      shared_gate;  // [1, hidden] of the MLP beside experts, or null
+      shared_gate;          // [1, hidden] of the MLP beside experts, or null
+  Norm shared_output_norm;  // of the MLP beside experts; empty without
+  PerLayerBlock per_layer;
+  float stream_scale = 1.0f;  // of the residual stream behind the layer
 };
 
 // From normalised rows of the residual stream to logits.
@@ -105,6 +136,7 @@ struct FeatureFusion {
 struct ModelParts {
   std::shared_ptr<const FeatureFusion> fusion;  // of a draft head; else null
   std::shared_ptr<const Embedding> embedding;
+  std::shared_ptr<const PerLayerEmbedding> per_layer;  // null without
   std::vector<std::shared_ptr<const Layer>> layers;
   std::shared_ptr<const Norm> final_norm;  // null without
   std::shared_ptr<const LmHead> lm_head;

@@ -66,7 +66,15 @@ double yarn_mscale(double factor, double weight) {
 
 }  // namespace
 
+int rope_head_dim(const ModelConfig& config, int index) {
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.rope == index) return layer.heads.head_dim;
+  }
+  return 0;
+}
+
 int rotary_dim(const RopeConfig& rope, int head_dim) {
+  if (rope.kind == RopeKind::kProportional) return head_dim;
   return static_cast<int>(head_dim * rope.partial_rotary_factor);
 }
 
@@ -78,6 +86,11 @@ std::vector<double> rope_frequencies(const RopeConfig& rope, int rotary_dim, int
   std::vector<double> frequencies = base_frequencies(rope.theta, rotary_dim);
   if (rope.kind == RopeKind::kLinear) {
     for (double& frequency : frequencies) frequency /= rope.factor;
+  } else if (rope.kind == RopeKind::kProportional) {
+    const auto turning = static_cast<size_t>(rope.partial_rotary_factor * rotary_dim / 2);
+    for (size_t i = 0; i < frequencies.size(); ++i) {
+      frequencies[i] = i < turning ? frequencies[i] / rope.factor : 0.0;
+    }
   } else if (rope.kind == RopeKind::kLlama3) {
     scale_llama3(rope, frequencies);
   } else if (rope.kind == RopeKind::kYarn) {

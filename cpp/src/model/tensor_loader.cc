@@ -275,8 +275,8 @@ WeightView TensorLoader::rows_of(const std::string& name, const WeightView& matr
 }
 
 std::vector<float> TensorLoader::read_floats(const std::string& name,
-                                             std::array<int64_t, 2> shape) {
-  const TensorView view = read(name, shape);
+                                             std::initializer_list<int64_t> shape) {
+  const TensorView view = read(name, {shape.begin(), shape.size()});
   std::vector<float> values(static_cast<size_t>(view.num_elements()));
   to_floats(view.data, view.dtype, values.size(), values.data());
   release(name);

@@ -51,7 +51,10 @@ class TensorLoader {
 
   const ModelConfig& config() const { return config_; }
   const ModelShard& shard() const { return shard_; }
-  SharedSums attention_sums() const { return {shard_.attention_slices(), shard_.attention_runs()}; }
+  SharedSums attention_sums(const AttentionHeads& heads) const {
+    const ModelShard::Attention& attention = shard_.attention(heads);
+    return {attention.slices, attention.runs};
+  }
   SharedSums inner_sums(int inner_size) const {
     return {shard_.inner_slices(inner_size), shard_.inner_runs(inner_size)};
   }
@@ -76,7 +79,7 @@ class TensorLoader {
   // Rows of a matrix that was read from the tensor `name`. Throws CheckpointError as read_rows.
   WeightView rows_of(const std::string& name, const WeightView& matrix, RowRange rows) const;
   // All values of a tensor of floating-point numbers, in float32.
-  std::vector<float> read_floats(const std::string& name, std::array<int64_t, 2> shape);
+  std::vector<float> read_floats(const std::string& name, std::initializer_list<int64_t> shape);
   float scalar(const std::string& name);  // of a tensor with one element
   // Packs columns of a floating-point matrix as a matrix of their own: [rows, count]. Columns of
   // 8-bit floats are packed as float32, unless all columns are taken.

@@ -49,6 +49,24 @@ struct TensorNames {
                                                "mlp.shared_experts.up_proj"};
   std::string_view shared_out = "mlp.shared_experts.down_proj";
   std::string_view shared_gate = {};
+  // Of layers with norms of the blocks' outputs: the factors of what the router reads, which is
+  // the normalised stream, and of each expert's weight (both whole); the norms of the experts'
+  // input and output, and of the output of the MLP beside them.
+  std::string_view router_scale = {};
+  std::string_view expert_scales = {};
+  std::string_view experts_norm = {};
+  std::string_view experts_output_norm = {};
+  std::string_view shared_output_norm = {};
+
+  std::string_view stream_scale = {};  // of the residual stream behind a layer, whole; empty: none
+  // Of per-layer embeddings: the table, and the projection of the usual embedding and its norm.
+  std::string_view per_layer_embedding = "model.embed_tokens_per_layer";
+  std::string_view per_layer_projection = "model.per_layer_model_projection";
+  std::string_view per_layer_norm = "model.per_layer_projection_norm";
+  // Of each layer: to the width of its embeddings, back, and the norm of the result.
+  std::string_view per_layer_gate = "per_layer_input_gate";
+  std::string_view per_layer_out = "per_layer_projection";
+  std::string_view per_layer_output_norm = "post_per_layer_input_norm";
 };
 
 }  // namespace specdec

@@ -270,7 +270,7 @@ int64_t DraftModels::cache_block_bytes(const KvFormat& format) const {
 int DraftModels::num_kv_heads() const {
   int most = 0;
   for (const Model& model : models_) {
-    most = std::max(most, model.runner->model().config().num_kv_heads);
+    most = std::max(most, model.runner->model().config().most_kv_heads());
   }
   return most;
 }

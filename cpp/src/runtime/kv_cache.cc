@@ -7,44 +7,57 @@
 namespace specdec {
 namespace {
 
-PagedKvView layer_view(const KvCacheShape& shape, int num_blocks) {
-  return {.dtype = shape.format.dtype,
+PagedKvView layer_view(const KvLayerShape& layer, const KvFormat& format, int num_blocks) {
+  return {.dtype = format.dtype,
           .num_blocks = num_blocks,
-          .block_size = shape.format.block_size,
-          .num_kv_heads = shape.num_kv_heads,
-          .head_dim = shape.head_dim};
+          .block_size = format.block_size,
+          .num_kv_heads = layer.num_kv_heads,
+          .head_dim = layer.head_dim};
+}
+
+// Bytes of keys and values for that many blocks, over all layers.
+int64_t bytes_of(const Backend& backend, const KvCacheShape& shape, int num_blocks) {
+  int64_t bytes = 0;
+  for (const KvLayerShape& layer : shape.layers) {
+    if (layer.source >= 0) continue;
+    const PagedKvView view = layer_view(layer, shape.format, num_blocks);
+    bytes += 2 * static_cast<int64_t>(backend.kv_layer_bytes(view));
+  }
+  return bytes;
 }
 
 }  // namespace
 
 KvCache::KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks) {
   SPECDEC_CHECK_GT(num_blocks, 0);
-  if (shape.num_layers == 0) return;
-  PagedKvView layer = layer_view(shape, num_blocks + 1);
-  const size_t layer_bytes = backend.kv_layer_bytes(layer);
   try {
-    for (int i = 0; i < shape.num_layers; ++i) {
-      for (void** part : {&layer.keys, &layer.values}) {
-        buffers_.push_back(backend.allocate(layer_bytes, "the KV cache"));
-        *part = buffers_.back().data();
-        size_bytes_ += static_cast<int64_t>(layer_bytes);
+    for (const KvLayerShape& layer : shape.layers) {
+      if (layer.source >= 0) {
+        SPECDEC_CHECK_LT(static_cast<size_t>(layer.source), layers_.size());
+        layers_.push_back(layers_[static_cast<size_t>(layer.source)]);
+        continue;
       }
-      layers_.push_back(layer);
+      PagedKvView view = layer_view(layer, shape.format, num_blocks + 1);
+      for (void** part : {&view.keys, &view.values}) {
+        const size_t bytes = backend.kv_layer_bytes(view);
+        buffers_.push_back(backend.allocate(bytes, "the KV cache"));
+        *part = buffers_.back().data();
+        size_bytes_ += static_cast<int64_t>(bytes);
+      }
+      layers_.push_back(view);
+      own_layers_.push_back(view);
     }
   } catch (const OutOfMemory&) {
     throw OutOfMemory(str_cat("no memory for a KV cache of ", num_blocks, " blocks (",
-                              2 * layer_bytes * shape.num_layers,
+                              bytes_of(backend, shape, num_blocks + 1),
                               " bytes): lower kv_cache_memory_bytes or num_kv_blocks, or on a GPU "
                               "gpu_memory_utilization"));
   }
 }
 
 int64_t KvCache::block_bytes(const Backend& backend, const KvCacheShape& shape) {
-  if (shape.num_layers == 0) return 0;
   // The difference leaves out what a layer takes once, whatever its number of blocks.
-  const size_t one = backend.kv_layer_bytes(layer_view(shape, 1));
-  const size_t two = backend.kv_layer_bytes(layer_view(shape, 2));
-  return 2 * static_cast<int64_t>(two - one) * shape.num_layers;
+  return bytes_of(backend, shape, 2) - bytes_of(backend, shape, 1);
 }
 
 }  // namespace specdec

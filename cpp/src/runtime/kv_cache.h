@@ -14,10 +14,15 @@ struct KvFormat {
   DType dtype = DType::kF32;  // the backend's act dtype, or int8
 };
 
-struct KvCacheShape {
-  int num_layers = 0;
+// What a layer keeps per token.
+struct KvLayerShape {
   int num_kv_heads = 0;
   int head_dim = 0;
+  int source = -1;  // index of an earlier layer, whose keys and values these are; -1: its own
+};
+
+struct KvCacheShape {
+  std::vector<KvLayerShape> layers;
   KvFormat format;
 };
 
@@ -26,7 +31,9 @@ class KvCache {
   // Room for num_blocks usable blocks and the null block. Throws OutOfMemory saying what to lower.
   KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks);
 
-  std::span<const PagedKvView> layers() const { return layers_; }
+  std::span<const PagedKvView> layers() const { return layers_; }  // as KvCacheShape::layers
+  // Of the layers that have their own, in order.
+  std::span<const PagedKvView> own_layers() const { return own_layers_; }
   int64_t size_bytes() const { return size_bytes_; }
 
   // Bytes one block takes over all layers.
@@ -35,6 +42,7 @@ class KvCache {
  private:
   std::vector<Buffer> buffers_;
   std::vector<PagedKvView> layers_;
+  std::vector<PagedKvView> own_layers_;
   int64_t size_bytes_ = 0;
 };
 

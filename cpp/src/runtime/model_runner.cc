@@ -58,11 +58,13 @@ ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory
 }
 
 KvCacheShape ModelRunner::cache_shape(const KvFormat& format) const {
-  const ModelConfig& config = model_->config();
-  return {.num_layers = config.num_layers,
-          .num_kv_heads = config.num_kv_heads,
-          .head_dim = config.head_dim,
-          .format = format};
+  KvCacheShape shape = {.format = format};
+  for (const LayerSpec& layer : model_->config().layers) {
+    shape.layers.push_back({.num_kv_heads = layer.heads.num_kv_heads,
+                            .head_dim = layer.heads.head_dim,
+                            .source = layer.kv_source});
+  }
+  return shape;
 }
 
 int64_t ModelRunner::cache_block_bytes(const KvFormat& format) const {
@@ -217,7 +219,7 @@ TappedStates ModelRunner::read_tapped(const BlockTable& blocks, int num_tokens) 
 void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
   if (slots.empty()) return;
   if (observer_ != nullptr) observer_->move_kv(slots);
-  backend_.copy_kv({.layers = cache_->layers(), .features = taps_.features, .slots = slots});
+  backend_.copy_kv({.layers = cache_->own_layers(), .features = taps_.features, .slots = slots});
 }
 
 void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,

@@ -101,7 +101,7 @@ class ModelRunner final : public StepModel {
   }
   int vocab_size() const override { return model_->config().vocab_size; }
   DraftVocabulary draft_vocabulary() const override { return model_->draft_vocabulary(); }
-  std::span<const PagedKvView> kv_layers() const override { return cache_->layers(); }
+  std::span<const PagedKvView> kv_layers() const override { return cache_->own_layers(); }
   PagedRowsView features() const override { return taps_.features; }
 
   // The tapped states of a sequence's first `num_tokens` tokens.

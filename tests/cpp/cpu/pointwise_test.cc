@@ -446,18 +446,14 @@ TEST_P(CpuPointwise, Int8KeysAndValuesMatchReference) {
 
 TEST_P(CpuPointwise, Int8CachesTakeAByteAnElementAndAScaleAHead) {
   cpu::CpuBackend backend = make_backend();
-  const KvCacheShape shape = {.num_layers = 3,
-                              .num_kv_heads = 2,
-                              .head_dim = 64,
+  const KvCacheShape shape = {.layers = {3, {.num_kv_heads = 2, .head_dim = 64}},
                               .format = {.block_size = 32, .dtype = DType::kI8}};
   EXPECT_EQ(KvCache::block_bytes(backend, shape), 3 * 2 * 2 * 32 * (64 + 4));
 }
 
 TEST_P(CpuPointwise, KvCacheLayersAreDisjointAndCounted) {
   cpu::CpuBackend backend = make_backend();
-  const KvCacheShape shape = {.num_layers = 3,
-                              .num_kv_heads = 2,
-                              .head_dim = 64,
+  const KvCacheShape shape = {.layers = {3, {.num_kv_heads = 2, .head_dim = 64}},
                               .format = {.block_size = 16, .dtype = dtype()}};
   KvCache cache(backend, shape, 10);
   ASSERT_EQ(cache.layers().size(), 3u);

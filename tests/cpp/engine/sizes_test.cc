@@ -33,9 +33,8 @@ TEST(Sizes, NoRopeScalingStretchesThePositionsOutOfRange) {
 
 TEST(Sizes, PositionsAreNoMoreThanACacheCouldHold) {
   ModelConfig model;
-  model.num_layers = 2;
-  model.num_kv_heads = 4;
-  model.head_dim = 8;  // 256 bytes a token of bfloat16
+  const AttentionHeads heads = {.num_heads = 4, .num_kv_heads = 4, .head_dim = 8};
+  model.layers.assign(2, {.heads = heads});  // 256 bytes a token of bfloat16
   const KvFormat format = {.block_size = 16, .dtype = DType::kBF16};
   const MemoryInfo memory = {.total_bytes = 1 << 20, .free_bytes = 1 << 19};
   const auto limit = [&](const EngineConfig& config, DeviceKind device) {
@@ -55,7 +54,8 @@ TEST(Sizes, PositionsAreNoMoreThanACacheCouldHold) {
   config.max_model_len = 1'000'000;  // as asked, to be refused by name when the cache is made
   EXPECT_EQ(limit(config, DeviceKind::kCpu), 1'000'000);
   config = valid_config();
-  model.num_kv_heads = model.head_dim = std::numeric_limits<int>::max();
+  constexpr int kMost = std::numeric_limits<int>::max();
+  model.layers.assign(2, {.heads = {kMost, kMost, kMost}});
   EXPECT_EQ(limit(config, DeviceKind::kCpu), config.block_size);
 }
 

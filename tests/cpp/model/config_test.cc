@@ -21,8 +21,8 @@ TEST(ModelConfig, ReadsLlama) {
   EXPECT_EQ(config.checkpoint_dtype, DType::kBF16);
   EXPECT_EQ(config.vocab_size, 100);
   EXPECT_EQ(config.num_layers, 3);
-  EXPECT_EQ(config.num_kv_heads, 2);
-  EXPECT_EQ(config.head_dim, 16);
+  EXPECT_EQ(config.layers.front().heads.num_kv_heads, 2);
+  EXPECT_EQ(config.layers.front().heads.head_dim, 16);
   EXPECT_FLOAT_EQ(config.norm_eps, 1e-5f);
   EXPECT_FALSE(config.qkv_bias || config.out_bias || config.mlp_bias);
   EXPECT_EQ(config.qk_norm, QkNorm::kNone);
@@ -62,7 +62,7 @@ TEST(ModelConfig, ReadsLlamaBiasesAndHeadDim) {
       load(config_json("LlamaForCausalLM", R"(,"attention_bias":true,"mlp_bias":true,"head_dim":32,
                        "tie_word_embeddings":true,"dtype":"float16")"));
   EXPECT_TRUE(config.qkv_bias && config.out_bias && config.mlp_bias);
-  EXPECT_EQ(config.head_dim, 32);
+  EXPECT_EQ(config.layers.front().heads.head_dim, 32);
   EXPECT_TRUE(config.tie_word_embeddings);
   EXPECT_EQ(config.checkpoint_dtype, DType::kF16);
 }
@@ -70,7 +70,7 @@ TEST(ModelConfig, ReadsLlamaBiasesAndHeadDim) {
 TEST(ModelConfig, HeadsWithoutKeyValueHeadsAreAllTheirOwn) {
   const std::string json = R"({"architectures":["LlamaForCausalLM"],"vocab_size":100,
       "hidden_size":64,"intermediate_size":96,"num_hidden_layers":3,"num_attention_heads":4})";
-  EXPECT_EQ(load(json).num_kv_heads, 4);
+  EXPECT_EQ(load(json).layers.front().heads.num_kv_heads, 4);
 }
 
 TEST(ModelConfig, FindsFamilyByModelTypeAndBaseModelName) {

@@ -64,7 +64,7 @@ TEST(Family, GemmaLayersHaveTheirOwnWindowsAndRopes) {
   EXPECT_EQ(config.layers[0].attention_scale, 0.125f);
   EXPECT_EQ(config.layers[0].norms, NormPlacement::kInputAndOutput);
   EXPECT_EQ(config.embedding_scale, 8.0f);
-  EXPECT_EQ(config.head_dim, 256);
+  EXPECT_EQ(config.layers.front().heads.head_dim, 256);
   EXPECT_EQ(config.activation, Activation::kGeluTanh);
   EXPECT_TRUE(config.tie_word_embeddings);
   EXPECT_EQ(windows_of(load(config_json("Gemma3ForCausalLM"))), std::vector<int>(3, 4096));
@@ -147,7 +147,7 @@ TEST(Family, ReadsGptNeox) {
   EXPECT_EQ(config.activation, Activation::kGelu);
   EXPECT_EQ(config.ropes.front().theta, 2e4);
   EXPECT_EQ(config.ropes.front().partial_rotary_factor, 0.25);
-  EXPECT_EQ(config.num_kv_heads, 4);
+  EXPECT_EQ(config.layers.front().heads.num_kv_heads, 4);
   const ModelConfig other =
       load(body + R"(,"rotary_pct":1.0,"use_parallel_residual":false,"attention_bias":false})");
   EXPECT_FALSE(other.layers.front().is_parallel || other.qkv_bias || other.out_bias);

@@ -20,11 +20,9 @@ using std::chrono::seconds;
 ModelConfig model(int num_heads, int num_kv_heads, int head_dim, int inner_size) {
   ModelConfig config;
   config.architecture = "LlamaForCausalLM";
-  config.num_heads = num_heads;
-  config.num_kv_heads = num_kv_heads;
-  config.head_dim = head_dim;
   config.num_layers = 3;
-  config.layers.assign(3, LayerSpec{.inner_size = inner_size});
+  config.layers.assign(
+      3, LayerSpec{.heads = {num_heads, num_kv_heads, head_dim}, .inner_size = inner_size});
   return config;
 }
 
@@ -57,14 +55,15 @@ TEST(ModelShardTest, SharesCoverTheModelOnce) {
     int head = 0, inner = 0;
     const Shards shards(config, size);
     for (const ModelShard& shard : shards.all) {
-      EXPECT_EQ(shard.heads().first_head, head);
-      EXPECT_EQ(shard.heads().first_kv_head, head / 4);
-      EXPECT_EQ(shard.heads().num_heads, 4 * shard.heads().num_kv_heads);
-      head += shard.heads().num_heads;
+      const HeadShare& heads = shard.share_of(config.layers.front().heads);
+      EXPECT_EQ(heads.first_head, head);
+      EXPECT_EQ(heads.first_kv_head, head / 4);
+      EXPECT_EQ(heads.num_heads, 4 * heads.num_kv_heads);
+      head += heads.num_heads;
       EXPECT_EQ(shard.inner_slices(8192).begin(), inner);
       inner = static_cast<int>(shard.inner_slices(8192).end());
       const ModelConfig share = shard.config_of_share(config);
-      EXPECT_EQ(share.num_heads, shard.heads().num_heads);
+      EXPECT_EQ(share.layers[2].heads.num_heads, heads.num_heads);
       EXPECT_EQ(share.layers[2].inner_size, shard.inner_slices(8192).in_features());
       const std::vector<int64_t> vocabulary = shard.vocabulary(1000);
       if (size == 1) {
@@ -81,11 +80,13 @@ TEST(ModelShardTest, SharesCoverTheModelOnce) {
 }
 
 TEST(ModelShardTest, SeveralRanksHoldOneKvHead) {
-  const Shards shards(model(12, 2, 64, 1536), 4);
+  const ModelConfig config = model(12, 2, 64, 1536);
+  const Shards shards(config, 4);
   std::vector<int> kv_heads;
   for (const ModelShard& shard : shards.all) {
-    EXPECT_EQ(shard.heads().num_kv_heads, 1);
-    kv_heads.push_back(shard.heads().first_kv_head);
+    const HeadShare& heads = shard.share_of(config.layers.front().heads);
+    EXPECT_EQ(heads.num_kv_heads, 1);
+    kv_heads.push_back(heads.first_kv_head);
   }
   EXPECT_EQ(kv_heads, (std::vector{0, 0, 1, 1}));
 }

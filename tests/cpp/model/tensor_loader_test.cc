@@ -59,11 +59,8 @@ class StoredLlama {
     config.vocab_size = kVocab;
     config.hidden_size = kHidden;
     config.num_layers = 1;
-    config.num_heads = kHeads;
-    config.num_kv_heads = kKvHeads;
-    config.head_dim = kHeadDim;
     config.tie_word_embeddings = !has_lm_head;
-    config.layers = {LayerSpec{.inner_size = kInner}};
+    config.layers = {LayerSpec{.heads = {kHeads, kKvHeads, kHeadDim}, .inner_size = kInner}};
     return config;
   }
 

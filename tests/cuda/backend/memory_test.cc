@@ -39,9 +39,7 @@ std::string shortage_of(Call&& call) {
 }
 
 KvCacheShape cache_shape() {
-  return {.num_layers = 2,
-          .num_kv_heads = 2,
-          .head_dim = 64,
+  return {.layers = {2, {.num_kv_heads = 2, .head_dim = 64}},
           .format = {.block_size = 16, .dtype = DType::kBF16}};
 }
 
@@ -176,7 +174,7 @@ TEST(CudaMemory, HeadsThatSharedMemoryDoesNotHoldAreRefused) {
     CudaBackend backend(make_emulated_device({.compute_capability = compute_capability}),
                         emulated::kernel_table(), DType::kBF16);
     KvCacheShape shape = cache_shape();
-    shape.head_dim = head_dim;
+    for (KvLayerShape& layer : shape.layers) layer.head_dim = head_dim;
     try {
       KvCache(backend, shape, 1);
     } catch (const InvalidArgument& error) {

@@ -197,13 +197,12 @@ std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const DraftHead
 void check_layers(const DraftHeadTensors& tensors, const DraftHeadConfig& config) {
   const ModelConfig& model = config.model;
   const int64_t hidden = model.hidden_size;
-  const int64_t q_rows = int64_t{model.num_heads} * model.head_dim;
-  const int64_t kv_rows = int64_t{model.num_kv_heads} * model.head_dim;
   for (size_t i = 0; i < config.eagle.layers.size(); ++i) {
     const LayerSpec& spec = model.layers[i];
     const auto require = [&](std::string_view name, std::initializer_list<int64_t> shape) {
       tensors.require(str_cat(config.eagle.layers[i], name, ".weight"), shape);
     };
+    const int64_t q_rows = spec.heads.q_size(), kv_rows = spec.heads.kv_size();
     const bool joins = spec.attention_input == AttentionInput::kWithEmbedding;
     const int64_t in_features = joins ? 2 * hidden : hidden;
     if (joins) require("hidden_norm", {hidden});

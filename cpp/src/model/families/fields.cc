@@ -11,24 +11,22 @@
 namespace specdec {
 namespace {
 
-void parse_heads(const JsonFields& fields, const FamilyDefaults& defaults, ModelConfig& config) {
-  config.num_heads = fields.get_int("num_attention_heads");
+AttentionHeads parse_heads(const JsonFields& fields, const FamilyDefaults& defaults,
+                           int hidden_size) {
+  AttentionHeads heads = {.num_heads = fields.get_int("num_attention_heads")};
   const int kv_heads_absent = fields.is_null("num_key_value_heads") || defaults.num_kv_heads == 0
-                                  ? config.num_heads
+                                  ? heads.num_heads
                                   : defaults.num_kv_heads;
-  config.num_kv_heads = fields.get_int("num_key_value_heads", kv_heads_absent);
-  if (config.num_heads % config.num_kv_heads != 0) {
-    fields.fail(
-        "num_key_value_heads",
-        str_cat(config.num_kv_heads, " does not divide num_attention_heads, ", config.num_heads));
-  }
+  heads.num_kv_heads = fields.get_int("num_key_value_heads", kv_heads_absent);
+  check_kv_heads(fields, "num_key_value_heads", heads);
   const bool is_quotient = defaults.head_dim == 0 || fields.is_null("head_dim");
-  if (!fields.has("head_dim") && is_quotient && config.hidden_size % config.num_heads != 0) {
-    fields.fail("hidden_size", str_cat("num_attention_heads, ", config.num_heads,
+  if (!fields.has("head_dim") && is_quotient && hidden_size % heads.num_heads != 0) {
+    fields.fail("hidden_size", str_cat("num_attention_heads, ", heads.num_heads,
                                        ", does not divide it and there is no head_dim"));
   }
-  config.head_dim = fields.get_int(
-      "head_dim", is_quotient ? config.hidden_size / config.num_heads : defaults.head_dim);
+  heads.head_dim =
+      fields.get_int("head_dim", is_quotient ? hidden_size / heads.num_heads : defaults.head_dim);
+  return heads;
 }
 
 }  // namespace
@@ -55,7 +53,7 @@ void parse_layers(const JsonFields& fields, const LayerSpec& layer, ModelConfig&
   }
   config.layers.assign(config.num_layers, layer);
   for (LayerSpec& spec : config.layers) {
-    spec.attention_scale = static_cast<float>(1.0 / std::sqrt(double(config.head_dim)));
+    spec.attention_scale = static_cast<float>(1.0 / std::sqrt(double(spec.heads.head_dim)));
   }
 }
 
@@ -63,8 +61,10 @@ void parse_sizes(const JsonFields& fields, const FamilyDefaults& defaults, Model
   config.hidden_size = fields.get_int("hidden_size");
   config.max_position_embeddings =
       fields.get_int("max_position_embeddings", defaults.max_position_embeddings);
-  parse_heads(fields, defaults, config);
-  parse_layers(fields, {.inner_size = fields.get_int(defaults.inner_size_key)}, config);
+  parse_layers(fields,
+               {.heads = parse_heads(fields, defaults, config.hidden_size),
+                .inner_size = fields.get_int(defaults.inner_size_key)},
+               config);
   config.norm_eps =
       static_cast<float>(fields.get_positive(defaults.norm_eps_key, defaults.norm_eps));
   if (defaults.activation_key != nullptr) {
@@ -88,14 +88,24 @@ void parse_query_scalar(const JsonFields& fields, double absent, ModelConfig& co
   }
 }
 
+void check_kv_heads(const JsonFields& fields, const char* key, const AttentionHeads& heads) {
+  if (heads.num_heads % heads.num_kv_heads == 0) return;
+  fields.fail(
+      key, str_cat(heads.num_kv_heads, " does not divide num_attention_heads, ", heads.num_heads));
+}
+
 void check_rotary_dim(const JsonFields& fields, const ModelConfig& config, bool has_partial) {
-  for (const RopeConfig& rope : config.ropes) {
-    if (!has_partial && rope.partial_rotary_factor != 1.0) {
+  for (size_t i = 0; i < config.ropes.size(); ++i) {
+    const RopeConfig& rope = config.ropes[i];
+    const bool is_partial = rope.partial_rotary_factor != 1.0;
+    if (!has_partial && is_partial && rope.kind != RopeKind::kProportional) {
       fields.fail("partial_rotary_factor",
                   str_cat("is ", rope.partial_rotary_factor, ", and only 1 is implemented for ",
                           config.architecture));
     }
-    const int rotary = rotary_dim(rope, config.head_dim);
+    const int head_dim = rope_head_dim(config, static_cast<int>(i));
+    if (head_dim == 0) continue;
+    const int rotary = rotary_dim(rope, head_dim);
     if (rotary < 2 || rotary % 2 != 0) {
       fields.fail("head_dim", str_cat("rotary embedding turns ", rotary,
                                       " elements of a head, expected an even number"));

@@ -26,7 +26,7 @@ struct FamilyDefaults {
 
 Activation parse_activation(const JsonFields& fields, const char* key, const char* absent);
 
-// Makes num_hidden_layers layers like `layer`, with the usual attention scale.
+// Makes num_hidden_layers layers like `layer`, with the attention scale of its heads.
 void parse_layers(const JsonFields& fields, const LayerSpec& layer, ModelConfig& config);
 
 // Parses sizes, heads, norms and activation of a network with RMS norms and gated MLPs. Ropes,
@@ -62,6 +62,9 @@ void check_theta_alone(const JsonFields& fields, double theta);
 // does not.
 void check_rotary_dim(const JsonFields& fields, const ModelConfig& config,
                       bool has_partial = false);
+
+// Throws CheckpointError naming `key` where the KV heads do not divide the heads.
+void check_kv_heads(const JsonFields& fields, const char* key, const AttentionHeads& heads);
 
 // sliding_window; absent, null or 0: no window.
 int parse_window(const JsonFields& fields, int absent);

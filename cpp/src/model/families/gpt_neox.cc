@@ -16,8 +16,8 @@ void parse_gpt_neox(const JsonFields& fields, ModelConfig& config) {
                        .has_partial_rotary = true,
                        .activation = "gelu"},
                       config);
-  if (config.num_kv_heads != config.num_heads ||
-      config.num_heads * config.head_dim != config.hidden_size) {
+  const AttentionHeads& heads = config.layers.front().heads;
+  if (heads.num_kv_heads != heads.num_heads || heads.q_size() != config.hidden_size) {
     fields.fail("num_attention_heads",
                 str_cat("expected that many heads of q, k and v that add up to hidden_size, ",
                         config.hidden_size));

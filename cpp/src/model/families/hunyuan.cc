@@ -16,7 +16,8 @@ void parse_alpha(const JsonFields& fields, ModelConfig& config) {
   const double alpha = fields.get_object(key).get_number("alpha", 0.0);
   if (alpha <= 0.0) return;
   rope.kind = RopeKind::kDefault;
-  rope.theta *= std::pow(alpha, config.head_dim / (config.head_dim - 2.0));
+  const int head_dim = config.layers.front().heads.head_dim;
+  rope.theta *= std::pow(alpha, head_dim / (head_dim - 2.0));
 }
 
 void parse_hunyuan(const JsonFields& fields, ModelConfig& config) {
@@ -28,8 +29,9 @@ void parse_hunyuan(const JsonFields& fields, ModelConfig& config) {
   if (!fields.get_bool("use_qk_norm", true)) {
     fields.fail("use_qk_norm", "is false, and only true is implemented");
   }
-  if (fields.get_int("attention_head_dim", config.head_dim) != config.head_dim) {
-    fields.fail("attention_head_dim", str_cat("differs from head_dim, ", config.head_dim));
+  const int head_dim = config.layers.front().heads.head_dim;
+  if (fields.get_int("attention_head_dim", head_dim) != head_dim) {
+    fields.fail("attention_head_dim", str_cat("differs from head_dim, ", head_dim));
   }
 }
 

@@ -9,16 +9,15 @@ namespace {
 void parse_opt(const JsonFields& fields, ModelConfig& config) {
   config.hidden_size = fields.get_int("hidden_size");
   config.max_position_embeddings = fields.get_int("max_position_embeddings", 2048);
-  config.num_heads = fields.get_int("num_attention_heads");
-  if (config.hidden_size % config.num_heads != 0) {
+  const int heads = fields.get_int("num_attention_heads");
+  if (config.hidden_size % heads != 0) {
     fields.fail("num_attention_heads",
-                str_cat(config.num_heads, " does not divide hidden_size, ", config.hidden_size));
+                str_cat(heads, " does not divide hidden_size, ", config.hidden_size));
   }
-  config.num_kv_heads = config.num_heads;
-  config.head_dim = config.hidden_size / config.num_heads;
   const bool norm_before = fields.get_bool("do_layer_norm_before", true);
   parse_layers(fields,
-               {.norms = norm_before ? NormPlacement::kInput : NormPlacement::kResidual,
+               {.heads = {heads, heads, config.hidden_size / heads},
+                .norms = norm_before ? NormPlacement::kInput : NormPlacement::kResidual,
                 .rope = -1,
                 .mlp = MlpKind::kPlain,
                 .inner_size = fields.get_int("ffn_dim")},

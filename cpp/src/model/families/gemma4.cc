@@ -1,0 +1,167 @@
+// Gemma 4 (text): layers with a window and layers of full attention differ in their heads; the last
+// layers may read the keys and values of earlier ones, layers may read embeddings of their own, and
+// experts may stand beside the dense MLP.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "core/str_cat.h"
+#include "model/config_rope.h"
+#include "model/families/family.h"
+#include "model/families/fields.h"
+
+namespace specdec {
+namespace {
+
+constexpr TensorNames kNames = {.attention_output_norm = "post_attention_layernorm",
+                                .mlp_norm = "pre_feedforward_layernorm",
+                                .mlp_output_norm = "post_feedforward_layernorm",
+                                .router = "router.proj",
+                                .stacked_experts = {"experts.gate_up_proj", "experts.down_proj"},
+                                .shared_in = {"mlp.gate_proj", "mlp.up_proj"},
+                                .shared_out = "mlp.down_proj",
+                                .router_scale = "router.scale",
+                                .expert_scales = "router.per_expert_scale",
+                                .experts_norm = "pre_feedforward_layernorm_2",
+                                .experts_output_norm = "post_feedforward_layernorm_2",
+                                .shared_output_norm = "post_feedforward_layernorm_1",
+                                .stream_scale = "layer_scalar"};
+
+bool is_full(const LayerSpec& layer) { return layer.sliding_window == 0; }
+
+void parse_attention(const JsonFields& fields, int window, ModelConfig& config) {
+  for (LayerSpec& layer : config.layers) layer.attention_scale = 1.0f;
+  config.qk_norm = QkNorm::kPerHead;
+  config.v_norm = true;
+  config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
+  parse_windows_but_each(fields, parse_window(fields, window), 6, config);
+  config.layers.back().sliding_window = 0;  // whatever layer_types says
+  if (fields.get_string("use_bidirectional_attention", "") == "all") {
+    fields.fail("use_bidirectional_attention",
+                "is 'all', and only causal attention is implemented");
+  }
+}
+
+// Heads of the layers with full attention: of per_layer_config, which transformers writes, or else
+// of the keys of the first files.
+void parse_full_heads(const JsonFields& fields, ModelConfig& config) {
+  const bool values_are_keys = fields.get_bool("attention_k_eq_v", false);
+  const bool is_listed = fields.has("per_layer_config");
+  const JsonFields listed = is_listed ? fields.get_object("per_layer_config") : fields;
+  const int global_dim = fields.get_int("global_head_dim", 512);
+  const char* kv_heads_key = "num_global_key_value_heads";
+  const int global_kv_heads = fields.get_int(kv_heads_key, 0, 0);
+  for (int i = 0; i < config.num_layers; ++i) {
+    LayerSpec& layer = config.layers[i];
+    layer.values_are_keys = values_are_keys && is_full(layer);
+    if (is_listed) {
+      const std::string index = std::to_string(i);
+      if (!listed.has(index.c_str())) continue;
+      const JsonFields own = listed.get_object(index.c_str());
+      layer.heads.head_dim = own.get_int("head_dim", layer.heads.head_dim);
+      layer.heads.num_kv_heads = own.get_int("num_key_value_heads", layer.heads.num_kv_heads);
+      check_kv_heads(own, "num_key_value_heads", layer.heads);
+    } else if (is_full(layer)) {
+      layer.heads.head_dim = global_dim;
+      if (values_are_keys && global_kv_heads > 0) layer.heads.num_kv_heads = global_kv_heads;
+      check_kv_heads(fields, kv_heads_key, layer.heads);
+    }
+  }
+}
+
+void parse_ropes(const JsonFields& fields, ModelConfig& config) {
+  constexpr double kTheta = 1e6, kSlidingTheta = 1e4;
+  if (fields.has("rope_parameters") && !has_layer_ropes(fields)) {
+    fields.fail("rope_parameters", "expected one for full_attention and one for sliding_attention");
+  }
+  if (fields.has("rope_parameters"))
+    return parse_ropes_by_window(fields, kTheta, kSlidingTheta, config);
+  config.ropes = {{.kind = RopeKind::kProportional, .theta = kTheta, .partial_rotary_factor = 0.25},
+                  {.theta = kSlidingTheta}};
+  for (LayerSpec& layer : config.layers) layer.rope = is_full(layer) ? 0 : 1;
+}
+
+// The last layers read the keys and values of the last layer of their kind before them.
+void parse_shared_kv(const JsonFields& fields, ModelConfig& config) {
+  constexpr const char* kKey = "num_kv_shared_layers";
+  const int first = config.num_layers - fields.get_int(kKey, 0, 0);
+  const bool doubles = fields.get_bool("use_double_wide_mlp", false);
+  for (int i = std::max(first, 0); i < config.num_layers; ++i) {
+    LayerSpec& layer = config.layers[i];
+    int source = first - 1;
+    while (source >= 0 && is_full(config.layers[source]) != is_full(layer)) --source;
+    if (source < 0) {
+      fields.fail(kKey, str_cat("no layer before layer ", first, " has the attention of layer ", i,
+                                ", which has no keys and values of its own"));
+    }
+    const AttentionHeads& heads = config.layers[source].heads;
+    if (heads != layer.heads) {
+      fields.fail("per_layer_config", str_cat("layer ", i, " reads the keys and values of layer ",
+                                              source, ", whose heads are of another shape"));
+    }
+    layer.kv_source = source;
+    if (doubles) layer.inner_size *= 2;
+  }
+}
+
+void parse_moe(const JsonFields& fields, ModelConfig& config) {
+  if (!fields.get_bool("enable_moe_block", false)) {
+    fields.pass_over({"num_experts", "top_k_experts", "moe_intermediate_size"});
+    return;
+  }
+  std::vector<int> dense_sizes;
+  for (const LayerSpec& layer : config.layers) dense_sizes.push_back(layer.inner_size);
+  parse_experts(fields, {.per_token_key = "top_k_experts", .inner_key = "moe_intermediate_size"},
+                nullptr, config);
+  for (int i = 0; i < config.num_layers; ++i) config.layers[i].shared_inner_size = dense_sizes[i];
+}
+
+void parse_per_layer_embeddings(const JsonFields& fields, ModelConfig& config) {
+  constexpr const char* kKey = "hidden_size_per_layer_input";
+  config.per_layer_dim = fields.is_null(kKey) ? 0 : fields.get_int(kKey, 256, 0);
+  config.per_layer_vocab = fields.get_int("vocab_size_per_layer_input", 262144);
+  if (config.per_layer_dim > 0 && config.per_layer_vocab < config.vocab_size) {
+    fields.fail("vocab_size_per_layer_input", str_cat(config.per_layer_vocab, " is less than ",
+                                                      "vocab_size, ", config.vocab_size));
+  }
+}
+
+void parse_any(const JsonFields& fields, int max_position_embeddings, int window,
+               ModelConfig& config) {
+  parse_sizes(fields,
+              {.max_position_embeddings = max_position_embeddings,
+               .num_kv_heads = 4,
+               .head_dim = 256,
+               .activation_key = "hidden_activation",
+               .activation = "gelu_pytorch_tanh",
+               .tie_word_embeddings = true},
+              config);
+  for (LayerSpec& layer : config.layers) layer.norms = NormPlacement::kInputAndOutput;
+  config.embedding_scale = static_cast<float>(std::sqrt(double(config.hidden_size)));
+  config.rounds_embedding_scale = true;
+  constexpr const char* kCap = "final_logit_softcapping";
+  if (fields.has(kCap)) config.logits_soft_cap = static_cast<float>(fields.get_positive(kCap));
+  parse_attention(fields, window, config);
+  parse_full_heads(fields, config);
+  parse_ropes(fields, config);
+  parse_shared_kv(fields, config);
+}
+
+void parse_gemma4(const JsonFields& fields, ModelConfig& config) {
+  parse_any(fields, 131072, 512, config);
+  parse_moe(fields, config);
+  parse_per_layer_embeddings(fields, config);
+}
+
+void parse_unified(const JsonFields& fields, ModelConfig& config) {
+  parse_any(fields, 262144, 1024, config);
+}
+
+}  // namespace
+
+extern const Family kGemma4 = {"Gemma4ForCausalLM", "gemma4_text", kNames, parse_gemma4};
+extern const Family kGemma4Unified = {"Gemma4UnifiedForCausalLM", "gemma4_unified_text", kNames,
+                                      parse_unified};
+
+}  // namespace specdec
