@@ -59,6 +59,18 @@ class TimedBackend final : public testing::WrappedBackend {
   void scale_rows(const ScaleRowsArgs& args) override {
     timed("scale_rows", [&] { WrappedBackend::scale_rows(args); });
   }
+  void sparse_gates(const SparseGatesArgs& args) override {
+    timed("sparse_gates", [&] { WrappedBackend::sparse_gates(args); });
+  }
+  void predict_streams(const PredictStreamsArgs& args) override {
+    timed("predict_streams", [&] { WrappedBackend::predict_streams(args); });
+  }
+  void correct_streams(const CorrectStreamsArgs& args) override {
+    timed("correct_streams", [&] { WrappedBackend::correct_streams(args); });
+  }
+  void match_magnitude(const MatchMagnitudeArgs& args) override {
+    timed("match_magnitude", [&] { WrappedBackend::match_magnitude(args); });
+  }
   void load_rows(const LoadRowsArgs& args) override {
     timed("load_rows", [&] { WrappedBackend::load_rows(args); });
   }

@@ -56,6 +56,10 @@ class WrappedBackend : public Backend {
   void tree_attention(const TreeAttentionArgs& args) override { inner_.tree_attention(args); }
   void moe(const MoeArgs& args) override { inner_.moe(args); }
   void scale_rows(const ScaleRowsArgs& args) override { inner_.scale_rows(args); }
+  void sparse_gates(const SparseGatesArgs& args) override { inner_.sparse_gates(args); }
+  void predict_streams(const PredictStreamsArgs& args) override { inner_.predict_streams(args); }
+  void correct_streams(const CorrectStreamsArgs& args) override { inner_.correct_streams(args); }
+  void match_magnitude(const MatchMagnitudeArgs& args) override { inner_.match_magnitude(args); }
   void load_rows(const LoadRowsArgs& args) override { inner_.load_rows(args); }
   void store_rows(const StoreRowsArgs& args) override { inner_.store_rows(args); }
   void copy_kv(const CopyKvArgs& args) override { inner_.copy_kv(args); }

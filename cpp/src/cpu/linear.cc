@@ -20,6 +20,7 @@ QkvTask qkv_task(const QkvArgs& args, const SumsCell& cell) {
           .bias = args.bias,
           .q_norm = args.q_norm,
           .k_norm = args.k_norm,
+          .v_norm = args.v_norm,
           .row_scales = nullptr,
           .norm_after_rope = args.norm_after_rope,
           .rope_cos = args.rope_cos,
@@ -50,11 +51,29 @@ RowsTask norm_task(const NormArgs& args, int64_t begin, int64_t end, void* out) 
           .row_end = end - begin,
           .out = out,
           .out_stride = args.dim,
-          .accumulate = args.accumulate};
+          .accumulate = args.accumulate,
+          .sum_scale = args.scale};
 }
 
 // Rows that are the least work worth giving to another thread.
 int64_t row_grain(int dim) { return std::max<int64_t>(1, 16 * 1024 / dim); }
+
+void check_streams(const StreamsView& streams) {
+  static_assert(kMaxTaskStreams == kMaxStreams);
+  SPECDEC_CHECK_GT(streams.dim, 0);
+  SPECDEC_CHECK(streams.num_streams > 0 && streams.num_streams <= kMaxStreams);
+}
+
+StreamsTask streams_task(const StreamsView& streams, const float* modalities, int64_t begin,
+                         int64_t end) {
+  return {.data = streams.data,
+          .stride = streams.stride,
+          .num_streams = streams.num_streams,
+          .dim = streams.dim,
+          .row_begin = begin,
+          .row_end = end,
+          .modalities = modalities};
+}
 
 char* out_row(const NormArgs& args, int64_t row) {
   const int64_t stride = args.out_stride != 0 ? args.out_stride : args.dim;
@@ -173,7 +192,11 @@ void CpuBackend::project_qkv(const QkvArgs& args) {
   SPECDEC_CHECK_EQ(args.rotary_dim % 2, 0);
   SPECDEC_CHECK(!args.norm_all_heads || !args.norm_after_rope);
   if (args.norm_all_heads) return norm_and_split_qkv(args);
-  const auto kernel = kernels_.epilogue.qkv[kv_kind(kv)];
+  // Without KV heads the cache is not looked at, and any kernel for the queries' dtype will do.
+  const KvKind kind = kv.num_kv_heads > 0         ? kv_kind(kv)
+                      : act_dtype_ == DType::kF32 ? kKvF32
+                                                  : kKvBf16;
+  const auto kernel = kernels_.epilogue.qkv[kind];
   // A unit is the smallest number of blocks that holds whole heads.
   const int64_t unit_blocks = std::lcm(int64_t{kv.head_dim}, CpuPackedLinear::kBlockOutputs) /
                               CpuPackedLinear::kBlockOutputs;
@@ -208,6 +231,7 @@ void CpuBackend::norm(const NormArgs& args) {
   SPECDEC_CHECK_GT(args.dim, 0);
   SPECDEC_CHECK(args.out_dtype == DType::kF32 ||
                 (args.out_dtype == DType::kBF16 && !args.accumulate));
+  SPECDEC_CHECK(args.accumulate || args.scale == 1.0f);
   if (args.activation != Activation::kIdentity) return activated_norm(args);
   const auto kernel = args.out_dtype == DType::kBF16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32;
   const bool is_dense = args.out_stride == 0 || args.out_stride == args.dim;
@@ -248,13 +272,71 @@ void CpuBackend::activated_norm(const NormArgs& args) {
 }
 
 void CpuBackend::scale_rows(const ScaleRowsArgs& args) {
+  SPECDEC_CHECK_GT(args.dim, 0);
+  SPECDEC_CHECK((args.gates != nullptr) != (args.factors != nullptr) || args.num_rows == 0);
+  const int64_t factor_stride = args.factor_stride != 0 ? args.factor_stride : args.dim;
   pool_.parallel_for(args.num_rows, row_grain(args.dim), [&](int64_t begin, int64_t end, int) {
-    kernels_.rows.gate({.rows = args.rows,
-                        .is_bf16 = act_dtype_ == DType::kBF16,
-                        .gates = args.gates,
-                        .dim = args.dim,
-                        .row_begin = begin,
-                        .row_end = end});
+    kernels_.rows.scale_rows({.rows = args.rows,
+                              .is_bf16 = act_dtype_ == DType::kBF16,
+                              .gates = args.gates,
+                              .factors = args.factors,
+                              .factor_stride = factor_stride,
+                              .dim = args.dim,
+                              .row_begin = begin,
+                              .row_end = end});
+  });
+}
+
+void CpuBackend::sparse_gates(const SparseGatesArgs& args) {
+  SPECDEC_CHECK_GT(args.dim, 0);
+  SPECDEC_CHECK(args.activation <= Activation::kReluSquared);
+  const auto kernel = kernels_.epilogue.sparse_gates[static_cast<int>(args.activation)];
+  pool_.parallel_for(args.num_rows, row_grain(args.dim), [&](int64_t begin, int64_t end, int) {
+    kernel({.gates = args.gates,
+            .deviations = args.deviations,
+            .dim = args.dim,
+            .row_begin = begin,
+            .row_end = end});
+  });
+}
+
+void CpuBackend::predict_streams(const PredictStreamsArgs& args) {
+  const StreamsView& streams = args.streams;
+  check_streams(streams);
+  pool_.parallel_for(streams.num_rows, row_grain(streams.dim * streams.num_streams),
+                     [&](int64_t begin, int64_t end, int) {
+                       kernels_.rows.predict_streams(
+                           {.streams = streams_task(streams, args.modalities, begin, end),
+                            .coefficients = args.coefficients});
+                     });
+}
+
+void CpuBackend::correct_streams(const CorrectStreamsArgs& args) {
+  const StreamsView& streams = args.streams;
+  check_streams(streams);
+  SPECDEC_CHECK(args.active >= 0 && args.active < streams.num_streams);
+  pool_.parallel_for(streams.num_rows, row_grain(streams.dim * streams.num_streams),
+                     [&](int64_t begin, int64_t end, int) {
+                       kernels_.rows.correct_streams(
+                           {.streams = streams_task(streams, args.modalities, begin, end),
+                            .active = args.active,
+                            .activated = args.activated,
+                            .coefficients = args.coefficients});
+                     });
+}
+
+void CpuBackend::match_magnitude(const MatchMagnitudeArgs& args) {
+  SPECDEC_CHECK_GT(args.dim, 0);
+  SPECDEC_CHECK(args.accumulate || args.scale == 1.0f);
+  pool_.parallel_for(args.num_rows, row_grain(args.dim), [&](int64_t begin, int64_t end, int) {
+    kernels_.rows.match_magnitude({.x = args.x,
+                                   .reference = args.reference,
+                                   .out = args.out,
+                                   .accumulate = args.accumulate,
+                                   .scale = args.scale,
+                                   .dim = args.dim,
+                                   .row_begin = begin,
+                                   .row_end = end});
   });
 }
 

@@ -52,8 +52,10 @@ class RowRouter {
       total = total_score(logits);
     }
     for (int rank = 0; rank < top_k; ++rank) {
-      const double weight = score(logits[order_[rank]]) / total * router_.scale;
-      choices[rank] = {order_[rank], static_cast<float>(weight)};
+      const int expert = order_[rank];
+      double weight = score(logits[expert]) / total * router_.scale;
+      if (router_.expert_scales != nullptr) weight *= router_.expert_scales[expert];
+      choices[rank] = {expert, static_cast<float>(weight)};
     }
   }
 
@@ -194,6 +196,7 @@ void CpuBackend::moe(const MoeArgs& args) {
       const float* result = results + result_index[choice] * hidden;
       float* out = args.out + choice / top_k * hidden;
       const float weight = choices[choice].weight;
+      if (!args.accumulate && choice % top_k == 0) std::fill_n(out, hidden, 0.0f);
       for (int64_t i = 0; i < hidden; ++i) out[i] += weight * result[i];
     }
   });

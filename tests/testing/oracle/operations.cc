@@ -17,6 +17,12 @@ double mean_square(const double* x, int64_t dim) {
   return sum / static_cast<double>(dim);
 }
 
+double dot(const float* a, const float* b, int dim) {
+  double sum = 0.0;
+  for (int i = 0; i < dim; ++i) sum += double{a[i]} * b[i];
+  return sum;
+}
+
 // RMS norm of one head, in place.
 void normalise(const float* weight, double mean_of_squares, float eps, std::vector<double>& head) {
   const double scale = 1.0 / std::sqrt(mean_of_squares + eps);
@@ -100,7 +106,11 @@ std::vector<double> norm(const NormArgs& args) {
     const double scale = 1.0 / std::sqrt(mean_square(centred.data(), args.dim) + args.norm.eps);
     for (int i = 0; i < args.dim; ++i) {
       const double bias = args.norm.bias != nullptr ? args.norm.bias[i] : 0.0;
-      out.push_back(activate(args.activation, centred[i] * scale * args.norm.weight[i] + bias));
+      const double value =
+          activate(args.activation, centred[i] * scale * args.norm.weight[i] + bias);
+      const int64_t at = int64_t{row} * (args.out_stride != 0 ? args.out_stride : args.dim) + i;
+      out.push_back(args.accumulate ? args.scale * (static_cast<const float*>(args.out)[at] + value)
+                                    : value);
     }
   }
   return out;
@@ -222,7 +232,11 @@ std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, P
         continue;
       }
       const bool is_key = kv_head < num_kv_heads;
-      if (is_key) prepare(1, args.k_norm, kv_head, head);
+      if (is_key) {
+        prepare(1, args.k_norm, kv_head, head);
+      } else if (args.v_norm != nullptr) {
+        normalise(args.v_norm, mean_square(head.data(), dim), args.norm_eps, head);
+      }
       std::vector<double>& target = is_key ? kv.keys : kv.values;
       const int64_t index = (slot * num_kv_heads + kv_head % num_kv_heads) * dim;
       store_head(head, args.kv.dtype, &target[index]);
@@ -310,8 +324,83 @@ double gated(Activation activation, const ActivationConstants& constants, double
 
 std::vector<double> scaled_rows(const ScaleRowsArgs& args, DType act_dtype) {
   std::vector<double> out;
+  const int64_t stride = args.factor_stride != 0 ? args.factor_stride : args.dim;
   for (int64_t i = 0; i < int64_t{args.num_rows} * args.dim; ++i) {
-    out.push_back(element(args.rows, act_dtype, i) / (1.0 + std::exp(-args.gates[i / args.dim])));
+    const int64_t row = i / args.dim;
+    const double factor = args.factors != nullptr ? args.factors[row * stride + i % args.dim]
+                                                  : 1.0 / (1.0 + std::exp(-args.gates[row]));
+    out.push_back(element(args.rows, act_dtype, i) * factor);
+  }
+  return out;
+}
+
+std::vector<double> sparse_gates(const SparseGatesArgs& args) {
+  std::vector<double> out;
+  for (int row = 0; row < args.num_rows; ++row) {
+    const float* gates = args.gates + static_cast<int64_t>(row) * args.dim;
+    std::vector<double> centred(gates, gates + args.dim);
+    const double mean = std::accumulate(centred.begin(), centred.end(), 0.0) / args.dim;
+    for (double& value : centred) value -= mean;
+    const double deviation = std::sqrt(mean_square(centred.data(), args.dim));
+    for (const double value : centred) {
+      const double above = std::max(0.0, value - args.deviations * deviation);
+      out.push_back(activate(args.activation, above));
+    }
+  }
+  return out;
+}
+
+std::vector<double> predicted_streams(const PredictStreamsArgs& args) {
+  const StreamsView& streams = args.streams;
+  const int num_streams = streams.num_streams;
+  std::vector<double> out;
+  for (int k = 0; k < num_streams; ++k) {
+    for (int row = 0; row < streams.num_rows; ++row) {
+      const int64_t begin = static_cast<int64_t>(row) * streams.dim;
+      for (int64_t i = begin; i < begin + streams.dim; ++i) {
+        double value = streams.data[k * streams.stride + i];
+        for (int j = 0; j < num_streams; ++j) {
+          const double factor = dot(args.coefficients + (k * num_streams + j) * num_streams,
+                                    args.modalities + row * num_streams, num_streams);
+          value += factor * streams.data[j * streams.stride + i];
+        }
+        out.push_back(value);
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<double> corrected_streams(const CorrectStreamsArgs& args) {
+  const StreamsView& streams = args.streams;
+  const int num_streams = streams.num_streams;
+  std::vector<double> out;
+  for (int k = 0; k < num_streams; ++k) {
+    for (int row = 0; row < streams.num_rows; ++row) {
+      const double factor = 1.0 + dot(args.coefficients + k * num_streams,
+                                      args.modalities + row * num_streams, num_streams);
+      const int64_t begin = static_cast<int64_t>(row) * streams.dim;
+      for (int64_t i = begin; i < begin + streams.dim; ++i) {
+        const double active = streams.data[args.active * streams.stride + i];
+        out.push_back(streams.data[k * streams.stride + i] + (args.activated[i] - active) * factor);
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<double> matched_magnitude(const MatchMagnitudeArgs& args) {
+  std::vector<double> out;
+  for (int row = 0; row < args.num_rows; ++row) {
+    const int64_t begin = static_cast<int64_t>(row) * args.dim;
+    const std::vector<double> x(args.x + begin, args.x + begin + args.dim);
+    const std::vector<double> reference(args.reference + begin, args.reference + begin + args.dim);
+    const double factor = std::sqrt(mean_square(reference.data(), args.dim)) /
+                          std::sqrt(std::max(1e-5, mean_square(x.data(), args.dim)));
+    for (int i = 0; i < args.dim; ++i) {
+      const double value = x[i] * factor;
+      out.push_back(args.accumulate ? args.scale * (args.out[begin + i] + value) : value);
+    }
   }
   return out;
 }
@@ -358,6 +447,7 @@ std::vector<std::pair<int, double>> routed(const Router& router, std::span<const
   for (auto& [expert, weight] : chosen) {
     if (router.renormalize) weight /= chosen_total;
     weight *= router.scale;
+    if (router.expert_scales != nullptr) weight *= router.expert_scales[expert];
   }
   return chosen;
 }

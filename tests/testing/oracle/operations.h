@@ -23,7 +23,8 @@ double element(const void* data, DType dtype, int64_t index);
 // `value` rounded to `dtype`.
 double rounded(double value, DType dtype);
 
-std::vector<double> norm(const NormArgs& args);  // [num_rows, dim]
+// [num_rows, dim]; with `accumulate` args.out holds the initial values.
+std::vector<double> norm(const NormArgs& args);
 
 // The result of load_rows, [num_rows, dim]; with `accumulate` args.out holds the initial values.
 std::vector<double> loaded_rows(const LoadRowsArgs& args, DType act_dtype);
@@ -65,11 +66,23 @@ double gated(Activation activation, const ActivationConstants& constants, double
 // The result of scale_rows, [num_rows, dim].
 std::vector<double> scaled_rows(const ScaleRowsArgs& args, DType act_dtype);
 
+// The result of sparse_gates, [num_rows, dim].
+std::vector<double> sparse_gates(const SparseGatesArgs& args);
+
+// The results of predict_streams and correct_streams, [num_streams, num_rows, dim].
+std::vector<double> predicted_streams(const PredictStreamsArgs& args);
+std::vector<double> corrected_streams(const CorrectStreamsArgs& args);
+
+// The result of match_magnitude, [num_rows, dim]; with `accumulate` args.out holds the initial
+// values.
+std::vector<double> matched_magnitude(const MatchMagnitudeArgs& args);
+
 // A row's experts and their weights, best first. logits: [num_experts].
 std::vector<std::pair<int, double>> routed(const Router& router, std::span<const float> logits);
 
 // Plain weights of the experts: gate_up [2 * inner, hidden] and down [hidden, inner] each. Returns
-// what is added to args.out, [num_rows, hidden]; args.gate_up and args.down are not read.
+// what is added to args.out, or becomes it, [num_rows, hidden]; args.gate_up and args.down are not
+// read.
 // `act_dtype` is that of args.x.
 std::vector<double> moe(const MoeArgs& args, std::span<const std::vector<float>> gate_up,
                         std::span<const std::vector<float>> down, int64_t hidden, DType act_dtype);

@@ -96,6 +96,20 @@ struct ClampedSwiglu {
   }
 };
 
+template <class Function>
+void sparse_gates(const SparseGatesTask& task) {
+  for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+    float* gates = task.gates + row * task.dim;
+    const float mean = mean_of(gates, task.dim);
+    const float deviation = __builtin_sqrtf(mean_square(gates, task.dim, mean));
+    const F32x16 least = broadcast(mean + task.deviations * deviation);
+    for_each_vector(0, task.dim, [&](int64_t i, int n) {
+      const F32x16 above = max(load_lanes(gates + i, n) - least, zero());
+      store_lanes(gates + i, Function::of({}, above), n);
+    });
+  }
+}
+
 // --- heads ---
 
 // sums + bias of one head.
@@ -116,14 +130,19 @@ RowScales row_scales(const RowScalesTask& task) {
           norm_scale(task.q_and_k + task.q_dim, task.k_dim, task.norm_eps)};
 }
 
+// head *= scale * weight, in place.
+void scale_head_by(float scale, const float* weight, int dim, float* head) {
+  for_each_vector(0, dim, [&](int64_t i, int n) {
+    store_lanes(head + i, load_lanes(head + i, n) * broadcast(scale) * load_lanes(weight + i, n),
+                n);
+  });
+}
+
 // Norm of one head, in place. `row_scale` is used only by norms over all heads.
 void normalise(const QkvTask& task, const float* weight, float row_scale, float* head) {
   const int dim = task.head_dim;
-  const F32x16 scale =
-      broadcast(task.row_scales != nullptr ? row_scale : norm_scale(head, dim, task.norm_eps));
-  for_each_vector(0, dim, [&](int64_t i, int n) {
-    store_lanes(head + i, load_lanes(head + i, n) * scale * load_lanes(weight + i, n), n);
-  });
+  const bool all_heads = task.row_scales != nullptr;
+  scale_head_by(all_heads ? row_scale : norm_scale(head, dim, task.norm_eps), weight, dim, head);
 }
 
 void rotate(const QkvTask& task, int64_t position, float* head) {
@@ -213,6 +232,9 @@ void finish_head(const QkvTask& task, const RowScales& scales, int head_index, i
     store_token(static_cast<Stored*>(task.keys) + offset, token, head, dim,
                 [&](int i) { return key_index<kWord>(token, i); });
   } else {
+    if (task.v_norm != nullptr) {
+      scale_head_by(norm_scale(head, dim, task.norm_eps), task.v_norm, dim, head);
+    }
     store_token(static_cast<Stored*>(task.values) + offset, token, head, dim,
                 [&](int i) { return value_index<kWord>(token, i, dim); });
   }
@@ -247,6 +269,9 @@ EpilogueKernels epilogue_kernels() {
           {activate<Plain<silu>>, activate<Plain<relu>>, activate<Plain<gelu>>,
            activate<Plain<gelu_tanh>>, activate<Plain<identity>>, activate<Plain<relu_squared>>,
            activate<Xielu>, activate<ClampedSwiglu>},
+          {sparse_gates<Plain<silu>>, sparse_gates<Plain<relu>>, sparse_gates<Plain<gelu>>,
+           sparse_gates<Plain<gelu_tanh>>, sparse_gates<Plain<identity>>,
+           sparse_gates<Plain<relu_squared>>},
           {split_heads<uint16_t, uint16_t>, split_heads<float, float>,
            split_heads<uint16_t, int8_t>, split_heads<float, int8_t>},
           row_scales};

@@ -1,6 +1,6 @@
 // Epilogues of a projection, run cell by cell while the sums are in the cache: the sums are stored,
-// activated, or split into heads that are rotated and cached. Plain aggregates only: see
-// kernel_table.h.
+// activated, or split into heads that are rotated and cached; and activations of stored gates.
+// Plain aggregates only: see kernel_table.h.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +47,15 @@ struct ActivationTask {
   ActivationFactors factors = {};
 };
 
+// See SparseGatesArgs.
+struct SparseGatesTask {
+  float* gates;  // [*, dim]
+  float deviations;
+  int64_t dim;
+  int64_t row_begin;
+  int64_t row_end;
+};
+
 // Factors of norms over all heads of a row's q, and over all heads of its k.
 struct RowScales {
   float q;
@@ -67,6 +76,7 @@ struct QkvTask {
   const float* bias;            // [(num_heads + 2 * num_kv_heads) * head_dim], or null
   const float* q_norm;          // [head_dim], or null; with row_scales [num_heads * head_dim]
   const float* k_norm;          // [head_dim], or null; with row_scales [num_kv_heads * head_dim]
+  const float* v_norm;          // [head_dim], or null
   const RowScales* row_scales;  // [*], of norms over all heads; else null
   bool norm_after_rope;         // not with row_scales
   const float* rope_cos;        // [max_positions, rotary_dim / 2], or null
@@ -87,11 +97,12 @@ struct QkvTask {
 };
 
 enum : int { kMaxHeadDim = 1024 };
-enum : int { kNumActivations = 8 };
+enum : int { kNumActivations = 8, kNumPlainActivations = 6 };  // plain: without constants
 
 struct EpilogueKernels {
   void (*store)(const StoreTask& task);
   void (*activation[kNumActivations])(const ActivationTask& task);  // by specdec::Activation
+  void (*sparse_gates[kNumPlainActivations])(const SparseGatesTask& task);
   void (*qkv[kNumKvKinds])(const QkvTask& task);
   RowScales (*row_scales)(const RowScalesTask& task);
 };

@@ -35,6 +35,12 @@ inline void for_each_vector(int64_t begin, int64_t end, Body&& body) {
   for (int64_t i = begin; i < end; i += kLanes) body(i, lanes_left(i, end));
 }
 
+inline float mean_of(const float* x, int64_t dim) {
+  F32x16 sum = zero();
+  for_each_vector(0, dim, [&](int64_t i, int n) { sum = sum + load_lanes(x + i, n); });
+  return reduce_add(sum) / static_cast<float>(dim);
+}
+
 // Mean of (x - mean)^2, summed in 16 lanes in order of the elements, then by a fixed tree.
 inline float mean_square(const float* x, int64_t dim, float mean) {
   F32x16 sum = zero();

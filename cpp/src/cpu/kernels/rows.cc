@@ -8,12 +8,6 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-float mean_of(const float* x, int64_t dim) {
-  F32x16 sum = zero();
-  for_each_vector(0, dim, [&](int64_t i, int n) { sum = sum + load_lanes(x + i, n); });
-  return reduce_add(sum) / static_cast<float>(dim);
-}
-
 // Calls body(value_at), where value_at(i, n) gives n elements of the prepared row from i on, the
 // other lanes zero.
 template <class Body>
@@ -37,11 +31,12 @@ void with_values(const RowsTask& task, int64_t row, Body&& body) {
 }
 
 void add_rows(const RowsTask& task) {
+  const F32x16 scale = broadcast(task.sum_scale);
   for (int64_t row = task.row_begin; row < task.row_end; ++row) {
     float* out = static_cast<float*>(task.out) + row * task.out_stride;
     with_values(task, row, [&](auto value_at) {
       for_each_vector(0, task.dim, [&](int64_t i, int n) {
-        store_lanes(out + i, load_lanes(out + i, n) + value_at(i, n), n);
+        store_lanes(out + i, (load_lanes(out + i, n) + value_at(i, n)) * scale, n);
       });
     });
   }
@@ -157,9 +152,16 @@ void prepare_codes(const RowsTask& task) {
 }
 
 template <class T>
-void scale_rows(const ScaleRowsTask& task) {
+void scale_rows_of(const ScaleRowsTask& task) {
   for (int64_t row = task.row_begin; row < task.row_end; ++row) {
     T* values = static_cast<T*>(task.rows) + row * task.dim;
+    if (task.factors != nullptr) {
+      const float* factors = task.factors + row * task.factor_stride;
+      for_each_vector(0, task.dim, [&](int64_t i, int n) {
+        store_lanes(values + i, load_lanes(values + i, n) * load_lanes(factors + i, n), n);
+      });
+      continue;
+    }
     const F32x16 factor = sigmoid(broadcast(task.gates[row]));
     for_each_vector(0, task.dim, [&](int64_t i, int n) {
       store_lanes(values + i, load_lanes(values + i, n) * factor, n);
@@ -167,9 +169,78 @@ void scale_rows(const ScaleRowsTask& task) {
   }
 }
 
-void gate(const ScaleRowsTask& task) {
-  if (task.is_bf16) return scale_rows<uint16_t>(task);
-  scale_rows<float>(task);
+void scale_rows(const ScaleRowsTask& task) {
+  if (task.is_bf16) return scale_rows_of<uint16_t>(task);
+  scale_rows_of<float>(task);
+}
+
+float dot(const float* a, const float* b, int n) {
+  float sum = 0.0f;
+  for (int i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+void predict_streams(const PredictStreamsTask& task) {
+  const StreamsTask& streams = task.streams;
+  const int count = streams.num_streams;
+  for (int64_t row = streams.row_begin; row < streams.row_end; ++row) {
+    float factors[kMaxTaskStreams * kMaxTaskStreams];
+    for (int i = 0; i < count * count; ++i) {
+      factors[i] = dot(task.coefficients + i * count, streams.modalities + row * count, count);
+    }
+    float* const data = streams.data + row * streams.dim;
+    for_each_vector(0, streams.dim, [&](int64_t i, int n) {
+      F32x16 before[kMaxTaskStreams];
+      for (int j = 0; j < count; ++j) before[j] = load_lanes(data + j * streams.stride + i, n);
+      for (int k = 0; k < count; ++k) {
+        F32x16 sum = before[k];
+        for (int j = 0; j < count; ++j) {
+          sum = fma(broadcast(factors[k * count + j]), before[j], sum);
+        }
+        store_lanes(data + k * streams.stride + i, sum, n);
+      }
+    });
+  }
+}
+
+void correct_streams(const CorrectStreamsTask& task) {
+  const StreamsTask& streams = task.streams;
+  const int count = streams.num_streams;
+  for (int64_t row = streams.row_begin; row < streams.row_end; ++row) {
+    float factors[kMaxTaskStreams];
+    for (int k = 0; k < count; ++k) {
+      const float* coefficients = task.coefficients + k * count;
+      factors[k] = 1.0f + dot(coefficients, streams.modalities + row * count, count);
+    }
+    float* const data = streams.data + row * streams.dim;
+    const float* const active = data + task.active * streams.stride;
+    const float* const activated = task.activated + row * streams.dim;
+    for_each_vector(0, streams.dim, [&](int64_t i, int n) {
+      const F32x16 change = load_lanes(activated + i, n) - load_lanes(active + i, n);
+      for (int k = 0; k < count; ++k) {
+        float* const stream = data + k * streams.stride + i;
+        store_lanes(stream, fma(change, broadcast(factors[k]), load_lanes(stream, n)), n);
+      }
+    });
+  }
+}
+
+void match_magnitude(const MatchMagnitudeTask& task) {
+  constexpr float kLeastSquare = 1e-5f;
+  for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+    const float* x = task.x + row * task.dim;
+    float* out = task.out + row * task.dim;
+    const float wanted = mean_square(task.reference + row * task.dim, task.dim, 0.0f);
+    const float square = mean_square(x, task.dim, 0.0f);
+    // Written so that a NaN stays one.
+    const float divisor = __builtin_sqrtf(square < kLeastSquare ? kLeastSquare : square);
+    const F32x16 factor = broadcast(__builtin_sqrtf(wanted) / divisor);
+    for_each_vector(0, task.dim, [&](int64_t i, int n) {
+      F32x16 value = load_lanes(x + i, n) * factor;
+      if (task.accumulate) value = (load_lanes(out + i, n) + value) * broadcast(task.scale);
+      store_lanes(out + i, value, n);
+    });
+  }
 }
 
 }  // namespace
@@ -177,7 +248,8 @@ void gate(const ScaleRowsTask& task) {
 RowsKernels rows_kernels();
 RowsKernels rows_kernels() {
   return {prepare_f32,           prepare<uint16_t>,      prepare_widened_bf16,
-          prepare_codes<int8_t>, prepare_codes<int16_t>, gate};
+          prepare_codes<int8_t>, prepare_codes<int16_t>, scale_rows,
+          predict_streams,       correct_streams,        match_magnitude};
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -1,5 +1,5 @@
-// Prepares rows for a projection: gathers, normalises and converts them; and gates rows. Plain
-// aggregates only: see kernel_table.h.
+// Prepares rows for a projection: gathers, normalises and converts them; and scales and mixes rows.
+// Plain aggregates only: see kernel_table.h.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@ struct RowsTask {
   int64_t row_end;
   void* out;                // [*, out_stride], elements past dim are zero
   int64_t out_stride;       // in elements, at least dim; for codes, in IntRowGroups
-  bool accumulate = false;  // to_f32: added to what out holds
+  bool accumulate = false;  // to_f32: added to what out holds, then times sum_scale
+  float sum_scale = 1.0f;
   // Codes only, of the weights: k of a group, 32 or 16; the code offset (IntRowGroup::start), and
   // whether it has two halves; whether they have zeros (IntRowGroup::min).
   int group_size = 32;
@@ -34,7 +35,47 @@ struct RowsTask {
 struct ScaleRowsTask {
   void* rows;  // [*, dim] float32 or bfloat16
   bool is_bf16;
-  const float* gates;  // [*]
+  const float* gates;     // [*], or null
+  const float* factors;   // [*, factor_stride], where gates are null
+  int64_t factor_stride;  // at least dim
+  int64_t dim;
+  int64_t row_begin;
+  int64_t row_end;
+};
+
+// See StreamsView.
+struct StreamsTask {
+  float* data;     // stream k begins at k * stride: [*, dim]
+  int64_t stride;  // in elements
+  int num_streams;
+  int64_t dim;
+  int64_t row_begin;
+  int64_t row_end;
+  const float* modalities;  // [*, num_streams]
+};
+enum : int { kMaxTaskStreams = 8 };
+
+// See PredictStreamsArgs.
+struct PredictStreamsTask {
+  StreamsTask streams;
+  const float* coefficients;  // [num_streams^2, num_streams]
+};
+
+// See CorrectStreamsArgs.
+struct CorrectStreamsTask {
+  StreamsTask streams;
+  int active;
+  const float* activated;     // [*, dim]
+  const float* coefficients;  // [num_streams, num_streams]
+};
+
+// See MatchMagnitudeArgs.
+struct MatchMagnitudeTask {
+  const float* x;          // [*, dim]
+  const float* reference;  // [*, dim]
+  float* out;              // [*, dim]
+  bool accumulate;
+  float scale;  // with `accumulate`
   int64_t dim;
   int64_t row_begin;
   int64_t row_end;
@@ -48,7 +89,10 @@ struct RowsKernels {
   // Elements are float32 here, bfloat16 ones widened; an element's code depends on its group alone.
   void (*to_int8)(const RowsTask& task);
   void (*to_widened_int8)(const RowsTask& task);  // likewise, in int16: see LinearKernels
-  void (*gate)(const ScaleRowsTask& task);
+  void (*scale_rows)(const ScaleRowsTask& task);
+  void (*predict_streams)(const PredictStreamsTask& task);
+  void (*correct_streams)(const CorrectStreamsTask& task);
+  void (*match_magnitude)(const MatchMagnitudeTask& task);
 };
 
 }  // namespace specdec::cpu
