@@ -86,7 +86,7 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
   } else {
     part.weights += (layer.mlp == MlpKind::kPlain ? 2.0 : 3.0) * hidden * inner;
   }
-  if (facts.num_ranks == 1) return part;
+  if (shard.is_whole()) return part;
   part.num_exchanges = 2;
   part.received_floats = hidden * (num_received(shard.attention(layer.heads).runs) +
                                    num_received(shard.inner_runs(layer.inner_size)));

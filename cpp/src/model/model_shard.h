@@ -33,12 +33,12 @@ class ModelShard {
   Communicator* ranks() const { return ranks_; }
 
   struct Attention {
-    AttentionHeads heads;   // of the whole model
-    SharedHeads all_heads;  // of all ranks; for a whole model, one rank without a communicator
+    AttentionHeads heads;        // of the whole model
+    SharedHeads all_heads = {};  // of all ranks; for a whole model, one rank without a communicator
     // The sums over the inputs of the projection after the attention: the slices of this rank, and
     // every rank's run.
     KSlices slices;
-    std::vector<SliceRun> runs;
+    std::vector<SliceRun> runs = {};
   };
   // Of a layer with these heads.
   const Attention& attention(const AttentionHeads& heads) const;

@@ -22,8 +22,8 @@ struct KvLayerShape {
 };
 
 struct KvCacheShape {
-  std::vector<KvLayerShape> layers;
-  KvFormat format;
+  std::vector<KvLayerShape> layers = {};
+  KvFormat format = {};
 };
 
 class KvCache {

@@ -61,6 +61,34 @@ GEMMA = GEMMA_WINDOWS | {
     "tie_word_embeddings": True,
 }
 
+# Layers of full attention have heads of another shape, and values that are their keys.
+GEMMA4 = {
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
+# The last two layers read the keys and values of the first two.
+GEMMA4_EFFECTIVE = GEMMA4 | {
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+GEMMA4_MOE = GEMMA4 | {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+
 # 12 of the 16 elements of a head are rotated.
 LONGROPE = rope(
     "longrope",
@@ -259,6 +287,10 @@ VARIANTS: dict[str, Variant] = {
     "vaultgemma": Variant(
         "VaultGemma", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
     ),
+    "gemma4": Variant("Gemma4", GEMMA4, text_config=True),
+    "gemma4_effective": Variant("Gemma4", GEMMA4_EFFECTIVE, text_config=True),
+    "gemma4_moe": Variant("Gemma4", GEMMA4_MOE, text_config=True),
+    "gemma4_unified": Variant("Gemma4Unified", GEMMA4, text_config=True),
     "ministral": Variant("Ministral", {"head_dim": 32} | GEMMA_WINDOWS),
     "ministral3": Variant(
         "Ministral3",
@@ -303,6 +335,9 @@ SHARED = {
         "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
         "glm4_moe": {"moe_intermediate_size": 128},
         "granite_moe_shared": {"shared_intermediate_size": 128},
+        "gemma4": {"head_dim": 32, "global_head_dim": 64},
+        "gemma4_effective": {"head_dim": 32, "global_head_dim": 64},
+        "gemma4_moe": {"head_dim": 32, "global_head_dim": 64, "moe_intermediate_size": 128},
     }.items()
 }
 
@@ -342,6 +377,8 @@ def build(variant: Variant) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):  # moves choices of a router's probabilities
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("layer_scalar"):
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
         if config.tie_word_embeddings:
             model.get_input_embeddings().weight.mul_(0.25)
     return model
