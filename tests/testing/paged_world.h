@@ -28,6 +28,8 @@ struct AttentionShape {
   bool qk_norm = false;
   bool norm_all_heads = false;   // with qk_norm
   bool norm_after_rope = false;  // likewise
+  bool v_norm = false;
+  bool q_only = false;  // the projection gives no keys or values
   bool has_query_scales = false;
   float soft_cap = 0.0f;
   bool has_sinks = false;
@@ -35,7 +37,7 @@ struct AttentionShape {
   bool int8_kv = false;
 
   int num_heads() const { return num_kv_heads * group_size; }
-  int row_width() const { return (num_heads() + 2 * num_kv_heads) * head_dim; }
+  int row_width() const { return (num_heads() + (q_only ? 0 : 2 * num_kv_heads)) * head_dim; }
 };
 
 struct TreeNode {
@@ -155,7 +157,7 @@ class PagedWorld {
   PagedKvView kv_;
   std::vector<Buffer> buffers_;
   std::vector<int32_t> free_blocks_;
-  std::vector<float> cos_, sin_, q_norm_, k_norm_, query_scales_, sinks_;
+  std::vector<float> cos_, sin_, q_norm_, k_norm_, v_norm_, query_scales_, sinks_;
 
   BatchView batch_;
   std::vector<int32_t> token_ids_, positions_, cu_rows_, base_lens_, block_tables_, num_tree_slots_;
@@ -184,11 +186,12 @@ inline void PagedWorld::make_rope() {
     q_norm_.push_back(weight(random_));
     k_norm_.push_back(weight(random_));
   }
-  if (!shape_.norm_all_heads) return;
-  while (static_cast<int>(q_norm_.size()) < shape_.num_heads() * shape_.head_dim) {
+  const int num_weights = shape_.norm_all_heads ? shape_.num_heads() * shape_.head_dim : 0;
+  while (static_cast<int>(q_norm_.size()) < num_weights) {
     q_norm_.push_back(weight(random_));
     k_norm_.push_back(weight(random_));
   }
+  for (int i = 0; i < shape_.head_dim; ++i) v_norm_.push_back(weight(random_));
 }
 
 inline void PagedWorld::make_projection() {
@@ -285,6 +288,7 @@ inline QkvArgs PagedWorld::qkv_args() {
           .in = {.x = x_.data(), .dtype = DType::kF32, .num_rows = batch_.num_rows},
           .q_norm = shape_.qk_norm ? q_norm_.data() : nullptr,
           .k_norm = shape_.qk_norm ? k_norm_.data() : nullptr,
+          .v_norm = shape_.v_norm ? v_norm_.data() : nullptr,
           .norm_all_heads = shape_.norm_all_heads,
           .norm_after_rope = shape_.norm_after_rope,
           .rope_cos = shape_.rotary_dim > 0 ? cos_.data() : nullptr,
@@ -293,7 +297,7 @@ inline QkvArgs PagedWorld::qkv_args() {
           .query_scales = shape_.has_query_scales ? query_scales_.data() : nullptr,
           .num_heads = shape_.num_heads(),
           .batch = &batch_,
-          .kv = kv_,
+          .kv = shape_.q_only ? PagedKvView{.head_dim = shape_.head_dim} : kv_,
           .q = q_.data()};
 }
 

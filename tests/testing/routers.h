@@ -111,6 +111,7 @@ class RouterWorld {
     add(router.restricts_groups() && router.top_k > router.top_groups,
         [](Router& other) { other.top_groups = other.num_groups; });
     add(router.scale != 1.0f, [](Router& other) { other.scale = 1.0f; });
+    add(router.expert_scales != nullptr, [](Router& other) { other.expert_scales = nullptr; });
     add(true, [](Router& other) { other.renormalize = !other.renormalize; });
     return simpler;
   }

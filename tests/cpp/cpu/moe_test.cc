@@ -84,11 +84,12 @@ class CpuMoe : public ::testing::TestWithParam<testing::IsaAndDType> {
   std::vector<const PackedLinear*> gate_up_, down_;
 };
 
-TEST_P(CpuMoe, MatchesReferenceAndAddsToTheResidual) {
+TEST_P(CpuMoe, MatchesReferenceAndAddsToTheResidualOrOverwritesIt) {
   make_experts(6);
   std::mt19937_64 random(6);
   for (int top_k : {1, 2, 6}) {
-    for (const bool has_biases : {false, true}) {
+    for (const auto& [has_biases, accumulate] :
+         {std::pair{false, true}, {true, true}, {false, false}}) {
       const int num_rows = 23;
       const std::vector<float> logits = act_values(random, num_rows * 6, 2.0f);
       const std::vector<uint8_t> x = as_act(act_values(random, num_rows * kHidden, 1.0f));
@@ -96,9 +97,11 @@ TEST_P(CpuMoe, MatchesReferenceAndAddsToTheResidual) {
       if (has_biases) add_biases_and_limits(args);
       const std::vector<double> expected =
           reference::moe(args, gate_up_values_, down_values_, kHidden, dtype());
-      const std::vector<float> residual = act_values(random, num_rows * kHidden, 1.0f);
-      std::vector<float> out = residual;
+      const std::vector<float> residual = accumulate ? act_values(random, num_rows * kHidden, 1.0f)
+                                                     : std::vector<float>(num_rows * kHidden, 0.0f);
+      std::vector<float> out = accumulate ? residual : std::vector<float>(residual.size(), NAN);
       args.out = out.data();
+      args.accumulate = accumulate;
       backend_.moe(args);
       // In bfloat16 each of the kInner activations is rounded: errors of 2^-9 add up at random.
       const double tolerance = dtype() == DType::kBF16 ? 0.05 : 2e-5;
@@ -116,7 +119,13 @@ TEST_P(CpuMoe, RoutersMatchReference) {
     const int num_rows = testing::RouterWorld::kRows;
     const std::vector<float> down_bias = world.down_bias();
     const std::vector<uint8_t> zeros(num_rows * kHidden * size_of(dtype()), 0);
-    for (const Router& router : world.routers()) {
+    std::vector<float> scales = testing::random_values(num_experts, 4, 0.5f);
+    for (float& scale : scales) scale = std::exp(scale);
+    std::vector<Router> routers = world.routers();
+    routers.push_back({.top_k = 3, .scale = 0.5f, .expert_scales = scales.data()});
+    routers.push_back(routers.front());
+    routers.back().expert_scales = scales.data();
+    for (const Router& router : routers) {
       std::vector<float> out(num_rows * kHidden, 0.0f);
       MoeArgs args = make_args(world.logits(), zeros, router, num_rows);
       args.down_bias = down_bias.data();
@@ -150,7 +159,8 @@ TEST_P(CpuMoe, RowsDoNotSeeTheirBatchMates) {
   const std::vector<float> x = act_values(random, num_rows * kHidden, 1.0f);
   const std::vector<uint8_t> act = as_act(x);
   const std::vector<float> bias = act_values(random, 8, 0.2f);
-  const Router plain = {.top_k = 2};
+  const std::vector<float> scales = {0.5f, 2.0f, 1.1f, 0.9f, 3.0f, 0.2f, 1.0f, 0.7f};
+  const Router plain = {.top_k = 2, .expert_scales = scales.data()};
   const Router of_groups = {.scores = RouterScores::kSigmoid,
                             .selection_bias = bias.data(),
                             .num_groups = 4,
@@ -161,6 +171,7 @@ TEST_P(CpuMoe, RowsDoNotSeeTheirBatchMates) {
     std::vector<float> all(num_rows * kHidden, 0.5f);
     MoeArgs args = make_args(logits, act, router, num_rows);
     if (router.restricts_groups()) add_biases_and_limits(args);
+    args.accumulate = router.restricts_groups();
     args.out = all.data();
     backend_.moe(args);
     args.num_rows = 1;

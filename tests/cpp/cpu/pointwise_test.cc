@@ -37,6 +37,13 @@ class CpuPointwise : public ::testing::TestWithParam<testing::IsaAndDType> {
           << "element " << i << ": " << value << ", expected " << expected[i];
     }
   }
+  static void expect_near(std::span<const float> actual, const std::vector<double>& expected,
+                          double relative, double absolute) {
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_NEAR(actual[i], expected[i], relative * std::abs(expected[i]) + absolute) << i;
+    }
+  }
   // Checks queries; returns the keys and values that there should be, NaN where there are none.
   reference::PlainKv expect_q(PagedWorld& world) {
     const PagedKvView view = world.kv();
@@ -85,16 +92,25 @@ TEST_P(CpuPointwise, NormsMayBeAddedToWhatIsThere) {
   const std::vector<float> x = random_values(random, num_rows * dim);
   const std::vector<float> before = random_values(random, num_rows * dim);
   const std::vector<float> weight = random_values(random, dim);
-  std::vector<float> out = before;
-  const NormArgs args = {.norm = {.weight = weight.data()},
-                         .x = x.data(),
-                         .out = out.data(),
-                         .num_rows = num_rows,
-                         .dim = dim,
-                         .accumulate = true};
-  const std::vector<double> expected = reference::norm(args);
-  backend.norm(args);
-  for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 2e-6) << i;
+  for (const float scale : {1.0f, 0.7f}) {
+    std::vector<float> out = before;
+    NormArgs args = {.norm = {.weight = weight.data()},
+                     .x = x.data(),
+                     .out = out.data(),
+                     .num_rows = num_rows,
+                     .dim = dim,
+                     .accumulate = true,
+                     .scale = scale};
+    const std::vector<double> expected = reference::norm(args);
+    backend.norm(args);
+    expect_near(out, expected, 0.0, 2e-6);
+    std::vector<float> last(before.end() - dim, before.end());
+    args.x += (num_rows - 1) * dim;
+    args.out = last.data();
+    args.num_rows = 1;
+    backend.norm(args);
+    EXPECT_TRUE(std::equal(last.begin(), last.end(), out.end() - dim));
+  }
 }
 
 TEST_P(CpuPointwise, NormedRowsMayBeActivatedAndStandApart) {
@@ -261,7 +277,7 @@ TEST_P(CpuPointwise, XieluLosesNoDigitsNearZero) {
   }
 }
 
-TEST_P(CpuPointwise, RowsAreGatedInPlace) {
+TEST_P(CpuPointwise, RowsAreScaledInPlace) {
   std::mt19937_64 random(7);
   const int num_rows = 50;
   std::vector<float> gates = random_values(random, num_rows, 3.0f);
@@ -278,18 +294,169 @@ TEST_P(CpuPointwise, RowsAreGatedInPlace) {
       }
     }
     const std::vector<uint8_t> before = rows;
-    ScaleRowsArgs args = {
-        .rows = rows.data(), .gates = gates.data(), .num_rows = num_rows, .dim = dim};
-    const std::vector<double> expected = reference::scaled_rows(args, dtype());
-    cpu::CpuBackend backend = make_backend();
-    backend.scale_rows(args);
-    expect_near(rows, expected, 0.0);
-    const int64_t row_bytes = dim * static_cast<int64_t>(size_of(dtype()));
-    for (const int row : {0, 4, 49}) {
-      const int64_t begin = row * row_bytes;
-      std::vector<uint8_t> alone(before.begin() + begin, before.begin() + begin + row_bytes);
-      backend.scale_rows({.rows = alone.data(), .gates = &gates[row], .num_rows = 1, .dim = dim});
-      EXPECT_TRUE(std::equal(alone.begin(), alone.end(), rows.begin() + begin)) << row;
+    const std::vector<float> factors = random_values(random, num_rows * (dim + 3));
+    // By gates, by factors, and by factors with other values between their rows.
+    for (const int factor_stride : {-1, 0, dim + 3}) {
+      rows = before;
+      const bool gated = factor_stride < 0;
+      const ScaleRowsArgs args = {.rows = rows.data(),
+                                  .gates = gated ? gates.data() : nullptr,
+                                  .factors = gated ? nullptr : factors.data(),
+                                  .factor_stride = gated ? 0 : factor_stride,
+                                  .num_rows = num_rows,
+                                  .dim = dim};
+      const std::vector<double> expected = reference::scaled_rows(args, dtype());
+      cpu::CpuBackend backend = make_backend();
+      backend.scale_rows(args);
+      SCOPED_TRACE(::testing::Message() << dim << " factors " << factor_stride);
+      expect_near(rows, expected, 0.0);
+      const int64_t row_bytes = dim * static_cast<int64_t>(size_of(dtype()));
+      for (const int row : {0, 4, 49}) {
+        const int64_t begin = row * row_bytes;
+        std::vector<uint8_t> alone(before.begin() + begin, before.begin() + begin + row_bytes);
+        ScaleRowsArgs one = args;
+        one.rows = alone.data();
+        one.num_rows = 1;
+        if (gated) {
+          one.gates += row;
+        } else {
+          one.factors += row * (factor_stride != 0 ? factor_stride : dim);
+        }
+        backend.scale_rows(one);
+        EXPECT_TRUE(std::equal(alone.begin(), alone.end(), rows.begin() + begin)) << row;
+      }
+    }
+  }
+}
+
+TEST_P(CpuPointwise, SparseGatesMatchReference) {
+  std::mt19937_64 random(8);
+  const int num_rows = 30;
+  cpu::CpuBackend backend = make_backend(), single = make_backend(1);
+  for (const int dim : {1, 17, 640}) {
+    for (const Activation activation :
+         {Activation::kSilu, Activation::kRelu, Activation::kGelu, Activation::kGeluTanh,
+          Activation::kIdentity, Activation::kReluSquared}) {
+      for (const float deviations : {1.645f, 0.0f, -0.5f}) {
+        std::vector<float> gates = random_values(random, num_rows * dim, 2.0f);
+        for (float& gate : gates) gate += 0.5f;
+        const std::vector<float> before = gates;
+        SparseGatesArgs args = {.gates = gates.data(),
+                                .deviations = deviations,
+                                .activation = activation,
+                                .num_rows = num_rows,
+                                .dim = dim};
+        const std::vector<double> expected = reference::sparse_gates(args);
+        backend.sparse_gates(args);
+        SCOPED_TRACE(::testing::Message() << static_cast<int>(activation) << " dim " << dim);
+        expect_near(gates, expected, 5e-6, 1e-5);
+        for (const int row : {0, 29}) {
+          std::vector<float> alone(before.begin() + row * dim, before.begin() + (row + 1) * dim);
+          args.gates = alone.data();
+          args.num_rows = 1;
+          single.sparse_gates(args);
+          EXPECT_TRUE(std::equal(alone.begin(), alone.end(), gates.begin() + row * dim)) << row;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CpuPointwise, StreamsArePredictedAndCorrected) {
+  std::mt19937_64 random(9);
+  const int num_rows = 30;
+  cpu::CpuBackend backend = make_backend(), single = make_backend(1);
+  for (const int num_streams : {1, 4, kMaxStreams}) {
+    for (const int dim : {1, 17, 640}) {
+      const int64_t stride = int64_t{num_rows} * dim + 5;
+      const std::vector<float> before = random_values(random, num_streams * stride);
+      const std::vector<float> modalities = random_values(random, num_rows * num_streams);
+      const std::vector<float> activated = random_values(random, num_rows * dim);
+      const std::vector<float> coefficients =
+          random_values(random, num_streams * num_streams * num_streams, 0.3f);
+      const int active = num_streams / 2;
+      for (const bool predicts : {true, false}) {
+        // Of rows from `first` on.
+        const auto run = [&](cpu::CpuBackend& on, float* data, int first, int count,
+                             std::vector<double>* expected) {
+          const StreamsView streams = {.data = data + int64_t{first} * dim,
+                                       .stride = stride,
+                                       .num_streams = num_streams,
+                                       .num_rows = count,
+                                       .dim = dim};
+          const float* const row_modalities = &modalities[first * num_streams];
+          const PredictStreamsArgs predict = {.streams = streams,
+                                              .modalities = row_modalities,
+                                              .coefficients = coefficients.data()};
+          const CorrectStreamsArgs correct = {.streams = streams,
+                                              .active = active,
+                                              .activated = &activated[first * dim],
+                                              .modalities = row_modalities,
+                                              .coefficients = coefficients.data()};
+          if (expected != nullptr) {
+            *expected = predicts ? reference::predicted_streams(predict)
+                                 : reference::corrected_streams(correct);
+          }
+          return predicts ? on.predict_streams(predict) : on.correct_streams(correct);
+        };
+        std::vector<float> data = before;
+        std::vector<double> expected;
+        run(backend, data.data(), 0, num_rows, &expected);
+        SCOPED_TRACE(::testing::Message() << num_streams << " streams, dim " << dim);
+        std::vector<float> alone = before;
+        for (int row = 0; row < num_rows; ++row) run(single, alone.data(), row, 1, nullptr);
+        EXPECT_EQ(alone, data);
+        for (int k = 0; k < num_streams; ++k) {
+          const int64_t begin = k * stride, count = stride - 5;
+          expect_near(std::span(data).subspan(begin, count),
+                      {expected.begin() + k * count, expected.begin() + (k + 1) * count}, 2e-6,
+                      1e-5);
+          EXPECT_TRUE(std::equal(data.begin() + begin + count, data.begin() + begin + stride,
+                                 before.begin() + begin + count))
+              << "between streams";
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CpuPointwise, MagnitudesAreMatched) {
+  std::mt19937_64 random(10);
+  const int num_rows = 30;
+  cpu::CpuBackend backend = make_backend(), single = make_backend(1);
+  for (const int dim : {1, 17, 640}) {
+    std::vector<float> x = random_values(random, num_rows * dim, 2.0f);
+    for (int i = 0; i < dim; ++i) {
+      x[3 * dim + i] *= 1e-4f;  // a mean square below 1e-5
+      x[4 * dim + i] = 0.0f;
+    }
+    const std::vector<float> reference = random_values(random, num_rows * dim, 3.0f);
+    const std::vector<float> before = random_values(random, num_rows * dim);
+    for (const auto& [accumulate, in_place] :
+         {std::pair{false, false}, {false, true}, {true, false}, {true, true}}) {
+      std::vector<float> out = in_place ? x : before;
+      const std::vector<float> initial = out;
+      MatchMagnitudeArgs args = {.x = in_place ? out.data() : x.data(),
+                                 .reference = reference.data(),
+                                 .out = out.data(),
+                                 .accumulate = accumulate,
+                                 .scale = accumulate ? 0.7f : 1.0f,
+                                 .num_rows = num_rows,
+                                 .dim = dim};
+      const std::vector<double> expected = reference::matched_magnitude(args);
+      backend.match_magnitude(args);
+      SCOPED_TRACE(dim);
+      expect_near(out, expected, 2e-6, 1e-6);
+      args.num_rows = 1;
+      for (const int row : {0, 3, 29}) {
+        const int64_t begin = int64_t{row} * dim;
+        std::vector<float> alone(initial.begin() + begin, initial.begin() + begin + dim);
+        args.x = in_place ? alone.data() : x.data() + begin;
+        args.reference = reference.data() + begin;
+        args.out = alone.data();
+        single.match_magnitude(args);
+        EXPECT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + begin)) << row;
+      }
     }
   }
 }
@@ -341,9 +508,10 @@ TEST_P(CpuPointwise, ProjectionsNormaliseAndGatherTheirRows) {
 TEST_P(CpuPointwise, ProjectedHeadsMatchReference) {
   cpu::CpuBackend backend = make_backend();
   enum class Norms { kNone, kEachHead, kRotatedHeads, kAllHeads };
-  for (int head_dim : {8, 20, 64, 80, 128, 256}) {
+  for (int head_dim : {8, 20, 64, 80, 128, 256, 512}) {
     for (const Norms norms :
          {Norms::kNone, Norms::kEachHead, Norms::kRotatedHeads, Norms::kAllHeads}) {
+      const bool has_v_norm = norms == Norms::kEachHead || norms == Norms::kAllHeads;
       for (int rotary_dim : {0, head_dim / 4 * 2, head_dim}) {
         const AttentionShape shape = {.num_kv_heads = 2,
                                       .group_size = 3,
@@ -353,6 +521,7 @@ TEST_P(CpuPointwise, ProjectedHeadsMatchReference) {
                                       .qk_norm = norms != Norms::kNone,
                                       .norm_all_heads = norms == Norms::kAllHeads,
                                       .norm_after_rope = norms == Norms::kRotatedHeads,
+                                      .v_norm = has_v_norm,
                                       .has_query_scales = head_dim >= 64};
         PagedWorld world(backend, shape, 6);
         Request first = world.new_request(64), second = world.new_request(64);
@@ -375,9 +544,30 @@ TEST_P(CpuPointwise, ProjectedHeadsMatchReference) {
             continue;
           }
           ASSERT_NEAR(key, kv.keys[i], tolerance * std::abs(kv.keys[i]) + 2e-6) << slot;
-          ASSERT_EQ(value, kv.values[i]) << slot;
+          ASSERT_NEAR(value, kv.values[i],
+                      has_v_norm ? tolerance * std::abs(kv.values[i]) + 2e-6 : 0.0)
+              << slot;
         }
       }
+    }
+  }
+}
+
+// Without KV heads; the cache is not given.
+TEST_P(CpuPointwise, ProjectedQueriesMatchReference) {
+  cpu::CpuBackend backend = make_backend();
+  for (int head_dim : {8, 20, 64, 256, 512}) {
+    for (const bool qk_norm : {false, true}) {
+      PagedWorld world(
+          backend, {.num_kv_heads = 1, .head_dim = head_dim, .qk_norm = qk_norm, .q_only = true},
+          6);
+      Request request = world.new_request(64);
+      request.base_len = 13;
+      request.rows = Request::chain({5, 6, 7, 8});
+      world.build({&request});
+      world.project();
+      SCOPED_TRACE(head_dim);
+      expect_q(world);
     }
   }
 }
@@ -413,6 +603,7 @@ TEST_P(CpuPointwise, Int8KeysAndValuesMatchReference) {
                                   .head_dim = head_dim,
                                   .qk_norm = true,
                                   .norm_after_rope = head_dim == 64,
+                                  .v_norm = head_dim == 80,
                                   .int8_kv = true};
     PagedWorld world(backend, shape, 6);
     Request request = world.new_request(40);
