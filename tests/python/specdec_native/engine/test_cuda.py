@@ -48,7 +48,8 @@ def deterministic_model(checkpoint: Checkpoint, variant: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "variant",
     [*ONE_OF_EACH, "llama_biases", "llama_no_gqa", "opt_post_norm", "opt_no_bias", "phi3_longrope",
-     "gpt_neox_serial", "mixtral_stacked", "gemma2_no_caps", "stablelm_parallel"],
+     "gpt_neox_serial", "mixtral_stacked", "gemma2_no_caps", "stablelm_parallel",
+     "gemma4_effective", "gemma4_moe"],
 )  # fmt: skip
 def test_every_family_rounds_no_more_than_the_cpu_does(
     checkpoint: Checkpoint, device: str, variant: str, tmp_path: Path
@@ -263,7 +264,7 @@ def test_other_formats_keep_the_law(checkpoint: Checkpoint, device: str, name: s
     "variant",
     ["mistral", "opt", "mixtral", "gemma2", "gemma3", "phi3_longrope", "qwen3_moe", "granite",
      "olmo2", "gpt_neox", "cohere2", "gpt_oss", "glm4_moe", "qwen2_moe", "hunyuan_dense",
-     "apertus", "ministral3", "nemotron"],
+     "apertus", "ministral3", "nemotron", "gemma4_effective", "gemma4_moe"],
 )  # fmt: skip
 def test_other_families_keep_the_law(checkpoint: Checkpoint, device: str, variant: str) -> None:
     setting = make_setting(checkpoint, device, variant)

@@ -14,6 +14,7 @@ from make_checkpoints import SHARED
 from make_fp8 import KINDS, make_fp8
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
 from rank_models import CONFIG, MIXES, answers_of
+from specdec_native import Engine
 
 STORED: dict[str, Any] = {"load_format": "auto"}
 VOCABULARY = 32  # of the smallest model here
@@ -87,8 +88,17 @@ def test_floats(tmp_path: Path, options: dict[str, str], tied: bool) -> None:
 
 @pytest.mark.parametrize("variant", SHARED)
 def test_what_newer_families_add(checkpoint: Callable[[str], Path], variant: str) -> None:
-    """Sinks, biases of experts, MLPs beside experts, and rows in another order."""
-    assert_ranks_agree(checkpoint(variant), [(2, 1), (2, 2)], dtype="float32")
+    """Sinks, biases of experts, MLPs beside experts, heads by layer, and rows in another order."""
+    stages = 1 if "effective" in variant else 2  # later layers read what earlier ones computed
+    assert_ranks_agree(checkpoint(variant), [(2, 1), (2, stages)], dtype="float32")
+
+
+def test_stages_with_shared_keys_and_values_are_refused(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    options = {"pipeline_parallel_size": 2, "max_model_len": 64}
+    with pytest.raises(ValueError, match=r"pipeline_parallel_size: .* write 1"):
+        Engine(checkpoint("gemma4_effective"), **options)
 
 
 def test_nine_heads_on_three_ranks(tmp_path: Path) -> None:
