@@ -59,7 +59,8 @@ struct CombineParams {
   int num_rows;
   int top_k;
   int dim;
-  float* out;  // [num_rows, dim]: += in order of choice
+  float* out;       // [num_rows, dim]: summed in order of choice
+  bool accumulate;  // to what out holds, else to zero
 };
 
 struct MoeKernels {
