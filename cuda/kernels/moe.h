@@ -3,7 +3,7 @@
 // large as the worst case needs, and blocks without rows exit at once.
 //
 // Plain versions: reference::moe and routed (tests/testing/oracle/operations.cc);
-// CudaMoe.MatchesReferenceAndAddsToTheResidual and RoutersMatchReference
+// CudaMoe.MatchesReferenceAndAddsToTheResidualOrOverwrites and RoutersMatchReference
 // (tests/cuda/backend/moe_test.cc) compare.
 #pragma once
 
