@@ -75,6 +75,10 @@ class CudaBackend final : public Backend {
   void tree_attention(const TreeAttentionArgs& args) override;
   void moe(const MoeArgs& args) override;
   void scale_rows(const ScaleRowsArgs& args) override;
+  void sparse_gates(const SparseGatesArgs& args) override;
+  void predict_streams(const PredictStreamsArgs& args) override;
+  void correct_streams(const CorrectStreamsArgs& args) override;
+  void match_magnitude(const MatchMagnitudeArgs& args) override;
   void store_rows(const StoreRowsArgs& args) override;
   void load_rows(const LoadRowsArgs& args) override;
   void copy_kv(const CopyKvArgs& args) override;

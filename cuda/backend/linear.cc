@@ -133,8 +133,9 @@ void CudaBackend::project_qkv(const QkvArgs& args) {
   SPECDEC_CHECK_EQ(args.in.num_rows, args.batch->num_rows);
   SPECDEC_CHECK_LE(args.rotary_dim, kv.head_dim);
   SPECDEC_CHECK_EQ(args.rotary_dim % 2, 0);
-  SPECDEC_CHECK(kv.dtype == act_dtype_ || kv.dtype == DType::kI8);
-  SPECDEC_CHECK(!args.norm_all_heads || (args.q_norm != nullptr && args.k_norm != nullptr));
+  SPECDEC_CHECK(kv.dtype == act_dtype_ || kv.dtype == DType::kI8 || kv.num_kv_heads == 0);
+  SPECDEC_CHECK(!args.norm_all_heads || args.q_norm != nullptr);
+  SPECDEC_CHECK(!args.norm_all_heads || args.k_norm != nullptr || kv.num_kv_heads == 0);
   SPECDEC_CHECK(!args.norm_all_heads || !args.norm_after_rope);
   projector_.run(weight, args.in,
                  {.kind = Finish::kHeads,
@@ -142,6 +143,7 @@ void CudaBackend::project_qkv(const QkvArgs& args) {
                   .out_features = static_cast<int>(weight.out_features()),
                   .heads = {.q_norm = args.q_norm,
                             .k_norm = args.k_norm,
+                            .v_norm = args.v_norm,
                             .norm_all_heads = args.norm_all_heads,
                             .norm_after_rope = args.norm_after_rope,
                             .norm_eps = args.norm_eps,

@@ -128,7 +128,8 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
                              .num_rows = num_rows,
                              .top_k = args.router.top_k,
                              .dim = static_cast<int>(hidden),
-                             .out = args.out + first_row * hidden});
+                             .out = args.out + first_row * hidden,
+                             .accumulate = args.accumulate});
 }
 
 void ExpertMixer::add_up(const MoeArgs& args, const int32_t* cu_rows, int num_choices,

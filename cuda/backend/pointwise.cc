@@ -27,6 +27,12 @@ class CudaEmbeddingTable final : public EmbeddingTable {
   const CudaPackedLinear& rows_;
 };
 
+void check_streams(const StreamsView& streams) {
+  SPECDEC_CHECK_GT(streams.dim, 0);
+  SPECDEC_CHECK_GT(streams.num_streams, 0);
+  SPECDEC_CHECK_LE(streams.num_streams, kMaxStreams);
+}
+
 }  // namespace
 
 std::unique_ptr<EmbeddingTable> CudaBackend::embedding_from(const PackedLinear& weight) {
@@ -95,6 +101,7 @@ void CudaBackend::norm(const NormArgs& args) {
                            .eps = args.norm.eps,
                            .is_layer = args.norm.kind == NormKind::kLayer,
                            .accumulate = args.accumulate,
+                           .scale = args.scale,
                            .activation = args.activation,
                            .out = args.out,
                            .out_dtype = args.out_dtype,
@@ -106,12 +113,42 @@ void CudaBackend::norm(const NormArgs& args) {
 
 void CudaBackend::scale_rows(const ScaleRowsArgs& args) {
   SPECDEC_CHECK_GT(args.dim, 0);
+  SPECDEC_CHECK((args.gates != nullptr) != (args.factors != nullptr));
   if (args.num_rows == 0) return;
-  kernels_.pointwise.scale_rows(*stream_, {.rows = args.rows,
-                                           .act_dtype = act_dtype_,
-                                           .gates = args.gates,
-                                           .num_rows = args.num_rows,
-                                           .dim = args.dim});
+  kernels_.pointwise.scale_rows(
+      *stream_, {.rows = args.rows,
+                 .act_dtype = act_dtype_,
+                 .gates = args.gates,
+                 .factors = args.factors,
+                 .factor_stride = args.factor_stride != 0 ? args.factor_stride : args.dim,
+                 .num_rows = args.num_rows,
+                 .dim = args.dim});
+}
+
+void CudaBackend::sparse_gates(const SparseGatesArgs& args) {
+  SPECDEC_CHECK_GT(args.dim, 0);
+  SPECDEC_CHECK(args.activation <= Activation::kReluSquared);
+  if (args.num_rows == 0) return;
+  kernels_.pointwise.sparse_gates(*stream_, args);
+}
+
+void CudaBackend::predict_streams(const PredictStreamsArgs& args) {
+  check_streams(args.streams);
+  if (args.streams.num_rows == 0) return;
+  kernels_.pointwise.predict_streams(*stream_, args);
+}
+
+void CudaBackend::correct_streams(const CorrectStreamsArgs& args) {
+  check_streams(args.streams);
+  SPECDEC_CHECK(args.active >= 0 && args.active < args.streams.num_streams);
+  if (args.streams.num_rows == 0) return;
+  kernels_.pointwise.correct_streams(*stream_, args);
+}
+
+void CudaBackend::match_magnitude(const MatchMagnitudeArgs& args) {
+  SPECDEC_CHECK_GT(args.dim, 0);
+  if (args.num_rows == 0) return;
+  kernels_.pointwise.match_magnitude(*stream_, args);
 }
 
 void CudaBackend::store_rows(const StoreRowsArgs& args) {
@@ -134,6 +171,7 @@ void CudaBackend::store_rows(const StoreRowsArgs& args) {
                                      .eps = args.norm->eps,
                                      .is_layer = args.norm->kind == NormKind::kLayer,
                                      .accumulate = false,
+                                     .scale = 1.0f,
                                      .activation = Activation::kIdentity,
                                      .out = out,
                                      .out_dtype = act_dtype_,

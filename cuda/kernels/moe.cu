@@ -49,6 +49,11 @@ __device__ __forceinline__ uint64_t best_below(uint64_t limit, const float* logi
   return best_of_lanes(best);
 }
 
+__device__ __forceinline__ float finished_weight(const Router& router, int expert, float weight) {
+  const float scaled = weight * router.scale;
+  return router.expert_scales != nullptr ? scaled * router.expert_scales[expert] : scaled;
+}
+
 // For scores of the softmax, where the best logits are chosen.
 __global__ void route_kernel(RouteParams params) {
   ptx::wait_for_previous();
@@ -80,7 +85,7 @@ __global__ void route_kernel(RouteParams params) {
   }
   if (lane != 0) return;
   for (int order = 0; order < params.router.top_k; ++order) {
-    weights[order] = weights[order] / total * params.router.scale;
+    weights[order] = finished_weight(params.router, experts[order], weights[order] / total);
   }
 }
 
@@ -192,7 +197,7 @@ __global__ void route_by_scores_kernel(RouteParams params) {
     sum += 1e-20f;
   }
   for (int order = 0; order < router.top_k; ++order) {
-    weights[order] = weights[order] / sum * router.scale;
+    weights[order] = finished_weight(router, experts[order], weights[order] / sum);
   }
 }
 
@@ -256,7 +261,7 @@ __global__ void combine_kernel(CombineParams params) {
   const int i = blockIdx.y * kThreads + threadIdx.x;
   if (i >= params.dim) return;
   const int64_t row = blockIdx.x;
-  float sum = params.out[row * params.dim + i];
+  float sum = params.accumulate ? params.out[row * params.dim + i] : 0.0f;
   for (int order = 0; order < params.top_k; ++order) {
     const int64_t choice = row * params.top_k + order;
     const int64_t index = params.choice_order[choice];

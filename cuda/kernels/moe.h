@@ -3,7 +3,7 @@
 // large as the worst case needs, and blocks without rows exit at once.
 //
 // Plain versions: reference::moe and routed (tests/testing/oracle/operations.cc);
-// CudaMoe.MatchesReferenceAndAddsToTheResidual and RoutersMatchReference
+// CudaMoe.MatchesReferenceAndAddsToTheResidualOrOverwrites and RoutersMatchReference
 // (tests/cuda/backend/moe_test.cc) compare.
 #pragma once
 
@@ -59,7 +59,8 @@ struct CombineParams {
   int num_rows;
   int top_k;
   int dim;
-  float* out;  // [num_rows, dim]: += in order of choice
+  float* out;       // [num_rows, dim]: summed in order of choice
+  bool accumulate;  // to what out holds, else to zero
 };
 
 struct MoeKernels {

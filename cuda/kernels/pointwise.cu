@@ -45,6 +45,10 @@ __device__ float row_sum(const float* x, int dim, bool is_aligned, float* partia
   return block_sum(total, partial);
 }
 
+__device__ __forceinline__ bool is_aligned_row(const float* row, int dim) {
+  return dim % 4 == 0 && reinterpret_cast<uintptr_t>(row) % 16 == 0;
+}
+
 template <class T, bool kActivates>
 __global__ void norm_kernel(NormRowsParams params) {
   __shared__ float partial[kNormThreads / 32];
@@ -55,7 +59,7 @@ __global__ void norm_kernel(NormRowsParams params) {
   const int dim = params.dim;
   const float* x = params.x + static_cast<int64_t>(blockIdx.x) * dim;
   T* out = static_cast<T*>(params.out) + out_row * params.out_stride;
-  const bool is_aligned = dim % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  const bool is_aligned = is_aligned_row(x, dim);
   float mean = 0.0f;
   if (params.is_layer) {
     mean = row_sum(x, dim, is_aligned, partial, [](float value) { return value; }) / dim;
@@ -69,7 +73,7 @@ __global__ void norm_kernel(NormRowsParams params) {
     float value = (x[i] - mean) * scale * params.weight[i] + bias;
     if constexpr (kActivates) value = activate(params.activation, value);
     if constexpr (std::is_same_v<T, float>) {
-      out[i] = params.accumulate ? out[i] + value : value;
+      out[i] = params.accumulate ? params.scale * (out[i] + value) : value;
     } else {
       out[i] = from_float<T>(value);
     }
@@ -164,7 +168,7 @@ void embed_codes(Stream& stream, const EmbedRowsParams& params, const CodeLayout
   launch_embed(stream, CodeRows{weights, layout}, params);
 }
 
-// --- Gates ---
+// --- Products of rows with factors ---
 
 template <class T>
 __global__ void scale_rows_kernel(ScaleRowsParams params) {
@@ -173,8 +177,13 @@ __global__ void scale_rows_kernel(ScaleRowsParams params) {
   const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
   if (i >= params.dim) return;
   T* value = static_cast<T*>(params.rows) + int64_t{blockIdx.x} * params.dim + i;
-  const float gate = params.gates[blockIdx.x];
-  *value = from_float<T>(to_float(*value) * (1.0f / (1.0f + expf(-gate))));
+  float factor;
+  if (params.gates != nullptr) {
+    factor = 1.0f / (1.0f + expf(-params.gates[blockIdx.x]));
+  } else {
+    factor = params.factors[blockIdx.x * params.factor_stride + i];
+  }
+  *value = from_float<T>(to_float(*value) * factor);
 }
 
 template <class T>
@@ -190,6 +199,137 @@ void launch_scale_rows(Stream& stream, const ScaleRowsParams& params) {
 void scale_rows(Stream& stream, const ScaleRowsParams& params) {
   if (params.act_dtype == DType::kBF16) return launch_scale_rows<Bf16>(stream, params);
   launch_scale_rows<Half>(stream, params);
+}
+
+// --- Statistics of rows: a block per row ---
+
+__global__ void sparse_gates_kernel(SparseGatesArgs params) {
+  __shared__ float partial[kNormThreads / 32];
+  ptx::wait_for_previous();
+  const int dim = params.dim;
+  float* gates = params.gates + static_cast<int64_t>(blockIdx.x) * dim;
+  const bool is_aligned = is_aligned_row(gates, dim);
+  const float mean =
+      row_sum(gates, dim, is_aligned, partial, [](float value) { return value; }) / dim;
+  const float squares = row_sum(gates, dim, is_aligned, partial,
+                                [mean](float value) { return (value - mean) * (value - mean); });
+  const float threshold = fmaf(params.deviations, sqrtf(squares / dim), mean);
+  ptx::let_next_start();
+  for (int i = threadIdx.x; i < dim; i += kNormThreads) {
+    gates[i] = activate(params.activation, fmaxf(gates[i] - threshold, 0.0f));
+  }
+}
+
+void sparse_gates(Stream& stream, const SparseGatesArgs& params) {
+  launch("sparse_gates", stream, sparse_gates_kernel,
+         {.grid = {static_cast<unsigned>(params.num_rows)},
+          .block = {kNormThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+__global__ void match_magnitude_kernel(MatchMagnitudeArgs params) {
+  __shared__ float partial[kNormThreads / 32];
+  ptx::wait_for_previous();
+  const int dim = params.dim;
+  const int64_t offset = static_cast<int64_t>(blockIdx.x) * dim;
+  const float* x = params.x + offset;
+  const float* reference = params.reference + offset;
+  float* out = params.out + offset;
+  const auto square = [](float value) { return value * value; };
+  const float squares = row_sum(x, dim, is_aligned_row(x, dim), partial, square);
+  const float wanted = row_sum(reference, dim, is_aligned_row(reference, dim), partial, square);
+  const float factor = sqrtf(wanted / dim) / sqrtf(fmaxf(squares / dim, 1e-5f));
+  ptx::let_next_start();
+  for (int i = threadIdx.x; i < dim; i += kNormThreads) {
+    const float value = product(x[i], factor);
+    out[i] = params.accumulate ? params.scale * (out[i] + value) : value;
+  }
+}
+
+void match_magnitude(Stream& stream, const MatchMagnitudeArgs& params) {
+  launch("match_magnitude", stream, match_magnitude_kernel,
+         {.grid = {static_cast<unsigned>(params.num_rows)},
+          .block = {kNormThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+// --- Residual streams: a thread per column of a row ---
+
+// Writes `count` weights of the block's row to shared memory: weight i is coefficients[i, :] .
+// modalities[row, :]. Every thread of the block calls it.
+__device__ __forceinline__ void find_weights(const float* coefficients, const float* modalities,
+                                             int num_streams, int count, float* weights) {
+  const float* row = modalities + static_cast<int64_t>(blockIdx.x) * num_streams;
+  for (int i = threadIdx.x; i < count; i += kEmbedThreads) {
+    float sum = 0.0f;
+    for (int j = 0; j < num_streams; ++j) {
+      sum = fmaf(coefficients[i * num_streams + j], row[j], sum);
+    }
+    weights[i] = sum;
+  }
+  __syncthreads();
+}
+
+__global__ void predict_streams_kernel(PredictStreamsArgs params) {
+  __shared__ float weights[kMaxStreams * kMaxStreams];
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const StreamsView& streams = params.streams;
+  const int num_streams = streams.num_streams;
+  find_weights(params.coefficients, params.modalities, num_streams, num_streams * num_streams,
+               weights);
+  const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
+  if (i >= streams.dim) return;
+  float* column = streams.data + static_cast<int64_t>(blockIdx.x) * streams.dim + i;
+  float before[kMaxStreams];
+#pragma unroll
+  for (int j = 0; j < kMaxStreams; ++j) {
+    before[j] = j < num_streams ? column[j * streams.stride] : 0.0f;
+  }
+#pragma unroll
+  for (int k = 0; k < kMaxStreams; ++k) {
+    if (k >= num_streams) break;
+    float mix = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kMaxStreams; ++j) {
+      if (j < num_streams) mix = fmaf(weights[k * num_streams + j], before[j], mix);
+    }
+    column[k * streams.stride] = before[k] + mix;
+  }
+}
+
+__global__ void correct_streams_kernel(CorrectStreamsArgs params) {
+  __shared__ float weights[kMaxStreams];
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const StreamsView& streams = params.streams;
+  const int num_streams = streams.num_streams;
+  find_weights(params.coefficients, params.modalities, num_streams, num_streams, weights);
+  const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
+  if (i >= streams.dim) return;
+  const int64_t offset = static_cast<int64_t>(blockIdx.x) * streams.dim + i;
+  float* column = streams.data + offset;
+  const float change = params.activated[offset] - column[params.active * streams.stride];
+  for (int k = 0; k < num_streams; ++k) {
+    column[k * streams.stride] = fmaf(change, 1.0f + weights[k], column[k * streams.stride]);
+  }
+}
+
+LaunchConfig columns_of(const StreamsView& streams) {
+  return {.grid = {static_cast<unsigned>(streams.num_rows),
+                   static_cast<unsigned>((streams.dim + kEmbedThreads - 1) / kEmbedThreads)},
+          .block = {kEmbedThreads},
+          .overlaps_previous = true};
+}
+
+void predict_streams(Stream& stream, const PredictStreamsArgs& params) {
+  launch("predict_streams", stream, predict_streams_kernel, columns_of(params.streams), params);
+}
+
+void correct_streams(Stream& stream, const CorrectStreamsArgs& params) {
+  launch("correct_streams", stream, correct_streams_kernel, columns_of(params.streams), params);
 }
 
 // --- Features ---
@@ -259,6 +399,10 @@ PointwiseKernels pointwise_kernels() {
           .embed_act = embed_act,
           .embed_codes = embed_codes,
           .scale_rows = scale_rows,
+          .sparse_gates = sparse_gates,
+          .predict_streams = predict_streams,
+          .correct_streams = correct_streams,
+          .match_magnitude = match_magnitude,
           .store_rows = store_rows,
           .load_rows = load_rows};
 }

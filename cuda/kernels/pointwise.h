@@ -1,8 +1,9 @@
-// Norms, embedding lookups and rows of features.
+// Norms, embedding lookups, residual streams and rows of features.
 //
-// Plain versions: reference::norm, scaled_rows and loaded_rows
-// (tests/testing/oracle/operations.cc). tests/cuda/backend/pointwise_test.cc and features_test.cc
-// compare with them, and lookups with the rows of the table.
+// Plain versions: reference::norm, scaled_rows, sparse_gates, predicted_streams, corrected_streams,
+// matched_magnitude and loaded_rows (tests/testing/oracle/operations.cc).
+// tests/cuda/backend/pointwise_test.cc and features_test.cc compare with them, and lookups with the
+// rows of the table.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ struct NormRowsParams {
   const float* bias;    // [dim], or null
   float eps;
   bool is_layer;          // subtracts the mean first
-  bool accumulate;        // out += norm(x); only with a float32 out
+  bool accumulate;        // out = scale * (out + norm(x)); only with a float32 out
+  float scale;            // with `accumulate` only
   Activation activation;  // without constants
   void* out;              // row i goes to `out` + i * out_stride, in elements
   DType out_dtype;
@@ -69,7 +71,9 @@ struct LoadRowsParams {
 struct ScaleRowsParams {
   void* rows;  // [num_rows, dim] act
   DType act_dtype;
-  const float* gates;  // [num_rows]
+  const float* gates;     // [num_rows], or null: the factors are read
+  const float* factors;   // row i begins at factors + i * factor_stride
+  int64_t factor_stride;  // elements
   int num_rows;
   int dim;
 };
@@ -80,6 +84,10 @@ struct PointwiseKernels {
   void (*embed_act)(Stream&, const EmbedRowsParams&, DType act_dtype);
   void (*embed_codes)(Stream&, const EmbedRowsParams&, const CodeLayout&);
   void (*scale_rows)(Stream&, const ScaleRowsParams&);
+  void (*sparse_gates)(Stream&, const SparseGatesArgs&);
+  void (*predict_streams)(Stream&, const PredictStreamsArgs&);
+  void (*correct_streams)(Stream&, const CorrectStreamsArgs&);
+  void (*match_magnitude)(Stream&, const MatchMagnitudeArgs&);
   void (*store_rows)(Stream&, const StoreRowsParams&);
   void (*load_rows)(Stream&, const LoadRowsParams&);
 };

@@ -78,6 +78,7 @@ struct ReorderParams {
 struct HeadsParams {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
+  const float* v_norm = nullptr;
   bool norm_all_heads = false;  // only served by finish_sums
   bool norm_after_rope = false;
   float norm_eps = 0.0f;

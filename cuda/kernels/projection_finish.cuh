@@ -342,30 +342,28 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
   const int kv_head = head - heads.num_heads;  // of keys, then of values
   const int num_kv_heads = heads.kv.num_kv_heads;
   const bool is_query = kv_head < 0;
-  if (kv_head < num_kv_heads) {
-    const float* weight = is_query ? heads.q_norm : heads.k_norm;
-    const float* all_heads_scale = nullptr;
-    if (scales != nullptr) {
-      weight += (is_query ? head : kv_head) * dim;
-      all_heads_scale = is_query ? &scales->q : &scales->k;
-    }
-    // In either order, with one copy of the code.
+  const bool is_value = kv_head >= num_kv_heads;
+  const float* weight = is_query ? heads.q_norm : is_value ? heads.v_norm : heads.k_norm;
+  const float* all_heads_scale = nullptr;
+  if (scales != nullptr && !is_value) {
+    weight += (is_query ? head : kv_head) * dim;
+    all_heads_scale = is_query ? &scales->q : &scales->k;
+  }
+  // In either order, with one copy of the code.
 #pragma unroll 1
-    for (int step = 0; step < 2; ++step) {
-      if ((step == 1) != heads.norm_after_rope) {
-        rotate_head(heads, position, values);
-      } else if (weight != nullptr) {
-        normalise_head(heads, weight, all_heads_scale, values);
-      }
+  for (int step = 0; step < 2; ++step) {
+    if ((step == 1) != heads.norm_after_rope) {
+      if (!is_value) rotate_head(heads, position, values);
+    } else if (weight != nullptr) {
+      normalise_head(heads, weight, all_heads_scale, values);
     }
   }
   void* out = heads.q;
   int64_t out_row = static_cast<int64_t>(row) * heads.num_heads + head;
   const KvLayout layout = {heads.kv.num_blocks, heads.kv.block_size, num_kv_heads, dim};
   if (!is_query) {
-    const bool is_key = kv_head < num_kv_heads;
-    out = is_key ? heads.kv.keys : heads.kv.values;
-    out_row = layout.row(position.slot, is_key ? kv_head : kv_head - num_kv_heads);
+    out = is_value ? heads.kv.values : heads.kv.keys;
+    out_row = layout.row(position.slot, is_value ? kv_head - num_kv_heads : kv_head);
   }
   if constexpr (kVariant == FinishVariant::kAny || kVariant == FinishVariant::kCodes) {
     if (!is_query && (kVariant == FinishVariant::kCodes || heads.kv.dtype == DType::kI8)) {

@@ -19,7 +19,7 @@ struct QkvShape {
   int num_heads, num_kv_heads, head_dim;
   int rotary_dim = 0;
   bool has_norms = false, norm_all_heads = false, norm_after_rope = false;
-  bool has_query_scales = false, has_bias = false, int8_kv = false;
+  bool has_value_norms = false, has_query_scales = false, has_bias = false, int8_kv = false;
 
   int num_outputs() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
@@ -69,7 +69,7 @@ class QkvWorld {
   QkvShape shape_;
   DType act_;
   int num_rows_, num_k_, num_positions_, num_blocks_;
-  std::vector<float> matrix_, x_, bias_, q_norm_, k_norm_, query_scales_, cos_, sin_;
+  std::vector<float> matrix_, x_, bias_, q_norm_, k_norm_, v_norm_, query_scales_, cos_, sin_;
   std::vector<int32_t> positions_;
   std::vector<int64_t> slots_;
 };
@@ -88,6 +88,7 @@ inline QkvWorld::QkvWorld(const QkvShape& shape, DType act, int num_rows, int nu
   bias_ = random_values(shape.num_outputs(), 52);
   q_norm_ = random_values(int64_t{shape.num_heads} * shape.head_dim, 53);
   k_norm_ = random_values(int64_t{shape.num_kv_heads} * shape.head_dim, 54);
+  v_norm_ = random_values(shape.head_dim, 56);
   query_scales_ = random_values(num_positions_, 55);
   // Slots in no order; the last row of several is padding.
   const int num_slots = (num_blocks_ - 1) * kBlockSize;
@@ -110,7 +111,8 @@ inline QkvArgs QkvWorld::host_args(const BatchView& batch) const {
   return {.in = {},
           .bias = shape_.has_bias ? bias_.data() : nullptr,
           .q_norm = shape_.has_norms ? q_norm_.data() : nullptr,
-          .k_norm = shape_.has_norms ? k_norm_.data() : nullptr,
+          .k_norm = shape_.has_norms && !k_norm_.empty() ? k_norm_.data() : nullptr,
+          .v_norm = shape_.has_value_norms ? v_norm_.data() : nullptr,
           .norm_all_heads = shape_.norm_all_heads,
           .norm_after_rope = shape_.norm_after_rope,
           .norm_eps = 1e-5f,
@@ -130,7 +132,8 @@ inline QkvArgs QkvWorld::host_args(const BatchView& batch) const {
 inline QkvResult QkvWorld::run(BackendWorld& world, const PackedLinear& weight,
                                int num_rows) const {
   const Buffer x = world.upload(x_), bias = world.upload(bias_), q_norm = world.upload(q_norm_),
-               k_norm = world.upload(k_norm_), cos = world.upload(cos_), sin = world.upload(sin_),
+               k_norm = world.upload(k_norm_), v_norm = world.upload(v_norm_),
+               cos = world.upload(cos_), sin = world.upload(sin_),
                query_scales = world.upload(query_scales_), positions = world.upload(positions_),
                slots = world.upload(slots_);
   const BatchView batch = {.num_rows = num_rows,
@@ -142,6 +145,7 @@ inline QkvResult QkvWorld::run(BackendWorld& world, const PackedLinear& weight,
   if (args.bias != nullptr) args.bias = bias.as<float>();
   if (args.q_norm != nullptr) args.q_norm = q_norm.as<float>();
   if (args.k_norm != nullptr) args.k_norm = k_norm.as<float>();
+  if (args.v_norm != nullptr) args.v_norm = v_norm.as<float>();
   if (args.rope_cos != nullptr) args.rope_cos = cos.as<float>();
   if (args.rope_sin != nullptr) args.rope_sin = sin.as<float>();
   if (args.query_scales != nullptr) args.query_scales = query_scales.as<float>();
@@ -149,8 +153,10 @@ inline QkvResult QkvWorld::run(BackendWorld& world, const PackedLinear& weight,
   const size_t cache_bytes = size_t(num_blocks_) * kBlockSize * shape_.num_kv_heads * head_bytes();
   Buffer keys = world.allocate<uint8_t>(cache_bytes), values = world.allocate<uint8_t>(cache_bytes);
   Buffer q = world.allocate<uint16_t>(size_t(num_rows) * shape_.num_heads * shape_.head_dim);
-  args.kv.keys = keys.data();
-  args.kv.values = values.data();
+  if (shape_.num_kv_heads > 0) {
+    args.kv.keys = keys.data();
+    args.kv.values = values.data();
+  }
   args.q = q.data();
   world.backend->project_qkv(args);
   return {world.download<uint16_t>(q), world.download<uint8_t>(keys),

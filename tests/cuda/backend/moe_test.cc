@@ -71,13 +71,14 @@ struct World : testing::BackendWorld {
             .down_bias = down_bias.empty() ? nullptr : down_bias.data(),
             .activation = activation,
             .constants = constants,
+            .accumulate = accumulate,
             .num_rows = num_rows};
   }
-  // Returns `residual` plus the experts' results.
+  // Returns the experts' results, which are added to `residual` or overwrite it.
   std::vector<float> run(const std::vector<float>& logits, const std::vector<float>& x,
                          const std::vector<float>& residual, const Router& router) {
     MoeArgs args = this->args(router, static_cast<int>(x.size()) / shape.hidden);
-    Buffer biases[3];
+    Buffer biases[4];
     const auto move = [&](Buffer& buffer, const float*& bias, int64_t count) {
       if (bias == nullptr) return;
       buffer = upload(std::vector<float>(bias, bias + count));
@@ -86,6 +87,7 @@ struct World : testing::BackendWorld {
     move(biases[0], args.gate_up_bias, std::ssize(gate_up_bias));
     move(biases[1], args.down_bias, std::ssize(down_bias));
     move(biases[2], args.router.selection_bias, shape.num_experts);
+    move(biases[3], args.router.expert_scales, shape.num_experts);
     const Buffer device_logits = upload(logits), device_x = upload(to_bits(x, dtype));
     Buffer out = upload(residual);
     args.router_logits = device_logits.as<float>();
@@ -101,6 +103,7 @@ struct World : testing::BackendWorld {
   std::vector<float> gate_up_bias, down_bias;
   Activation activation = Activation::kSilu;
   ActivationConstants constants;
+  bool accumulate = true;
   std::vector<std::unique_ptr<PackedLinear>> owned;
   std::vector<const PackedLinear*> gate_up, down;
 };
@@ -108,7 +111,7 @@ struct World : testing::BackendWorld {
 class CudaMoe : public ::testing::TestWithParam<DeviceKind> {};
 
 // Few and many rows; inputs that are multiples of a block and not; without and with biases.
-TEST_P(CudaMoe, MatchesReferenceAndAddsToTheResidual) {
+TEST_P(CudaMoe, MatchesReferenceAndAddsToTheResidualOrOverwrites) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (const Shape& shape : {Shape{6, 48, 80}, {3, 64, 32}, {5, 48, 72}}) {
       World world(GetParam(), dtype, shape);
@@ -121,13 +124,19 @@ TEST_P(CudaMoe, MatchesReferenceAndAddsToTheResidual) {
               random_values(random, num_rows * shape.num_experts, 2.0f);
           const std::vector<float> x =
               rounded(random_values(random, num_rows * shape.hidden), dtype);
-          const std::vector<float> residual = random_values(random, x.size(), 1.0f);
+          std::vector<float> residual = random_values(random, x.size(), 1.0f);
+          world.accumulate = top_k != 2;
+          std::vector<float> before = residual;
+          if (!world.accumulate) {
+            residual.assign(x.size(), 0.0f);
+            before.assign(x.size(), NAN);
+          }
           MoeArgs args = world.args(router, num_rows);
           args.router_logits = logits.data();
           args.x = x.data();
           const std::vector<double> expected = reference::moe(
               args, world.gate_up_values, world.down_values, shape.hidden, DType::kF32);
-          const std::vector<float> out = world.run(logits, x, residual, router);
+          const std::vector<float> out = world.run(logits, x, before, router);
           // Each of the `inner` activations is rounded: random errors that add up.
           const double tolerance = dtype == DType::kBF16 ? 0.05 : 0.007;
           for (size_t i = 0; i < out.size(); ++i) {
@@ -197,6 +206,11 @@ TEST_P(CudaMoe, RoutersMatchReference) {
     const std::vector<float> zeros(specdec::testing::RouterWorld::kRows * shape.hidden, 0.0f);
     std::vector<Router> tried = routers.routers();
     if (num_experts == 256) tried = {tried.back()};  // of sigmoids, with groups and a bias
+    std::vector<float> scales = random_values(num_experts, 3);
+    for (float& scale : scales) scale = std::exp(scale);
+    tried.push_back(tried.back());
+    tried.back().expert_scales = scales.data();
+    tried.push_back({.top_k = 3, .scale = 0.5f, .expert_scales = scales.data()});
     for (const Router& router : tried) {
       routers.expect_weights(router, world.run(routers.logits(), zeros, zeros, router));
     }

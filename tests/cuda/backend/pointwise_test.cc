@@ -1,5 +1,5 @@
-// Norms and lookups against double loops and the CPU backend, and each row against itself in other
-// batches.
+// Norms, statistics of rows, residual streams and lookups against double loops, and each row
+// against itself in other batches.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -109,17 +109,20 @@ TEST_P(CudaPointwise, NormsMayBeAddedToWhatIsThere) {
   const std::vector<float> x = random_values(num_rows * dim, 1);
   const std::vector<float> weight = random_values(dim, 2);
   std::vector<float> before = random_values(num_rows * dim, 3);
-  const NormArgs args = {.norm = {.weight = weight.data()},
-                         .x = x.data(),
-                         .out = before.data(),
-                         .num_rows = num_rows,
-                         .dim = dim,
-                         .accumulate = true};
-  const std::vector<uint8_t> out = norm(world, args);
-  const std::vector<double> expected = reference::norm(args);
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const double value = reference::element(out.data(), DType::kF32, static_cast<int64_t>(i));
-    ASSERT_NEAR(value, expected[i], 2e-6) << i;
+  for (const float scale : {1.0f, 0.3f}) {
+    const NormArgs args = {.norm = {.weight = weight.data()},
+                           .x = x.data(),
+                           .out = before.data(),
+                           .num_rows = num_rows,
+                           .dim = dim,
+                           .accumulate = true,
+                           .scale = scale};
+    const std::vector<uint8_t> out = norm(world, args);
+    const std::vector<double> expected = reference::norm(args);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const double value = reference::element(out.data(), DType::kF32, static_cast<int64_t>(i));
+      ASSERT_NEAR(value, expected[i], 2e-6) << i << " times " << scale;
+    }
   }
 }
 
@@ -200,6 +203,221 @@ TEST_P(CudaPointwise, RowsAreGatedInPlace) {
       for (int row = 0; row < num_rows; ++row) {
         const std::vector<uint16_t> alone = run(row, 1);
         EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + row * dim)) << row;
+      }
+    }
+  }
+}
+
+TEST_P(CudaPointwise, RowsAreMultipliedByFactorsInPlace) {
+  const int num_rows = 4;
+  for (DType act : {DType::kBF16, DType::kF16}) {
+    World world(GetParam(), act);
+    for (const int dim : {1, 17, 300}) {
+      const std::vector<uint16_t> before = to_bits(random_values(num_rows * dim, 1), act);
+      for (const int stride : {0, dim, dim + 3}) {
+        const int64_t step = stride != 0 ? stride : dim;
+        const std::vector<float> factors = random_values(num_rows * step, 2, 2.0f);
+        const Buffer device_factors = world.upload(factors);
+        const auto run = [&](int begin, int count) {
+          Buffer rows = world.upload(std::vector<uint16_t>(before.begin() + begin * dim,
+                                                           before.begin() + (begin + count) * dim));
+          world.backend->scale_rows({.rows = rows.data(),
+                                     .factors = device_factors.as<float>() + begin * step,
+                                     .factor_stride = stride,
+                                     .num_rows = count,
+                                     .dim = dim});
+          return world.download<uint16_t>(rows);
+        };
+        const std::vector<uint16_t> all = run(0, num_rows);
+        std::vector<uint16_t> copy = before;
+        const std::vector<double> expected = reference::scaled_rows({.rows = copy.data(),
+                                                                     .factors = factors.data(),
+                                                                     .factor_stride = stride,
+                                                                     .num_rows = num_rows,
+                                                                     .dim = dim},
+                                                                    act);
+        for (size_t i = 0; i < all.size(); ++i) {
+          ASSERT_NEAR(from_bits(all[i], act), expected[i],
+                      (1e-7 + rounding_unit(act)) * std::abs(expected[i]) + 1e-7)
+              << i << " of " << dim << ", stride " << stride;
+        }
+        for (int row = 0; row < num_rows; ++row) {
+          const std::vector<uint16_t> alone = run(row, 1);
+          EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + row * dim)) << row;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CudaPointwise, GatesFarAboveTheMeanPass) {
+  World world(GetParam(), DType::kBF16);
+  const int num_rows = 4;
+  for (const int dim : {1, 3, 100, 577, 2052}) {
+    std::vector<float> gates = random_values(num_rows * dim, 1, 2.0f);
+    for (int i = 0; i < dim; ++i) gates[dim + i] += 5.0f;  // a mean that is no zero
+    for (const auto& [deviations, activation] : {std::pair{0.8f, Activation::kGeluTanh},
+                                                 {-0.5f, Activation::kSilu},
+                                                 {1.2f, Activation::kIdentity}}) {
+      const auto run = [&, deviations = deviations, activation = activation](int begin, int count) {
+        Buffer device_gates = world.upload(
+            std::vector<float>(gates.begin() + begin * dim, gates.begin() + (begin + count) * dim));
+        world.backend->sparse_gates({.gates = device_gates.as<float>(),
+                                     .deviations = deviations,
+                                     .activation = activation,
+                                     .num_rows = count,
+                                     .dim = dim});
+        return world.download<float>(device_gates);
+      };
+      const std::vector<float> all = run(0, num_rows);
+      const std::vector<double> expected = reference::sparse_gates({.gates = gates.data(),
+                                                                    .deviations = deviations,
+                                                                    .activation = activation,
+                                                                    .num_rows = num_rows,
+                                                                    .dim = dim});
+      for (size_t i = 0; i < all.size(); ++i) {
+        ASSERT_NEAR(all[i], expected[i], 5e-6) << i << " of " << dim << ", " << deviations;
+      }
+      if (dim >= 100) {
+        EXPECT_GT(std::count(all.begin(), all.end(), 0.0f), num_rows * dim / 10);
+        EXPECT_LT(std::count(all.begin(), all.end(), 0.0f), num_rows * dim);
+      }
+      for (int row = 0; row < num_rows; ++row) {
+        const std::vector<float> alone = run(row, 1);
+        EXPECT_EQ(0, std::memcmp(alone.data(), &all[row * dim], dim * sizeof(float))) << row;
+      }
+    }
+  }
+}
+
+TEST_P(CudaPointwise, MagnitudesAreMatched) {
+  World world(GetParam(), DType::kBF16);
+  const int num_rows = 4;
+  for (const int dim : {1, 3, 100, 577, 2052}) {
+    std::vector<float> x = random_values(num_rows * dim, 1, 2.0f);
+    for (int i = 0; i < dim; ++i) {
+      x[dim + i] *= 1e-4f;  // below the least mean of squares
+      x[2 * dim + i] = 0.0f;
+    }
+    const std::vector<float> reference = random_values(num_rows * dim, 2, 3.0f);
+    enum class Out { kOwn, kInPlace, kSum };
+    for (const Out way : {Out::kOwn, Out::kInPlace, Out::kSum}) {
+      std::vector<float> before = random_values(num_rows * dim, 3);
+      const auto rows_of = [&](const std::vector<float>& values, int begin, int count) {
+        return world.upload(std::vector<float>(values.begin() + begin * dim,
+                                               values.begin() + (begin + count) * dim));
+      };
+      const auto run = [&](int begin, int count) {
+        Buffer device_x = rows_of(x, begin, count), sums = rows_of(before, begin, count);
+        const Buffer device_reference = rows_of(reference, begin, count);
+        Buffer& out = way == Out::kInPlace ? device_x : sums;
+        world.backend->match_magnitude({.x = device_x.as<float>(),
+                                        .reference = device_reference.as<float>(),
+                                        .out = out.as<float>(),
+                                        .accumulate = way == Out::kSum,
+                                        .scale = 0.7f,
+                                        .num_rows = count,
+                                        .dim = dim});
+        return world.download<float>(out);
+      };
+      const std::vector<float> all = run(0, num_rows);
+      const std::vector<double> expected =
+          reference::matched_magnitude({.x = x.data(),
+                                        .reference = reference.data(),
+                                        .out = before.data(),
+                                        .accumulate = way == Out::kSum,
+                                        .scale = 0.7f,
+                                        .num_rows = num_rows,
+                                        .dim = dim});
+      for (size_t i = 0; i < all.size(); ++i) {
+        ASSERT_NEAR(all[i], expected[i], 2e-6 * std::abs(expected[i]) + 2e-6)
+            << i << " of " << dim << ", way " << static_cast<int>(way);
+      }
+      for (int row = 0; row < num_rows; ++row) {
+        const std::vector<float> alone = run(row, 1);
+        EXPECT_EQ(0, std::memcmp(alone.data(), &all[row * dim], dim * sizeof(float))) << row;
+      }
+    }
+  }
+}
+
+TEST_P(CudaPointwise, StreamsArePredictedAndCorrected) {
+  World world(GetParam(), DType::kBF16);
+  const int num_rows = 3;
+  for (const int num_streams : {1, 4, kMaxStreams}) {
+    const Buffer predictions =
+        world.upload(random_values(num_streams * num_streams * num_streams, 1));
+    const Buffer corrections = world.upload(random_values(num_streams * num_streams, 2));
+    const std::vector<float> modalities = random_values(num_rows * num_streams, 3);
+    for (const int dim : {1, 100, 300}) {
+      const int active = num_streams / 2;
+      const std::vector<float> activated = random_values(num_rows * dim, 4);
+      // Streams of `num_rows` rows and a gap.
+      const int64_t all_stride = num_rows * dim + 5;
+      std::vector<float> before = random_values(num_streams * all_stride, 5);
+      // The streams of `count` rows afterwards, without gaps: a call's results, and what they
+      // should be.
+      const auto run = [&](bool corrects, int begin, int count) {
+        const Buffer device_modalities =
+            world.upload(std::vector<float>(modalities.begin() + begin * num_streams,
+                                            modalities.begin() + (begin + count) * num_streams));
+        const Buffer device_activated = world.upload(std::vector<float>(
+            activated.begin() + begin * dim, activated.begin() + (begin + count) * dim));
+        Buffer data = world.upload(before);
+        const StreamsView streams = {.data = data.as<float>() + begin * dim,
+                                     .stride = all_stride,
+                                     .num_streams = num_streams,
+                                     .num_rows = count,
+                                     .dim = dim};
+        if (corrects) {
+          world.backend->correct_streams({.streams = streams,
+                                          .active = active,
+                                          .activated = device_activated.as<float>(),
+                                          .modalities = device_modalities.as<float>(),
+                                          .coefficients = corrections.as<float>()});
+        } else {
+          world.backend->predict_streams({.streams = streams,
+                                          .modalities = device_modalities.as<float>(),
+                                          .coefficients = predictions.as<float>()});
+        }
+        return world.download<float>(data);
+      };
+      for (const bool corrects : {false, true}) {
+        const std::vector<float> all = run(corrects, 0, num_rows);
+        const StreamsView streams = {.data = before.data(),
+                                     .stride = all_stride,
+                                     .num_streams = num_streams,
+                                     .num_rows = num_rows,
+                                     .dim = dim};
+        const std::vector<float> host_coefficients =
+            world.download<float>(corrects ? corrections : predictions);
+        const std::vector<double> expected =
+            corrects ? reference::corrected_streams({.streams = streams,
+                                                     .active = active,
+                                                     .activated = activated.data(),
+                                                     .modalities = modalities.data(),
+                                                     .coefficients = host_coefficients.data()})
+                     : reference::predicted_streams({.streams = streams,
+                                                     .modalities = modalities.data(),
+                                                     .coefficients = host_coefficients.data()});
+        for (int64_t i = 0; i < num_streams * all_stride; ++i) {
+          const int64_t stream = i / all_stride, at = i % all_stride;
+          if (at >= num_rows * dim) {
+            ASSERT_EQ(all[i], before[i]) << "between streams";
+          } else {
+            ASSERT_NEAR(all[i], expected[stream * num_rows * dim + at], 1e-5)
+                << at << " of stream " << stream << (corrects ? ", corrected" : ", predicted");
+          }
+        }
+        for (int row = 0; row < num_rows; ++row) {
+          std::vector<float> others = before;
+          const std::vector<float> alone = run(corrects, row, 1);
+          for (int stream = 0; stream < num_streams; ++stream) {
+            const int64_t begin = stream * all_stride + row * dim;
+            std::copy_n(all.begin() + begin, dim, others.begin() + begin);
+          }
+          EXPECT_EQ(alone, others) << "row " << row;
+        }
       }
     }
   }

@@ -148,18 +148,21 @@ TEST_P(ProjectionChooserTest, ActivationsAreAppliedToSumsAndGates) {
 }
 
 TEST_P(ProjectionChooserTest, HeadsAreNormalisedRotatedAndCached) {
-  const QkvShape shape = {.num_heads = 3,
-                          .num_kv_heads = 2,
-                          .head_dim = 12,
-                          .rotary_dim = 12,
-                          .has_norms = true,
-                          .has_bias = true};
-  const QkvWorld world(shape, act_, kRows, kK);
-  const auto weight = pack(world.matrix(), shape.num_outputs(), kK);
-  for (const std::string& way : ways()) {
-    SCOPED_TRACE(way);
-    prefer(way);
-    world.expect_matches(world.run(*this, *weight, kRows));
+  for (const int num_kv_heads : {2, 0}) {
+    const QkvShape shape = {.num_heads = 3,
+                            .num_kv_heads = num_kv_heads,
+                            .head_dim = 12,
+                            .rotary_dim = 12,
+                            .has_norms = true,
+                            .has_value_norms = true,
+                            .has_bias = true};
+    const QkvWorld world(shape, act_, kRows, kK);
+    const auto weight = pack(world.matrix(), shape.num_outputs(), kK);
+    for (const std::string& way : ways()) {
+      SCOPED_TRACE(way);
+      prefer(way);
+      world.expect_matches(world.run(*this, *weight, kRows));
+    }
   }
 }
 

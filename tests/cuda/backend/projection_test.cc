@@ -434,17 +434,34 @@ TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
        .head_dim = 40,
        .rotary_dim = 24,
        .has_norms = true,
-       .norm_after_rope = true},
+       .norm_after_rope = true,
+       .has_value_norms = true},
       {.num_heads = 2,
        .num_kv_heads = 2,
        .head_dim = 64,
        .rotary_dim = 64,
        .has_norms = true,
        .norm_after_rope = true,
+       .has_value_norms = true,
        .has_query_scales = true,
        .has_bias = true,
        .int8_kv = true},
       {.num_heads = 2, .num_kv_heads = 1, .head_dim = 6, .rotary_dim = 0},
+      {.num_heads = 2, .num_kv_heads = 2, .head_dim = 24, .has_value_norms = true},
+      {.num_heads = 3,
+       .num_kv_heads = 0,
+       .head_dim = 40,
+       .rotary_dim = 24,
+       .has_norms = true,
+       .has_query_scales = true,
+       .has_bias = true},
+      {.num_heads = 5, .num_kv_heads = 0, .head_dim = 8, .rotary_dim = 8, .int8_kv = true},
+      {.num_heads = 3,
+       .num_kv_heads = 0,
+       .head_dim = 16,
+       .rotary_dim = 16,
+       .has_norms = true,
+       .norm_all_heads = true},
       {.num_heads = 2, .num_kv_heads = 1, .head_dim = 256, .rotary_dim = 256, .has_norms = true},
       {.num_heads = 5,
        .num_kv_heads = 2,
@@ -452,6 +469,7 @@ TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
        .rotary_dim = 24,
        .has_norms = true,
        .norm_all_heads = true,
+       .has_value_norms = true,
        .has_query_scales = true,
        .has_bias = true},
       {.num_heads = 3,
@@ -464,7 +482,8 @@ TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
   for (const QkvShape& shape : shapes) {
     for (const int num_rows : {1, 6, 21, 70, 130}) {
       SCOPED_TRACE(::testing::Message()
-                   << "head_dim " << shape.head_dim << ", " << num_rows << " rows");
+                   << "head_dim " << shape.head_dim << ", " << shape.num_kv_heads << " KV heads, "
+                   << num_rows << " rows");
       const QkvWorld world(shape, act_, num_rows, kK);
       const auto weight = pack(world.matrix(), shape.num_outputs(), kK);
       world.expect_matches(world.run(*this, *weight, num_rows));
@@ -484,6 +503,7 @@ TEST_P(QkvTest, RowsAreBitEqualWhateverTheirNumber) {
                             .has_norms = true,
                             .norm_all_heads = norms == Norms::kAllHeads,
                             .norm_after_rope = norms == Norms::kRotatedHeads,
+                            .has_value_norms = true,
                             .has_query_scales = true,
                             .has_bias = true,
                             .int8_kv = true};

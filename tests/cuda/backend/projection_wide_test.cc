@@ -111,19 +111,22 @@ TEST_P(WideProjectionTest, ActivationsAreAppliedToSumsAndGates) {
 
 TEST_P(WideProjectionTest, HeadsAreRotatedAndCached) {
   constexpr int kRows = 200, kK = 64, kDim = 24;
-  const QkvShape shape = {.num_heads = outputs_for(kRows, 128) / kDim + 3,
-                          .num_kv_heads = 2,
-                          .head_dim = kDim,
-                          .rotary_dim = kDim,
-                          .has_norms = true,
-                          .norm_after_rope = true,
-                          .has_query_scales = true};
-  const QkvWorld world(shape, act_, kRows, kK);
-  const auto weight = pack(world.matrix(), shape.num_outputs(), kK);
-  for (int run = 0; run < 2; ++run) {  // counters of heads start at zero again
-    num_wide_projections = 0;
-    world.expect_matches(world.run(*this, *weight, kRows));
-    EXPECT_EQ(num_wide_projections, 1);
+  for (const int num_kv_heads : {2, 0}) {
+    const QkvShape shape = {.num_heads = outputs_for(kRows, 128) / kDim + 3,
+                            .num_kv_heads = num_kv_heads,
+                            .head_dim = kDim,
+                            .rotary_dim = kDim,
+                            .has_norms = true,
+                            .norm_after_rope = true,
+                            .has_value_norms = true,
+                            .has_query_scales = true};
+    const QkvWorld world(shape, act_, kRows, kK);
+    const auto weight = pack(world.matrix(), shape.num_outputs(), kK);
+    for (int run = 0; run < 2; ++run) {  // counters of heads start at zero again
+      num_wide_projections = 0;
+      world.expect_matches(world.run(*this, *weight, kRows));
+      EXPECT_EQ(num_wide_projections, 1);
+    }
   }
 }
 
