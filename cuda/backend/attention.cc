@@ -50,6 +50,14 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
   check_kv(args.kv, act_dtype_);
   SPECDEC_CHECK_EQ(args.num_heads % args.kv.num_kv_heads, 0);
   SPECDEC_CHECK_GT(args.scale, 0.0f);
+  if (args.soft_cap != 0.0f && args.kv.head_dim > kMaxCappedHeadDim) {
+    throw InvalidArgument(
+        "model",
+        str_cat("scores with a soft cap (attn_logit_softcapping) are computed on a GPU for "
+                "heads of at most ",
+                kMaxCappedHeadDim, " elements, and these have ", args.kv.head_dim,
+                "; use device='cpu'"));
+  }
   if (args.batch->num_rows == 0) return;
   kernels_.attention.tree_attention(
       *stream_,

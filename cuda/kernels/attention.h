@@ -1,9 +1,9 @@
 // Attention over the paged cache, and copies within the cache.
 //
-// A row's result depends on positions alone: keys come in tiles of kAttentionTile positions, tiles
-// in splits (split_of in attention_items.cuh). A softmax runs over the tiles of a split in order,
-// and splits are joined in order. Which block computes which split, and beside which other rows,
-// never changes a bit.
+// A row's result depends on positions alone: keys come in tiles of kAttentionTile positions, or
+// half as many for heads of more than kMaxCappedHeadDim elements, and tiles in splits (split_of in
+// attention_items.cuh). A softmax runs over the tiles of a split in order, and splits are joined in
+// order. Which block computes which split, and beside which other rows, never changes a bit.
 //
 // Plain version: reference::tree_attention (tests/testing/oracle/operations.cc), double loops that
 // AttentionTest.MatchesDoubleLoop (tests/cuda/backend/attention_test.cc) compares with; its
@@ -21,7 +21,8 @@ namespace specdec::cuda {
 
 inline constexpr int kAttentionTile = 64;         // positions
 inline constexpr int kFewAttentionRows = 64;      // most rows for the few-rows kernels: decoding
-inline constexpr int kMaxAttentionHeadDim = 256;  // a multiple of 8, of 16 with int8
+inline constexpr int kMaxAttentionHeadDim = 512;  // a multiple of 8, of 16 with int8
+inline constexpr int kMaxCappedHeadDim = 256;     // with a soft cap of scores
 // Most shared memory of a block. Some GPUs have less than heads of more than 128 need.
 inline constexpr int attention_shared_bytes(int head_dim) {
   return (head_dim <= 128 ? 98 : 162) * 1024;

@@ -4,8 +4,8 @@
 // that writes the last partial result of a row and head joins them all.
 //
 // Few pairs are computed by all warps together, each with some of the keys and then some of the
-// columns; many pairs by one warp per 16. Both do the same arithmetic in the same order, because
-// weights pass unchanged, through shared memory or registers.
+// columns; many pairs by one warp per 16, but for heads of more than 256. Both do the same
+// arithmetic in the same order, because weights pass unchanged, through shared memory or registers.
 #pragma once
 
 #include <type_traits>
@@ -23,7 +23,7 @@ __device__ __forceinline__ void list_ancestors(const AttentionParams& params, co
   const uint64_t* mask =
       params.batch.ancestor_mask + static_cast<int64_t>(row) * params.batch.mask_words;
 #pragma unroll 1
-  for (int word = threadIdx.x; word * 64 < item.extent.num_tree_slots; word += kAttentionThreads) {
+  for (int word = threadIdx.x; word * 64 < item.extent.num_tree_slots; word += Tiles::kThreads) {
     int depth = 0;
 #pragma unroll 1
     for (int before = 0; before < word; ++before) depth += __popcll(load_mask(mask + before));
@@ -43,7 +43,7 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
                                           const AttentionMemory<Tiles>& memory) {
   const Item& item = work.item;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < Tiles::kPairs; i += kAttentionThreads) {
+  for (int i = threadIdx.x; i < Tiles::kPairs; i += Tiles::kThreads) {
     // Indices past the last pair repeat that pair; their results are not written.
     const int pair = item.first_pair + min(i, item.num_pairs - 1);
     const int group_size = work.shape.group_size;
@@ -88,10 +88,10 @@ __device__ __forceinline__ void keep_item(const AttendArgs& args, const BlockWor
   const auto* words = reinterpret_cast<const uint32_t*>(&known);
   constexpr int kWorkWords = sizeof(ItemWork) / 4;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kWorkWords; i += kAttentionThreads) kept[i] = words[i];
+  for (int i = threadIdx.x; i < kWorkWords; i += Tiles::kThreads) kept[i] = words[i];
   const int* ranges = memory.begins();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < 3 * Tiles::kPairs; i += kAttentionThreads) {
+  for (int i = threadIdx.x; i < 3 * Tiles::kPairs; i += Tiles::kThreads) {
     kept[kWorkWords + i] = static_cast<uint32_t>(ranges[i]);
   }
 }
@@ -107,7 +107,7 @@ __device__ __forceinline__ void recall_item(const AttendArgs& args, BlockWork& w
   int* ranges = memory.begins();
   constexpr int kWorkWords = sizeof(ItemWork) / 4;
 #pragma unroll 2
-  for (int i = threadIdx.x; i < kWorkWords + 3 * Tiles::kPairs; i += kAttentionThreads) {
+  for (int i = threadIdx.x; i < kWorkWords + 3 * Tiles::kPairs; i += Tiles::kThreads) {
     const uint32_t word = __ldcg(kept + i);
     if (i < kWorkWords) {
       words[i] = word;
@@ -128,7 +128,7 @@ __device__ __forceinline__ void begin_query_copy(const AttentionParams& params,
   const int64_t first = static_cast<int64_t>(item.extent.first_row) * work.shape.num_heads;
   const T* q = static_cast<const T*>(params.q);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < Tiles::kPairs * kRowChunks; i += kAttentionThreads) {
+  for (int i = threadIdx.x; i < Tiles::kPairs * kRowChunks; i += Tiles::kThreads) {
     const int index = i / kRowChunks, chunk = i % kRowChunks;
     const int64_t row_head = first + memory.row_heads()[index];
     const bool valid = index < item.num_pairs && chunk * kChunk < head_dim;
@@ -140,13 +140,14 @@ __device__ __forceinline__ void begin_query_copy(const AttentionParams& params,
 template <class Tiles, int kWarpColumns>
 __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork& work,
                                          const AttentionMemory<Tiles>& memory) {
+  constexpr int kTile = Tiles::kTile;
   constexpr int kAhead = Tiles::kStages - 1;  // tiles in flight while one is computed
   const AttentionParams& params = args.params;
   WarpTile<Tiles, kWarpColumns> warp;
   warp.begin_item();
-  const int first = work.range.begin / kAttentionTile;
-  const int limit = (work.range.limit + kAttentionTile - 1) / kAttentionTile;
-  RowFinder finder;
+  const int first = work.range.begin / kTile;
+  const int limit = (work.range.limit + kTile - 1) / kTile;
+  RowFinder<kTile> finder;
   float scale = 0.0f;
   int next_stage = kAhead;
   // `next` is the tile whose copy begins. The loop starts one tile early, with an iteration that
@@ -159,7 +160,7 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
       finder.store(params, work, memory.rows(next_stage));
       if constexpr (Tiles::kIsInt8) {
         const int before = next_stage == 0 ? kAhead : next_stage - 1;
-        if (next > first) memory.scales(before)[threadIdx.x] = scale;
+        if (next > first && has_scale<Tiles>()) memory.scales(before)[threadIdx.x] = scale;
       }
       if (tile == first) {
         ptx::copy_async_wait<0>();  // includes the query
@@ -168,9 +169,9 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
       }
       __syncthreads();
       if (next < limit) {
-        if ((next + 1) * kAttentionTile > work.item.extent.base_len) ptx::wait_for_previous();
+        if ((next + 1) * kTile > work.item.extent.base_len) ptx::wait_for_previous();
         begin_copy(memory, params.kv, next_stage);
-        if constexpr (Tiles::kIsInt8) scale = load_scale(params.kv, memory.rows(next_stage));
+        if constexpr (Tiles::kIsInt8) scale = load_scale<Tiles>(params.kv, memory.rows(next_stage));
       }
       if (next == first + kAhead - 1) {
         ptx::wait_for_previous();
@@ -185,11 +186,11 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
       unpack_tile(memory, stage);
       __syncthreads();
     }
-    const int position = tile * kAttentionTile;
+    const int position = tile * kTile;
     warp.attend(memory, stage, position, work.range, args);
     const int split = split_of(position);
     const bool is_last = tile + 1 == limit;
-    if (!is_last && split_of(position + kAttentionTile) == split) continue;
+    if (!is_last && split_of(position + kTile) == split) continue;
     warp.end_split(args.scale_log2);
     if (is_last || work.item.sharing == Sharing::kSplits) {
       warp.write(args, work.shape, work.item, memory, split);
@@ -201,9 +202,9 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
 }
 
 // Joins the partial results of an item's pairs, num_partials[pair] each, where that is not 0. Each
-// warp takes every kAttentionWarps-th pair. Joining is bound by latency, so a warp loads as many
-// partial results as it has lanes together, of several pairs or a part of one's, and works out all
-// their factors at once. Results are joined in order, whatever was loaded together.
+// warp takes every kWarps-th pair. Joining is bound by latency, so a warp loads as many partial
+// results as it has lanes, or room for, together, of several pairs or a part of one's, and works
+// out all their factors at once. Results are joined in order, whatever was loaded together.
 //   first_of(pair): its first partial result
 template <class Tiles, class FirstOf>
 __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWork& work,
@@ -216,11 +217,14 @@ __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWo
   using Vector = std::conditional_t<kVector == 2, float2, float4>;
   constexpr int kPartialBytes = kDim * 4;
   constexpr int kPartialChunks = kPartialBytes / kChunkBytes;
-  static_assert(kAttentionWarps * kWarpSize * kPartialBytes <= Tiles::kRingBytes);
+  // Partial results that a warp loads together.
+  constexpr int kFitting = Tiles::kRingBytes / (Tiles::kWarps * kPartialBytes);
+  constexpr int kLoads = kFitting < kWarpSize ? kFitting : kWarpSize;
+  static_assert(Tiles::kThreads * sizeof(float4) <= Tiles::kMaxima - Tiles::kWeights);
   const Item& item = work.item;
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  unsigned char* loaded = memory.ring() + warp * kWarpSize * kPartialBytes;
+  unsigned char* loaded = memory.ring() + warp * kLoads * kPartialBytes;
   // Of each partial result: the factor of the totals before it, the factor of its values, its sum,
   // and the maximum with it.
   float4* factors = reinterpret_cast<float4*>(memory.weights()) + warp * kWarpSize;
@@ -234,9 +238,9 @@ __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWo
     int own_first = 0;  // the lane that has the first one of the same pair
     int num_loaded = 0, num_before = num_joined, end = pair;
 #pragma unroll 1
-    for (; end < item.num_pairs && num_loaded < kWarpSize; end += kAttentionWarps) {
+    for (; end < item.num_pairs && num_loaded < kLoads; end += Tiles::kWarps) {
       const int left = num_partials[end] - num_before;
-      const int count = min(left, kWarpSize - num_loaded);
+      const int count = min(left, kLoads - num_loaded);
       const int64_t first = first_of(end) + num_before;
       const char* from = reinterpret_cast<const char*>(args.workspace.values + first * kDim);
       unsigned char* to = loaded + num_loaded * kPartialBytes;
@@ -267,7 +271,7 @@ __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWo
     if (lane == own_first) before = before_all;
     factors[lane] = make_float4(decay(before, maximum, args.scale_log2),
                                 decay(part.x, maximum, args.scale_log2), part.y, maximum);
-    total_maximum = __shfl_sync(kAllLanes, maximum, kWarpSize - 1);
+    total_maximum = __shfl_sync(kAllLanes, maximum, kLoads - 1);
     ptx::copy_async_wait<0>();
     __syncwarp();
     const float* values = reinterpret_cast<const float*>(loaded) + lane * kValues;
@@ -311,7 +315,7 @@ __device__ __forceinline__ void join_pairs(const AttendArgs& args, const BlockWo
 #pragma unroll
       for (int i = 0; i < kValues; ++i) totals[i] = 0.0f;
       num_joined = 0;
-      pair += kAttentionWarps;
+      pair += Tiles::kWarps;
     }
     if (num_loaded == 0) pair = end;
     __syncwarp();  // factors and values are read
@@ -325,7 +329,7 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
                                           const AttentionMemory<Tiles>& memory) {
   const Item& item = work.item;
   const WorkShape& shape = work.shape;
-  static_assert(Tiles::kPairs <= kAttentionThreads && Tiles::kPairs <= 64);
+  static_assert(Tiles::kPairs <= Tiles::kThreads && Tiles::kPairs <= 64);
   int* num_partials = reinterpret_cast<int*>(memory.maxima());  // [pairs]; 0: not to be joined
   const auto first_column = [&](int pair) {
     return shape.column_of(item.extent, item.sharing, split_of(memory.begins()[pair]));
@@ -357,15 +361,15 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
 }
 
 // Writes zeros to the rows of no request.
-template <class T>
+template <class Tiles>
 __device__ __forceinline__ void clear_unused_rows(const AttentionParams& params) {
   const int row_words = params.num_heads * params.kv.head_dim / 2;
   const int begin = params.batch.cu_rows[params.batch.num_requests];
   auto* out = static_cast<uint32_t*>(params.out) + static_cast<int64_t>(begin) * row_words;
   const int num_words = (params.batch.num_rows - begin) * row_words;
 #pragma unroll 1
-  for (int i = blockIdx.x * kAttentionThreads + threadIdx.x; i < num_words;
-       i += gridDim.x * kAttentionThreads) {
+  for (int i = blockIdx.x * Tiles::kThreads + threadIdx.x; i < num_words;
+       i += gridDim.x * Tiles::kThreads) {
     out[i] = 0;
   }
 }
@@ -410,7 +414,7 @@ __device__ __forceinline__ int take_work(const AttendArgs& args, BlockWork& work
 
 // kReadsList: an earlier launch of the same pass has written the work list.
 template <class Tiles, bool kReadsList>
-__global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
+__global__ void __launch_bounds__(Tiles::kThreads, Tiles::kRegisterBlocks)
     attend_kernel(const AttendArgs args) {
   SPECDEC_SHARED_BYTES(shared);
   __shared__ BlockWork work;
@@ -425,11 +429,11 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
     if (work.range.begin < work.range.limit) {
       const int num_pairs = work.item.num_pairs;
       if constexpr (Tiles::kIsFew) {
-        run_item<Tiles, kAttentionWarps / Tiles::kMostWarpRows>(args, work, memory);
+        run_item<Tiles, Tiles::kWarps / Tiles::kMostWarpRows>(args, work, memory);
       } else if (num_pairs <= 16) {
-        run_item<Tiles, kAttentionWarps>(args, work, memory);
+        run_item<Tiles, Tiles::kWarps>(args, work, memory);
       } else if (Tiles::kMostWarpRows == 2 || num_pairs <= 32) {
-        run_item<Tiles, kAttentionWarps / 2>(args, work, memory);
+        run_item<Tiles, Tiles::kWarps / 2>(args, work, memory);
       } else if constexpr (Tiles::kMostWarpRows == 4) {
         run_item<Tiles, 1>(args, work, memory);
       }
@@ -454,7 +458,7 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
     const bool is_first = blockIdx.x == 0 && threadIdx.x == 0;
     if (args.num_stored != nullptr && is_first) *args.num_stored = num_items;
   }
-  clear_unused_rows<typename Tiles::Element>(args.params);
+  clear_unused_rows<Tiles>(args.params);
   if (in_turn && threadIdx.x == 0 && atomicAdd(args.workspace.counters + 1, 1u) == gridDim.x - 1) {
     args.workspace.counters[0] = args.workspace.counters[1] = 0;
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/check.h"
 #include "cuda/kernels/attention_kernel.cuh"
 #include "cuda/kernels/projection.h"
 
@@ -102,7 +103,7 @@ void launch_requests(Stream& stream, const AttentionParams& params) {
   const auto num_blocks = static_cast<unsigned>(params.num_multiprocessors * Tiles::kBlocksPerSm);
   const LaunchConfig config = {
       .grid = {num_blocks},
-      .block = {kAttentionThreads},
+      .block = {Tiles::kThreads},
       .shared_bytes = static_cast<size_t>(shared_bytes_of<Tiles>(params.batch)),
       .overlaps_previous = true,
       .lets_next_start_early = true,
@@ -127,12 +128,14 @@ template <class T, int kDim, bool kCodes>
 void launch_attention(Stream& stream, const AttentionParams& params) {
   using One = AttentionTiles<T, kDim, kCodes, 1>;
   using Two = AttentionTiles<T, kDim, kCodes, 2>;
-  using Four = AttentionTiles<T, kDim, kCodes, 4>;
-  static_assert(Four::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
+  // The kernel for all else.
+  using Any = AttentionTiles<T, kDim, kCodes, kDim <= kMaxCappedHeadDim ? 4 : 1>;
+  static_assert(Any::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
   if constexpr (kDim == 128 && !kCodes) {
     static_assert(shared_bytes_with_projection<One>() <= kStepSharedBytes);
     static_assert(shared_bytes_with_projection<Two>() <= kStepSharedBytes);
   }
+  if constexpr (Any::kIsFew) SPECDEC_CHECK_EQ(params.soft_cap, 0.0f);
   const int group_size = params.num_heads / params.kv.num_kv_heads;
   // Most rows that a request can have; one if none speculates.
   const int most_rows = params.batch.num_rows - params.batch.num_requests + 1;
@@ -142,14 +145,15 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
     const int left = params.batch.num_requests - begin;
     turn.batch = requests_from(params.batch, begin, left < kMostRequests ? left : kMostRequests);
     if (params.batch.num_requests > kMostRequests) turn.work_list = {};  // a list serves one launch
-    const bool is_few = params.batch.num_rows <= kFewAttentionRows && params.soft_cap == 0.0f;
+    const bool is_few =
+        Any::kIsFew || (params.batch.num_rows <= kFewAttentionRows && params.soft_cap == 0.0f);
     if (is_few && most_rows * group_size <= 16 &&
         shared_bytes_of<One>(turn.batch) <= params.max_shared_bytes) {
       launch_requests<One>(stream, turn);
     } else if (is_few && shared_bytes_of<Two>(turn.batch) <= params.max_shared_bytes) {
       launch_requests<Two>(stream, turn);
     } else {
-      launch_requests<Four>(stream, turn);
+      launch_requests<Any>(stream, turn);
     }
     begin += kMostRequests;
   } while (begin < params.batch.num_requests);
@@ -161,8 +165,10 @@ void launch_attention_by_dim(Stream& stream, const AttentionParams& params) {
     launch_attention<T, 64, kCodes>(stream, params);
   } else if (params.kv.head_dim <= 128) {
     launch_attention<T, 128, kCodes>(stream, params);
-  } else {
+  } else if (params.kv.head_dim <= 256) {
     launch_attention<T, 256, kCodes>(stream, params);
+  } else {
+    launch_attention<T, 512, kCodes>(stream, params);
   }
 }
 

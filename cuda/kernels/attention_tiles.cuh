@@ -14,8 +14,6 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-constexpr int kAttentionThreads = 128;
-constexpr int kAttentionWarps = kAttentionThreads / kWarpSize;
 constexpr int kChunkBytes = 16;
 constexpr int kChunk = 8;  // elements
 
@@ -28,6 +26,11 @@ constexpr int kChunk = 8;  // elements
 // Fewer blocks with more stages keep as many bytes in flight: 64 KB per SM with a 16-bit cache,
 // where about 40 KB are needed to read at full speed. Those of an item of one short split are in
 // flight before queries arrive.
+//
+// Heads of more than 256 have only this kernel, for any number of rows: one warp's registers cannot
+// hold sums of 16 pairs and all columns. The columns of 16 pairs are always divided among four
+// warps, and tiles are half as long, so that two stages fit. So prompts are slow: only 32 pairs
+// read keys and values together, and their warps wait for each other three times per tile.
 template <class T, int kDim, bool kCodes, int kWarpRows>
 struct AttentionTiles {
   using Element = T;
@@ -35,6 +38,11 @@ struct AttentionTiles {
   static constexpr bool kIsInt8 = kCodes;
   static constexpr int kElementBytes = kCodes ? 1 : 2;  // of the cache
   static constexpr bool kIsFew = kWarpRows <= 2;
+  static constexpr bool kIsLarge = kDim > kMaxCappedHeadDim;
+  static_assert(kIsFew || !kIsLarge);
+  static constexpr int kTile = kIsLarge ? kAttentionTile / 2 : kAttentionTile;  // positions
+  static constexpr int kWarps = kIsLarge ? 4 * kWarpRows : 4;
+  static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kMostWarpRows = kDim <= 128 || kIsFew ? kWarpRows : 2;
   static constexpr int kPairBits = kMostWarpRows == 1 ? 4 : kMostWarpRows == 2 ? 5 : 6;
   static constexpr int kPairs = 1 << kPairBits;  // per item
@@ -50,10 +58,12 @@ struct AttentionTiles {
                                       : kDim > 64 || kCodes ? 2
                                                             : 3;
   // Blocks per SM that the compiler leaves registers for.
-  static constexpr int kRegisterBlocks = kIsFew ? 2 * kBlocksPerSm : kBlocksPerSm;
+  static constexpr int kRegisterBlocks =
+      kIsFew && kThreads == 128 ? 2 * kBlocksPerSm : kBlocksPerSm;
   static constexpr int kStages = kIsFew && kDim <= 128 ? 3 : 2;
-  static constexpr int kTileElements = kAttentionTile * kDim;
-  static constexpr int kRawBytes = kAttentionTile * kDim;  // keys' or values' codes of a tile
+  static constexpr int kTileElements = kTile * kDim;
+  static constexpr int kRawBytes = kTile * kDim;   // keys' or values' codes of a tile
+  static constexpr int kScaleThreads = 2 * kTile;  // each loads a scale of a tile
 
   // Shared memory, in bytes from its start.
   static constexpr int kQuery = 0;
@@ -62,9 +72,9 @@ struct AttentionTiles {
   static constexpr int kWeights = kRaw + (kCodes ? kStages * 2 * kRawBytes : 0);
   static constexpr int kRingBytes = kWeights - kTiles;
   static constexpr int kMaxima = kWeights + 2 * 16 * kAttentionTile * 2;
-  static constexpr int kScales = kMaxima + 64 * 4;
-  static constexpr int kRows = kScales + (kCodes ? kStages * 2 * kAttentionTile * 4 : 0);
-  static constexpr int kRanges = kRows + kStages * kAttentionTile * 4;
+  static constexpr int kScales = kMaxima + (kIsLarge ? 4 * kPairs : 64) * 4;
+  static constexpr int kRows = kScales + (kCodes ? kStages * 2 * kTile * 4 : 0);
+  static constexpr int kRanges = kRows + kStages * kTile * 4;
   static constexpr int kItemEnds = kRanges + 3 * kPairs * 4;
   static constexpr int shared_bytes(int num_requests, int mask_words) {
     return kItemEnds + 2 * num_requests * 4 + 64 * mask_words * 2;
@@ -96,13 +106,13 @@ struct AttentionMemory {
   __device__ float* maxima() const { return reinterpret_cast<float*>(base + Tiles::kMaxima); }
   // [2][tile] scales of keys, then of values
   __device__ float* scales(int stage) const {
-    return reinterpret_cast<float*>(base + Tiles::kScales) + stage * 2 * kAttentionTile;
+    return reinterpret_cast<float*>(base + Tiles::kScales) + stage * 2 * Tiles::kTile;
   }
   // The memory of all stages, free while no tile is in use.
   __device__ unsigned char* ring() const { return base + Tiles::kTiles; }
   // [tile] rows of the cache; -1: none
   __device__ int* rows(int stage) const {
-    return reinterpret_cast<int*>(base + Tiles::kRows) + stage * kAttentionTile;
+    return reinterpret_cast<int*>(base + Tiles::kRows) + stage * Tiles::kTile;
   }
   // Per pair: the first position it sees, and one past the last.
   __device__ int* begins() const { return reinterpret_cast<int*>(base + Tiles::kRanges); }
@@ -143,8 +153,9 @@ struct StoredItem {
   int ranges[3 * Tiles::kPairs];  // AttentionMemory::begins, limits, row_heads
 };
 
-// Finds the cache rows of tiles: thread t < kAttentionTile finds the row of the tile's key t. The
-// block table is read one iteration before the row is needed.
+// Finds the cache rows of tiles: thread t < kTile finds the row of the tile's key t. The block
+// table is read one iteration before the row is needed.
+template <int kTile>
 struct RowFinder {
   int block = -1;  // block id; -1: nothing to read
   int offset = 0;
@@ -152,8 +163,8 @@ struct RowFinder {
   __device__ __forceinline__ void look_up(const AttentionParams& params, const BlockWork& work,
                                           const uint16_t* ancestors, int tile) {
     block = -1;
-    if (threadIdx.x >= kAttentionTile) return;
-    const int position = tile * kAttentionTile + static_cast<int>(threadIdx.x);
+    if (threadIdx.x >= kTile) return;
+    const int position = tile * kTile + static_cast<int>(threadIdx.x);
     if (position < work.range.begin || position >= work.range.limit) return;
     const Item& item = work.item;
     int slot = position;
@@ -167,7 +178,7 @@ struct RowFinder {
   }
   __device__ __forceinline__ void store(const AttentionParams& params, const BlockWork& work,
                                         int* rows) const {
-    if (threadIdx.x >= kAttentionTile) return;
+    if (threadIdx.x >= kTile) return;
     const PagedKvView& kv = params.kv;
     rows[threadIdx.x] =
         block < 0 ? -1 : (block * kv.num_kv_heads + work.item.kv_head) * kv.block_size + offset;
@@ -186,7 +197,7 @@ __device__ __forceinline__ void begin_copy(const AttentionMemory<Tiles>& memory,
   for (int part = 0; part < 2; ++part) {
     const char* source = static_cast<const char*>(part == 0 ? kv.keys : kv.values);
 #pragma unroll 2
-    for (int i = threadIdx.x; i < kAttentionTile * kRowChunks; i += kAttentionThreads) {
+    for (int i = threadIdx.x; i < Tiles::kTile * kRowChunks; i += Tiles::kThreads) {
       const int key = i / kRowChunks, chunk = i % kRowChunks;
       const int row = rows[key];
       const bool valid = row >= 0 && chunk * kChunkBytes < row_bytes;
@@ -204,12 +215,20 @@ __device__ __forceinline__ void begin_copy(const AttentionMemory<Tiles>& memory,
   }
 }
 
-// The scale of the tile's key (or value) with index threadIdx.x % kAttentionTile.
+// Whether the thread has a scale of every tile.
+template <class Tiles>
+__device__ __forceinline__ bool has_scale() {
+  return Tiles::kThreads == Tiles::kScaleThreads || threadIdx.x < Tiles::kScaleThreads;
+}
+
+// The scale of the tile's key (or value) with index threadIdx.x % kTile.
+template <class Tiles>
 __device__ __forceinline__ float load_scale(const PagedKvView& kv, const int* rows) {
-  const int row = rows[threadIdx.x % kAttentionTile];
+  if (!has_scale<Tiles>()) return 0.0f;
+  const int row = rows[threadIdx.x % Tiles::kTile];
   if (row < 0) return 0.0f;
   const KvLayout layout = {kv.num_blocks, kv.block_size, kv.num_kv_heads, kv.head_dim};
-  const void* codes = threadIdx.x < kAttentionTile ? kv.keys : kv.values;
+  const void* codes = threadIdx.x < Tiles::kTile ? kv.keys : kv.values;
   return __ldcg(layout.scales(codes) + row);
 }
 
@@ -225,11 +244,11 @@ template <class Tiles>
 __device__ __forceinline__ void unpack_tile(const AttentionMemory<Tiles>& memory, int stage) {
   using T = typename Tiles::Element;
   constexpr int kRowChunks = Tiles::kPaddedDim / kChunkBytes;
-  constexpr int kPartChunks = kAttentionTile * kRowChunks;
+  constexpr int kPartChunks = Tiles::kTile * kRowChunks;
 #pragma unroll 2
-  for (int i = threadIdx.x; i < 2 * kPartChunks; i += kAttentionThreads) {
+  for (int i = threadIdx.x; i < 2 * kPartChunks; i += Tiles::kThreads) {
     const int part = i / kPartChunks, key = i % kPartChunks / kRowChunks, chunk = i % kRowChunks;
-    const float scale = memory.scales(stage)[part * kAttentionTile + key];
+    const float scale = memory.scales(stage)[part * Tiles::kTile + key];
     const uint4 codes = *reinterpret_cast<const uint4*>(memory.raw(stage) + i * kChunkBytes);
     const uint4 low =
         make_uint4(unpack_codes<T>(codes.x, 0, scale), unpack_codes<T>(codes.x, 2, scale),

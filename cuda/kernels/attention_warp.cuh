@@ -46,7 +46,7 @@ template <class Tiles, int kWarpColumns>
 struct WarpTile {
   using T = typename Tiles::Element;
   static constexpr int kDim = Tiles::kPaddedDim;
-  static constexpr int kKeys = kAttentionTile / kWarpColumns;
+  static constexpr int kKeys = Tiles::kTile / kWarpColumns;
   static constexpr int kValues = kDim / kWarpColumns;
 
   int lane, warp_row, warp_column;
@@ -117,6 +117,7 @@ struct WarpTile {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
     }
+    if constexpr (kKeys == 8) return score_eight(memory, keys, scores[0]);
     const T* query = memory.query();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
@@ -133,6 +134,28 @@ struct WarpTile {
         ptx::mma_m16n8k16<T>(scores[2 * n + 1], a, high);
       }
     }
+  }
+
+  // The same with 8 keys, where a load has operands of two steps. The steps take turns at two sums,
+  // since each waits for the last step of its sum.
+  __device__ __forceinline__ void score_eight(const AttentionMemory<Tiles>& memory, const T* keys,
+                                              float (&scores)[4]) const {
+    const T* query = memory.query();
+    float odd_scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int k = 0; k < kDim / 16; k += 2) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4(b, chunk_at(keys, warp_column * 8 + lane % 8, 2 * k + lane / 8, kDim));
+      const uint32_t even[2] = {b[0], b[1]};
+      const uint32_t odd[2] = {b[2], b[3]};
+      uint32_t a[4];
+      ptx::ldmatrix_x4(a, chunk_at(query, warp_row * 16 + lane % 16, 2 * k + lane / 16, kDim));
+      ptx::mma_m16n8k16<T>(scores, a, even);
+      ptx::ldmatrix_x4(a, chunk_at(query, warp_row * 16 + lane % 16, 2 * k + 2 + lane / 16, kDim));
+      ptx::mma_m16n8k16<T>(odd_scores, a, odd);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[i] += odd_scores[i];
   }
 
   __device__ __forceinline__ static void cap(float limit, float (&scores)[kKeys / 8][4]) {
@@ -212,7 +235,7 @@ struct WarpTile {
   // Gives this warp's weights to the other warps of its pairs.
   __device__ __forceinline__ void share_weights(const AttentionMemory<Tiles>& memory,
                                                 const uint32_t (&weights)[kKeys / 8][2]) const {
-    T* shared = memory.weights();  // [pairs, tile]
+    T* shared = memory.weights();  // [pairs, kAttentionTile], of which kTile are used
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
@@ -229,7 +252,7 @@ struct WarpTile {
     const uint32_t one = pack<T>(1.0f, 1.0f);
     const uint32_t ones[2] = {one, one};
 #pragma unroll
-    for (int k = 0; k < kAttentionTile / 16; ++k) {
+    for (int k = 0; k < Tiles::kTile / 16; ++k) {
       uint32_t a[4];
       if constexpr (kWarpColumns > 1) {
         ptx::ldmatrix_x4(a, chunk_at(memory.weights(), warp_row * 16 + lane % 16, 2 * k + lane / 16,
@@ -265,8 +288,7 @@ struct WarpTile {
     if constexpr (!Tiles::kIsFew) {
       if (args.score_limit != 0.0f) cap(args.score_limit, scores);
     }
-    if (first_position < range.common_begin ||
-        first_position + kAttentionTile > range.common_limit) {
+    if (first_position < range.common_begin || first_position + Tiles::kTile > range.common_limit) {
       mask(memory, first_position, scores);
     }
     softmax(memory, args.scale_log2, scores, weights);

@@ -22,7 +22,7 @@ namespace specdec::cuda::testing {
 struct Launch {
   DType act = DType::kBF16;
   int num_multiprocessors = 4;
-  int max_shared_bytes = 226 * 1024;  // 0: no room for the kernels of few rows
+  int max_shared_bytes = 226 * 1024;  // if the device has as much; 0: no room for few rows' kernels
   size_t workspace_bytes = size_t{4} << 20;
 };
 
@@ -186,7 +186,9 @@ class AttentionTest : public CudaDeviceTest {
             .sinks = shape_.has_sinks ? sink_buffer_.as<float>() : nullptr,
             .first_position = shape_.first_position,
             .num_multiprocessors = launch.num_multiprocessors,
-            .max_shared_bytes = launch.max_shared_bytes,
+            .max_shared_bytes =
+                std::min(launch.max_shared_bytes,
+                         device().properties().max_shared_bytes_per_block - kMaxStaticSharedBytes),
             .workspace = workspace_.data(),
             .workspace_bytes = launch.workspace_bytes};
   }

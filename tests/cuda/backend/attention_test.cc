@@ -66,6 +66,17 @@ const Case kCases[] = {
     {.shape =
          {.num_kv_heads = 1, .group_size = 9, .head_dim = 256, .soft_cap = 5.0f, .has_sinks = true},
      .act = DType::kF16},
+    {.shape = {.num_kv_heads = 1, .group_size = 8, .head_dim = 512}},
+    {.shape = {.num_kv_heads = 1,
+               .group_size = 4,
+               .head_dim = 512,
+               .sliding_window = 100,
+               .has_sinks = true},
+     .act = DType::kF16},
+    {.shape =
+         {.num_kv_heads = 2, .group_size = 4, .head_dim = 512, .has_sinks = true, .int8_kv = true},
+     .tree_nodes = 33},
+    {.shape = {.num_kv_heads = 1, .group_size = 2, .head_dim = 264}, .act = DType::kF16},
 };
 
 TEST_P(AttentionTest, MatchesDoubleLoop) {
@@ -143,13 +154,17 @@ TEST_P(AttentionTest, MatchesCpuBackend) {
 }
 
 TEST_P(AttentionTest, ChunksOfAPromptDoNotMatter) {
-  for (const bool int8_kv : {false, true}) {
-    for (const int window : {0, 90}) {
+  struct Layer {
+    int head_dim, window;
+    float soft_cap;
+  };
+  for (const Layer& layer : {Layer{128, 0, 0.0f}, {128, 90, 0.7f}, {512, 0, 0.0f}}) {
+    for (const bool int8_kv : {false, true}) {
       PagedWorld world = make_world({.num_kv_heads = 1,
                                      .group_size = 4,
-                                     .head_dim = 128,
-                                     .sliding_window = window,
-                                     .soft_cap = window > 0 ? 0.7f : 0.0f,
+                                     .head_dim = layer.head_dim,
+                                     .sliding_window = layer.window,
+                                     .soft_cap = layer.soft_cap,
                                      .has_sinks = int8_kv,
                                      .int8_kv = int8_kv},
                                     40);
@@ -187,7 +202,8 @@ TEST_P(AttentionTest, TreeRowsEqualTheirPathsRunAsChains) {
                        .group_size = 8,
                        .head_dim = 128,
                        .has_sinks = true,
-                       .int8_kv = true}}) {
+                       .int8_kv = true},
+        AttentionShape{.num_kv_heads = 1, .group_size = 8, .head_dim = 512}}) {
     for (const int base_len : {7, 250, 512}) {
       PagedWorld world = make_world(shape, 80);
       Request tree = world.new_request(base_len + 70);
@@ -254,6 +270,25 @@ TEST_P(AttentionTest, NeitherTheGridNorTheWorkspaceMatters) {
             << num_multiprocessors << " " << workspace_bytes;
       }
     }
+  }
+}
+
+// With less shared memory heads of 512 are computed 16 pairs at a time, where there are more. Each
+// has many partial results, which a block loads in several turns.
+TEST_P(AttentionTest, SharedMemoryDoesNotMatter) {
+  for (const bool int8_kv : {false, true}) {
+    PagedWorld world = make_world(
+        {.num_kv_heads = 1, .group_size = 8, .head_dim = 512, .rotary_dim = 0, .int8_kv = int8_kv},
+        160);
+    Request request = world.new_request(2400);
+    fill(world, request, 2300, 1);
+    request.rows = Request::chain(tokens(5, 2));
+    const Launch launch = {.num_multiprocessors = 40};
+    const RowBytes rows = attend(world, {&request}, launch);
+    expect_near_reference(world, rows, launch);
+    EXPECT_EQ(attend_built(world, {.num_multiprocessors = 40,
+                                   .max_shared_bytes = attention_shared_bytes(512)}),
+              rows);
   }
 }
 

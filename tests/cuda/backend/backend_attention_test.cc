@@ -1,6 +1,7 @@
 // Attention as a backend runs it: over staged batches, with work lists that layers share.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -9,10 +10,12 @@
 #include "testing/device_kinds.h"
 #include "testing/paged_world.h"
 #include "testing/request_mixture.h"
+#include "testing/thrown.h"
 
 namespace specdec::cuda::testing {
 namespace {
 
+using specdec::testing::error_of;
 using specdec::testing::make_mixture;
 using specdec::testing::Mixture;
 using specdec::testing::PagedWorld;
@@ -136,6 +139,21 @@ TEST_P(BackendAttentionTest, APassHasAFewWorkLists) {
   EXPECT_FALSE(work_lists.list_of(args).is_made);
   backend->device().set_launch_settings({.work_lists = false});
   EXPECT_EQ(work_lists.list_of(args).memory, nullptr);
+}
+
+TEST_P(BackendAttentionTest, LargeHeadsWithASoftCapAreRefused) {
+  PagedWorld world = make_world({.num_kv_heads = 1, .group_size = 2, .head_dim = 264}, 140);
+  Mixture mixture = make_mixture(world);
+  world.build(mixture.pointers());
+  const auto backend = make_backend(GetParam(), DType::kBF16);
+  TreeAttentionArgs args = world.attention_args();
+  args.kv.dtype = DType::kBF16;
+  args.soft_cap = 50.0f;
+  const auto error = error_of<InvalidArgument>([&] { backend->tree_attention(args); });
+  EXPECT_EQ(error.field(), "model");
+  for (const char* part : {"attn_logit_softcapping", "264", "device='cpu'"}) {
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, BackendAttentionTest, ::testing::ValuesIn(device_kinds()),

@@ -70,8 +70,10 @@ TEST_P(KvCopyTest, MovesSlotsInEveryLayer) {
 TEST_P(KvCopyTest, HeadsThatNoKernelTakesAreRefused) {
   const auto backend = make_backend(GetParam(), DType::kF16);
   PagedKvView shape = {
-      .dtype = DType::kF16, .num_blocks = 5, .block_size = 16, .num_kv_heads = 2, .head_dim = 264};
+      .dtype = DType::kF16, .num_blocks = 5, .block_size = 16, .num_kv_heads = 2, .head_dim = 520};
   EXPECT_THROW(backend->kv_layer_bytes(shape), InvalidArgument);
+  shape.head_dim = 512;
+  EXPECT_GT(backend->kv_layer_bytes(shape), 0u);
   shape.head_dim = 72;
   EXPECT_GT(backend->kv_layer_bytes(shape), 0u);
   shape.dtype = DType::kI8;

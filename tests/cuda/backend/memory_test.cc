@@ -184,7 +184,9 @@ TEST(CudaMemory, HeadsThatSharedMemoryDoesNotHoldAreRefused) {
   };
   EXPECT_NE(refused_by(86, 256).find("101376 bytes"), std::string::npos);
   EXPECT_EQ(refused_by(86, 128), "");
+  EXPECT_NE(refused_by(86, 512).find("101376 bytes"), std::string::npos);
   EXPECT_EQ(refused_by(80, 256), "");
+  EXPECT_EQ(refused_by(80, 512), "");
 }
 
 TEST(CudaMemory, ACacheThatDoesNotFitSaysWhatToLower) {
