@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/str_cat.h"
 #include "cuda/backend/cuda_backend.h"
+#include "cuda/backend/kv_runs.h"
 #include "specdec/error.h"
 
 namespace specdec::cuda {
@@ -103,19 +104,13 @@ void CudaBackend::copy_kv(const CopyKvArgs& args) {
     kernels_.attention.copy_rows(
         *stream_, {.rows = args.features, .slots = staged_slots, .num_pairs = staged_count});
   }
-  const auto same_shape = [](const PagedKvView& a, const PagedKvView& b) {
-    return a.dtype == b.dtype && a.num_blocks == b.num_blocks && a.block_size == b.block_size &&
-           a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim;
-  };
-  for (size_t begin = 0; begin < layers.size();) {
-    size_t end = begin + 1;
-    while (end < layers.size() && same_shape(args.layers[begin], args.layers[end])) ++end;
-    kernels_.attention.copy_kv(*stream_, {.layers = staged_layers + begin,
-                                          .num_layers = static_cast<int>(end - begin),
-                                          .shape = args.layers[begin],
-                                          .slots = staged_slots,
-                                          .num_pairs = staged_count});
-    begin = end;
+  for (const auto& run : runs_of_one_shape(args.layers)) {
+    kernels_.attention.copy_kv(*stream_,
+                               {.layers = staged_layers + (run.data() - args.layers.data()),
+                                .num_layers = static_cast<int>(run.size()),
+                                .shape = run.front(),
+                                .slots = staged_slots,
+                                .num_pairs = staged_count});
   }
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "cuda/backend/kv_runs.h"
 
 namespace specdec::cuda {
 namespace {
@@ -293,11 +294,15 @@ void CudaDeviceStep::move_kv(const StepShape& shape, const Model& model,
                                                .num_requests = shape.num_seats,
                                                .slots = moves_,
                                                .num_pairs = num_moves_});
-  kernels_.attention.copy_kv(backend_.stream(), {.layers = model.layers,
-                                                 .num_layers = static_cast<int>(model.layers.size),
-                                                 .shape = model.model->kv_layers()[0],
-                                                 .slots = moves_,
-                                                 .num_pairs = num_moves_});
+  const std::span<const PagedKvView> layers = model.model->kv_layers();
+  for (const auto& run : runs_of_one_shape(layers)) {
+    kernels_.attention.copy_kv(backend_.stream(),
+                               {.layers = model.layers + (run.data() - layers.data()),
+                                .num_layers = static_cast<int>(run.size()),
+                                .shape = run.front(),
+                                .slots = moves_,
+                                .num_pairs = num_moves_});
+  }
   const PagedRowsView features = model.model->features();
   if (features.width == 0) return;
   kernels_.attention.copy_rows(backend_.stream(),

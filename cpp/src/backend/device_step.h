@@ -42,8 +42,8 @@ class StepModel {
   }
   virtual int vocab_size() const = 0;
   virtual DraftVocabulary draft_vocabulary() const { return {}; }
-  // The layers that have keys and values of their own. May be called once there is a cache, which
-  // is made after the device step.
+  // The layers that have keys and values of their own, those of one shape together. May be called
+  // once there is a cache, which is made after the device step.
   virtual std::span<const PagedKvView> kv_layers() const = 0;
   // The features that its passes store for a drafter, which move with the KV; width 0: none.
   virtual PagedRowsView features() const { return {}; }

@@ -1,5 +1,8 @@
 #include "runtime/kv_cache.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "core/check.h"
 #include "core/str_cat.h"
 #include "specdec/error.h"
@@ -47,6 +50,9 @@ KvCache::KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks) {
       layers_.push_back(view);
       own_layers_.push_back(view);
     }
+    std::ranges::stable_sort(own_layers_, {}, [](const PagedKvView& layer) {
+      return std::pair(layer.num_kv_heads, layer.head_dim);
+    });
   } catch (const OutOfMemory&) {
     throw OutOfMemory(str_cat("no memory for a KV cache of ", num_blocks, " blocks (",
                               bytes_of(backend, shape, num_blocks + 1),

@@ -32,7 +32,7 @@ class KvCache {
   KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks);
 
   std::span<const PagedKvView> layers() const { return layers_; }  // as KvCacheShape::layers
-  // Of the layers that have their own, in order.
+  // Of the layers that have their own, those of one shape together.
   std::span<const PagedKvView> own_layers() const { return own_layers_; }
   int64_t size_bytes() const { return size_bytes_; }
 
