@@ -63,6 +63,7 @@ void CudaBackend::embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args
                                   .index_offset = args.index_offset,
                                   .accumulate = args.accumulate,
                                   .scale = args.scale,
+                                  .unknown_is_first = args.unknown_is_first,
                                   .out = args.out,
                                   .num_rows = args.num_rows};
   if (rows.format() != WeightFormat::kAct) {

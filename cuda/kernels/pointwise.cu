@@ -133,7 +133,8 @@ __global__ void embed_kernel(Rows rows, EmbedRowsParams params) {
   ptx::let_next_start();
   const int k = 2 * (blockIdx.y * kEmbedThreads + threadIdx.x);
   if (k >= params.dim) return;
-  const int64_t id = int64_t{params.token_ids[blockIdx.x]} + params.index_offset;
+  int64_t id = int64_t{params.token_ids[blockIdx.x]} + params.index_offset;
+  if (params.unknown_is_first && id >= params.num_embeddings) id = 0;
   const bool is_known = id >= 0 && id < params.num_embeddings;
   const float none = __uint_as_float(0x7fc00000u);
   float2 values = is_known ? rows.pair(id, k) : make_float2(none, none);
@@ -234,12 +235,15 @@ __global__ void match_magnitude_kernel(MatchMagnitudeArgs params) {
   const int dim = params.dim;
   const int64_t offset = static_cast<int64_t>(blockIdx.x) * dim;
   const float* x = params.x + offset;
-  const float* reference = params.reference + offset;
   float* out = params.out + offset;
-  const auto square = [](float value) { return value * value; };
-  const float squares = row_sum(x, dim, is_aligned_row(x, dim), partial, square);
-  const float wanted = row_sum(reference, dim, is_aligned_row(reference, dim), partial, square);
-  const float factor = sqrtf(wanted / dim) / sqrtf(fmaxf(squares / dim, 1e-5f));
+  float factor = 1.0f;
+  if (params.reference != nullptr) {
+    const float* reference = params.reference + offset;
+    const auto square = [](float value) { return value * value; };
+    const float squares = row_sum(x, dim, is_aligned_row(x, dim), partial, square);
+    const float wanted = row_sum(reference, dim, is_aligned_row(reference, dim), partial, square);
+    factor = sqrtf(wanted / dim) / sqrtf(fmaxf(squares / dim, 1e-5f));
+  }
   ptx::let_next_start();
   for (int i = threadIdx.x; i < dim; i += kNormThreads) {
     const float value = product(x[i], factor);

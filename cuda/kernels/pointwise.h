@@ -41,6 +41,7 @@ struct EmbedRowsParams {
   int32_t index_offset;      // added to every id
   bool accumulate;           // out += row instead of out = row
   float scale;               // every row is multiplied by it
+  bool unknown_is_first;     // ids past the table read its first row
   float* out;                // [num_rows, dim]
   int num_rows;
 };

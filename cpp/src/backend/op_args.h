@@ -202,9 +202,10 @@ struct EmbedArgs {
   const int32_t* token_ids = nullptr;  // [num_rows]
   float* out = nullptr;                // [num_rows, dim]
   int num_rows = 0;
-  int32_t index_offset = 0;  // added to every id (OPT's positions start at 2)
-  bool accumulate = false;   // out += row instead of out = row
-  float scale = 1.0f;        // every row is multiplied by it
+  int32_t index_offset = 0;       // added to every id (OPT's positions start at 2)
+  bool accumulate = false;        // out += row instead of out = row
+  float scale = 1.0f;             // every row is multiplied by it
+  bool unknown_is_first = false;  // ids past the table read its first row; else they are not given
 };
 
 enum class NormKind : uint8_t { kRms, kLayer };
@@ -340,10 +341,11 @@ struct CorrectStreamsArgs {
 };
 
 // y[i] = x[i] * rms(reference[i]) / sqrt(max(1e-5, mean of the squares of x[i])), where rms is the
-// root of the mean of the squares; out[i] = y[i], or scale * (out[i] + y[i]).
+// root of the mean of the squares, or x[i] without a reference; out[i] = y[i], or scale * (out[i] +
+// y[i]).
 struct MatchMagnitudeArgs {
   const float* x = nullptr;          // [num_rows, dim]
-  const float* reference = nullptr;  // [num_rows, dim]
+  const float* reference = nullptr;  // [num_rows, dim], or null
   float* out = nullptr;              // [num_rows, dim]; may be x
   bool accumulate = false;
   float scale = 1.0f;  // with `accumulate` only

@@ -127,7 +127,8 @@ void CpuBackend::embed(const EmbedArgs& args) {
   }
   pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t id = int64_t{args.token_ids[row]} + args.index_offset;
+      int64_t id = int64_t{args.token_ids[row]} + args.index_offset;
+      if (args.unknown_is_first && id >= table.out_features()) id = 0;
       SPECDEC_CHECK_GE(id, 0);
       SPECDEC_CHECK_LT(id, table.out_features());
       float* out = args.out + row * dim;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -116,6 +117,8 @@ struct LayerSpec {
   MlpKind mlp = MlpKind::kGated;
   int inner_size = 0;         // inner size of the MLP, or of each expert
   int shared_inner_size = 0;  // of the MLP beside the experts, which every token runs; 0: none
+  // Gates below so many standard deviations above a row's mean become 0 (SparseGatesArgs).
+  std::optional<float> gate_deviations = {};
 
   bool norms_input() const {
     return norms == NormPlacement::kInput || norms == NormPlacement::kInputAndOutput;
@@ -172,6 +175,13 @@ struct ModelConfig {
   // per_layer_vocab tokens and the token's embedding; 0: none.
   int per_layer_dim = 0;
   int per_layer_vocab = 0;
+
+  // AltUp and LAuReL (Gemma 3n): residual streams side by side, of which the layers compute one,
+  // and the rank of a projection beside attention. 1 and 0: none.
+  int num_streams = 1;
+  int active_stream = 0;
+  bool scales_corrected = true;  // by a vector, what a layer's per-layer block reads
+  int laurel_rank = 0;
 
   // Factor of a block's output before it is added to the residual stream
   float residual_scale = 1.0f;

@@ -19,6 +19,7 @@ struct Wrapper {
 };
 constexpr auto kWrappers = std::to_array<Wrapper>({
     {"Gemma3ForConditionalGeneration", "gemma3_text"},
+    {"Gemma3nForConditionalGeneration", "gemma3n_text"},
     {"Gemma4ForConditionalGeneration", "gemma4_text"},
     {"Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"},
     {"Mistral3ForConditionalGeneration", "mistral"},

@@ -1,5 +1,7 @@
 #include "model/decoder.h"
 
+#include <algorithm>
+#include <numbers>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -9,6 +11,7 @@
 #include "model/decoder_workspace.h"
 #include "model/draft_head_fusion.h"
 #include "model/model_shard.h"
+#include "model/residual_streams.h"
 #include "model/stage_link.h"
 #include "model/weight_format.h"
 #include "specdec/error.h"
@@ -24,6 +27,16 @@ void check_sizes(const ModelConfig& config, int max_model_len, int max_rows) {
                                                    config.max_position_embeddings,
                                                    " positions the checkpoint has embeddings for"));
   }
+}
+
+Buffer make_gates(const ModelParts& parts, Backend& backend, int max_rows) {
+  int64_t width = 0;
+  for (const auto& layer : parts.layers) {
+    if (layer->sparse_gate) width = std::max(width, layer->sparse_gate->out_features());
+  }
+  if (width == 0) return {};
+  const auto count = static_cast<size_t>(max_rows * width);
+  return backend.allocate(count * sizeof(float), "decoder workspace");
 }
 
 int last_with_kv(const ModelConfig& config) {
@@ -49,9 +62,11 @@ struct Decoder::Impl {
         loaded(std::move(loaded_parts)),
         parts(loaded.parts),
         work(config, backend, row_limit),
+        gates(make_gates(parts, backend, row_limit)),
         ropes(make_ropes(config, backend, max_model_len)),
         stages(shard.coordinates(), first_layer, config.hidden_size, backend) {
     if (parts.final_norm) final_norm_params = parts.final_norm->params();
+    if (parts.streams) streams.emplace(config, *parts.streams, backend, row_limit);
     if (parts.fusion) fusion.emplace(*parts.fusion, config.hidden_size, backend, row_limit);
   }
 
@@ -70,7 +85,9 @@ struct Decoder::Impl {
                    bool accumulate, int num_rows);
   void add_experts(const Layer& layer, int num_rows);
   void add_normed_experts(const Layer& layer, int num_rows);
-  void embed_per_layer(const BatchView& batch);
+  void expand_sparse(const Layer& layer, const ProjectionInput& in);
+  void add_laurel(const Layer& layer, int num_rows);
+  void embed_per_layer(const BatchView& batch, const float* embedded);
   void add_per_layer(const Layer& layer, int index, int num_rows);
   void add_norm(const Norm& norm, const Buffer& x, Buffer& out, float scale, int num_rows);
   void add_block(const Layer& layer, const Linear& out, const Buffer& rows, const Norm& norm,
@@ -92,8 +109,10 @@ struct Decoder::Impl {
   LoadedParts loaded;
   const ModelParts& parts;
   DecoderWorkspace work;
+  Buffer gates;             // [max_rows, whole inner] float32, of sparse gates
   std::vector<Rope> ropes;  // as ModelConfig::ropes
   StageLink stages;
+  std::optional<ResidualStreams> streams;
   NormParams final_norm_params;
   std::optional<DraftHeadFusion> fusion;  // of a draft head
 };
@@ -229,8 +248,30 @@ void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const Pag
                           .out = work.attention.data()});
 }
 
+// The first half of an MLP with sparse gates, into work.inner.
+void Decoder::Impl::expand_sparse(const Layer& layer, const ProjectionInput& in) {
+  const int64_t num_gates = layer.sparse_gate->out_features();  // of all ranks
+  backend.linear({.weight = layer.sparse_gate.get(), .in = in, .out = gates.as<float>()});
+  backend.sparse_gates({.gates = gates.as<float>(),
+                        .deviations = *layer.spec.gate_deviations,
+                        .activation = config.activation,
+                        .num_rows = in.num_rows,
+                        .dim = static_cast<int>(num_gates)});
+  backend.activated_linear({.weight = layer.mlp_in.weight.get(),
+                            .in = in,
+                            .activation = Activation::kIdentity,
+                            .gated = false,
+                            .out = work.inner.data()});
+  backend.scale_rows({.rows = work.inner.data(),
+                      .factors = gates.as<float>() + layer.sparse_begin,
+                      .factor_stride = num_gates,
+                      .num_rows = in.num_rows,
+                      .dim = static_cast<int>(layer.mlp_in.weight->out_features())});
+}
+
 // The first half of a dense MLP, into work.inner.
 void Decoder::Impl::expand(const Layer& layer, const ProjectionInput& in) {
+  if (layer.sparse_gate) return expand_sparse(layer, in);
   backend.activated_linear({.weight = layer.mlp_in.weight.get(),
                             .in = in,
                             .bias = layer.mlp_in.bias.as<float>(),
@@ -326,17 +367,18 @@ void Decoder::Impl::add_normed_experts(const Layer& layer, int num_rows) {
   add_norm(layer.mlp_output_norm, work.block_sum, work.hidden, mlp_scale(layer), num_rows);
 }
 
-// The values that each layer reads beside the residual stream, which holds the embeddings now.
-void Decoder::Impl::embed_per_layer(const BatchView& batch) {
+// The values that each layer reads beside the residual stream.
+void Decoder::Impl::embed_per_layer(const BatchView& batch, const float* embedded) {
   const PerLayerEmbedding& embedding = *parts.per_layer;
   const int rows = batch.num_rows;
   backend.embed({.table = embedding.tokens.get(),
                  .token_ids = batch.token_ids,
                  .out = work.per_layer.as<float>(),
                  .num_rows = rows,
-                 .scale = embedding.token_scale});
+                 .scale = embedding.token_scale,
+                 .unknown_is_first = true});
   backend.linear({.weight = embedding.projection.get(),
-                  .in = {.x = work.hidden.data(), .dtype = DType::kF32, .num_rows = rows},
+                  .in = {.x = embedded, .dtype = DType::kF32, .num_rows = rows},
                   .out = work.per_layer_projected.as<float>(),
                   .scale = embedding.projection_scale});
   backend.norm({.norm = embedding.norm.params(),
@@ -352,12 +394,16 @@ void Decoder::Impl::embed_per_layer(const BatchView& batch) {
 void Decoder::Impl::add_per_layer(const Layer& layer, int index, int num_rows) {
   const PerLayerBlock& block = layer.per_layer;
   const int dim = parts.per_layer->dim;
-  backend.activated_linear(
-      {.weight = block.gate.get(),
-       .in = {.x = work.hidden.data(), .dtype = DType::kF32, .num_rows = num_rows},
-       .activation = config.activation,
-       .gated = false,
-       .out = work.per_layer_inner.data()});
+  const void* stream = work.hidden.data();
+  if (streams) {
+    streams->correct(layer, work.hidden.as<float>(), num_rows);
+    stream = streams->active();
+  }
+  backend.activated_linear({.weight = block.gate.get(),
+                            .in = {.x = stream, .dtype = DType::kF32, .num_rows = num_rows},
+                            .activation = config.activation,
+                            .gated = false,
+                            .out = work.per_layer_inner.data()});
   backend.scale_rows({.rows = work.per_layer_inner.data(),
                       .factors = work.per_layer.as<float>() + int64_t{index} * dim,
                       .factor_stride = int64_t{config.num_layers} * dim,
@@ -366,7 +412,34 @@ void Decoder::Impl::add_per_layer(const Layer& layer, int index, int num_rows) {
   backend.linear({.weight = block.out.get(),
                   .in = act_input(work.per_layer_inner, num_rows),
                   .out = work.hidden_spare.as<float>()});
-  add_norm(block.output_norm, work.hidden_spare, work.hidden, layer.stream_scale, num_rows);
+  if (streams) {
+    streams->add_to_others(block.output_norm, work.hidden_spare.as<float>(), num_rows);
+  } else {
+    add_norm(block.output_norm, work.hidden_spare, work.hidden, layer.stream_scale, num_rows);
+  }
+}
+
+// LAuReL (Menghani et al., 2024): adds the layer's normalised input and a low-rank map of the same.
+void Decoder::Impl::add_laurel(const Layer& layer, int num_rows) {
+  const NormParams norm = layer.attention_norm.params();
+  backend.norm({.norm = norm,
+                .x = work.hidden.as<float>(),
+                .out = work.block_sum.data(),
+                .out_dtype = DType::kF32,
+                .num_rows = num_rows,
+                .dim = config.hidden_size});
+  backend.linear({.weight = layer.laurel.left.get(),
+                  .in = block_input(layer, norm, num_rows),
+                  .out = work.laurel.as<float>()});
+  backend.linear({.weight = layer.laurel.right.get(),
+                  .in = {.x = work.laurel.data(), .dtype = DType::kF32, .num_rows = num_rows},
+                  .out = work.hidden_spare.as<float>()});
+  backend.match_magnitude({.x = work.block_sum.as<float>(),
+                           .out = work.hidden.as<float>(),
+                           .accumulate = true,
+                           .num_rows = num_rows,
+                           .dim = config.hidden_size});
+  add_norm(layer.laurel.norm, work.hidden_spare, work.hidden, 1.0f, num_rows);
 }
 
 void Decoder::Impl::run_layer(const Layer& layer, int index, const BatchView& batch,
@@ -374,8 +447,13 @@ void Decoder::Impl::run_layer(const Layer& layer, int index, const BatchView& ba
   const int rows = batch.num_rows;
   attend(layer, batch, kv);
   if (layer.spec.is_parallel) expand(layer, rows);
+  float attention_scale = 1.0f;  // of the stream and what attention and LAuReL add
+  if (layer.laurel.left) {
+    add_laurel(layer, rows);
+    attention_scale = std::numbers::sqrt2_v<float> / 2;
+  }
   add_block(layer, layer.attention_out, work.attention, layer.attention_norm,
-            layer.attention_output_norm, rows);
+            layer.attention_output_norm, rows, attention_scale);
   if (layer.spec.mlp == MlpKind::kExperts && layer.spec.norms_output()) {
     add_normed_experts(layer, rows);
   } else if (layer.spec.mlp == MlpKind::kExperts) {
@@ -399,17 +477,24 @@ void Decoder::Impl::forward(const ModelPass& pass) {
     embed(batch, fusion->token_rows());
     fusion->fuse(pass, work.hidden.as<float>());
   } else {
-    embed(batch, work.hidden.as<float>());
+    float* const embedded = streams ? streams->first() : work.hidden.as<float>();
+    embed(batch, embedded);
+    if (parts.per_layer) embed_per_layer(batch, embedded);
+    if (streams) streams->begin(batch.num_rows);
   }
-  if (parts.per_layer) embed_per_layer(batch);
   const int num_layers = static_cast<int>(parts.layers.size());
   for (int index = 0; index < num_layers; ++index) {
-    stages.tap_layer_input(pass, first_layer + index, work.hidden.as<float>());
     const Layer& layer = *parts.layers[index];
+    stages.tap_layer_input(pass, first_layer + index,
+                           streams ? streams->active() : work.hidden.as<float>());
+    if (streams) streams->predict(layer, work.hidden.as<float>(), batch.num_rows);
     if (pass.kv_only && index == last_kv_layer) {
       return project_qkv(layer, batch, pass.kv_layers[index]);
     }
     run_layer(layer, index, batch, pass.kv_layers[index]);
+  }
+  if (streams) {
+    streams->end(work.hidden.as<float>(), work.hidden_spare.as<float>(), batch.num_rows);
   }
   if (!stages.is_last()) return stages.send(pass, work.hidden.as<float>());
   stages.tap_layer_input(pass, first_layer + num_layers, work.hidden.as<float>());
@@ -467,6 +552,11 @@ int64_t Decoder::Impl::pass_bytes() const {
   if (parts.lm_head != nullptr) {
     bytes += size_of_matrix(parts.lm_head->weight) + size_of_matrix(parts.lm_head->project_out);
   }
+  if (parts.streams != nullptr) {
+    for (const auto* maps : {&parts.streams->projections, &parts.streams->unprojections}) {
+      for (const auto& matrix : *maps) bytes += size_of_matrix(matrix);
+    }
+  }
   if (parts.per_layer != nullptr) bytes += size_of_matrix(parts.per_layer->projection);
   if (parts.fusion != nullptr) {
     bytes += size_of_matrix(parts.fusion->embedding);
@@ -480,6 +570,8 @@ int64_t Decoder::Impl::pass_bytes() const {
     }
     bytes += size_of_matrix(layer->experts.router.weight) + size_of_matrix(layer->shared_gate);
     bytes += size_of_matrix(layer->per_layer.gate) + size_of_matrix(layer->per_layer.out);
+    bytes += size_of_matrix(layer->laurel.left) + size_of_matrix(layer->laurel.right);
+    bytes += size_of_matrix(layer->mixing.router) + size_of_matrix(layer->sparse_gate);
     for (const auto& expert : layer->experts.storage) bytes += size_of_matrix(expert);
   }
   return bytes;

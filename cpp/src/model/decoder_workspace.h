@@ -21,12 +21,13 @@ struct DecoderWorkspace {
   Buffer inner;         // [max_rows, inner] act, of dense MLPs
   Buffer normed;        // [max_rows, hidden] act, with experts: what router and experts read
   Buffer router;        // [max_rows, num_experts] float32
-  Buffer block_sum;     // [max_rows, hidden] float32, with norms of the outputs of experts
+  Buffer block_sum;     // [max_rows, hidden] float32, with norms of experts' outputs, and LAuReL
   // With per-layer embeddings: [max_rows, num_layers * dim] float32, of all layers, and space for
   // the projection of the embedding.
   Buffer per_layer;
   Buffer per_layer_projected;
   Buffer per_layer_inner;  // [max_rows, dim] act
+  Buffer laurel;           // [max_rows, rank] float32
 };
 
 struct Rope {

@@ -253,6 +253,22 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   }
 }
 
+// An MLP whose gates are made sparse. A gate depends on all of its row, so every rank has all.
+void load_sparse_mlp(TensorLoader& loader, const std::string& prefix, int inner, Layer& layer) {
+  const ModelConfig& config = loader.config();
+  const TensorNames& names = config.names;
+  const SharedSums sums = loader.inner_sums(inner);
+  const RowRange own = {sums.slices.begin(), sums.slices.in_features()};
+  layer.sparse_begin = own.begin;
+  layer.sparse_gate =
+      loader.matrix(MatrixRole::kLayer, {{str_cat(prefix, weight_of(names.mlp_in[0])), inner}},
+                    config.hidden_size);
+  layer.mlp_in = loader.linear({{str_cat(prefix, names.mlp_in[1]), inner, {own}}},
+                               config.hidden_size, config.mlp_bias);
+  layer.mlp_out = loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner,
+                                config.mlp_bias, {.sums = &sums});
+}
+
 // An MLP of `inner` features in all; `in_names` as TensorNames::mlp_in.
 void load_dense_mlp(TensorLoader& loader, const std::string& prefix, int inner,
                     const std::array<std::string_view, 2>& in_names, std::string_view out_name,
@@ -311,20 +327,73 @@ void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
                       config.hidden_size);
     return;
   }
-  load_dense_mlp(loader, prefix, spec.inner_size, names.mlp_in, names.mlp_out, layer);
+  if (spec.gate_deviations) {
+    load_sparse_mlp(loader, prefix, spec.inner_size, layer);
+  } else {
+    load_dense_mlp(loader, prefix, spec.inner_size, names.mlp_in, names.mlp_out, layer);
+  }
   if (spec.norms_output()) {
     layer.mlp_output_norm = loader.output_norm(str_cat(prefix, names.mlp_output_norm));
   }
+}
+
+void load_streams(TensorLoader& loader, const std::string& prefix, StreamMixing& mixing) {
+  const ModelConfig& config = loader.config();
+  const int64_t count = config.num_streams, hidden = config.hidden_size;
+  if (count == 1) return;
+  const std::string block = str_cat(prefix, config.names.streams);
+  mixing.router_norm =
+      loader.norm(str_cat(block, ".router_norm"), hidden, 1.0f / static_cast<float>(hidden));
+  mixing.router = loader.matrix(MatrixRole::kFloat,
+                                {{str_cat(block, ".modality_router.weight"), count}}, hidden);
+  mixing.prediction = loader.vector_of(
+      loader.read_floats(str_cat(block, ".prediction_coefs.weight"), {count * count, count}));
+  mixing.correction = loader.vector_of(
+      loader.read_floats(str_cat(block, ".correction_coefs.weight"), {count, count}));
+}
+
+void load_laurel(TensorLoader& loader, const std::string& prefix, Laurel& laurel) {
+  const ModelConfig& config = loader.config();
+  if (config.laurel_rank == 0) return;
+  const std::string block = str_cat(prefix, config.names.laurel);
+  laurel.left = loader.matrix(MatrixRole::kLayer,
+                              {{str_cat(block, ".linear_left.weight"), config.laurel_rank}},
+                              config.hidden_size);
+  laurel.right = loader.matrix(MatrixRole::kLayer,
+                               {{str_cat(block, ".linear_right.weight"), config.hidden_size}},
+                               config.laurel_rank);
+  laurel.norm = loader.norm(str_cat(block, ".post_laurel_norm"));
+}
+
+std::shared_ptr<const StreamEnds> load_stream_ends(TensorLoader& loader) {
+  const ModelConfig& config = loader.config();
+  auto ends = std::make_shared<StreamEnds>();
+  const auto load = [&](std::string_view block, int index) {
+    return loader.matrix(MatrixRole::kLayer,
+                         {{str_cat(block, ".", index, ".weight"), config.hidden_size}},
+                         config.hidden_size);
+  };
+  for (int i = 0; i + 1 < config.num_streams; ++i) {
+    ends->projections.push_back(load(config.names.stream_projections, i));
+    ends->unprojections.push_back(load(config.names.stream_unprojections, i));
+  }
+  return ends;
 }
 
 void load_per_layer_block(TensorLoader& loader, const std::string& prefix, PerLayerBlock& block) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;
   if (config.per_layer_dim == 0) return;
-  block.gate =
-      loader.matrix(MatrixRole::kLayer,
-                    {{str_cat(prefix, weight_of(names.per_layer_gate)), config.per_layer_dim}},
-                    config.hidden_size);
+  const std::string gate = str_cat(prefix, weight_of(names.per_layer_gate));
+  if (config.num_streams > 1 && config.scales_corrected) {
+    // The factors of what the block reads.
+    const std::vector<float> factors = loader.read_floats(
+        str_cat(prefix, names.streams, ".correct_output_scale"), {config.hidden_size});
+    block.gate = loader.with_factors(MatrixRole::kLayer, gate, config.per_layer_dim, factors);
+  } else {
+    block.gate =
+        loader.matrix(MatrixRole::kLayer, {{gate, config.per_layer_dim}}, config.hidden_size);
+  }
   block.out = loader.matrix(MatrixRole::kLayer,
                             {{str_cat(prefix, weight_of(names.per_layer_out)), config.hidden_size}},
                             config.per_layer_dim);
@@ -360,6 +429,8 @@ std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string&
   layer->spec = spec;
   load_attention(loader, prefix, *layer);
   load_mlp(loader, prefix, *layer);
+  load_streams(loader, prefix, layer->mixing);
+  load_laurel(loader, prefix, layer->laurel);
   load_per_layer_block(loader, prefix, layer->per_layer);
   const std::string_view stream_scale = loader.config().names.stream_scale;
   if (!stream_scale.empty()) layer->stream_scale = loader.scalar(str_cat(prefix, stream_scale));
@@ -382,6 +453,7 @@ LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
   if (parts.layers.empty()) check_num_layers(loader);
   load_missing_ends(loader, parts);
   if (config.per_layer_dim > 0) parts.per_layer = load_per_layer_embedding(loader);
+  if (config.num_streams > 1) parts.streams = load_stream_ends(loader);
   if (parts.layers.empty()) {
     for (int index = coordinates.first_layer(config.num_layers);
          index < coordinates.end_layer(config.num_layers); ++index) {

@@ -76,6 +76,22 @@ struct PerLayerBlock {
   Norm output_norm;
 };
 
+// What a layer does to residual streams side by side, of which it computes one: before it they are
+// predicted, after it corrected (PredictStreamsArgs, CorrectStreamsArgs).
+struct StreamMixing {
+  Norm router_norm;                            // with the factor of what the router reads
+  std::unique_ptr<const PackedLinear> router;  // [num_streams, hidden]; null without streams
+  Buffer prediction;                           // float32 [num_streams^2, num_streams]
+  Buffer correction;                           // float32 [num_streams, num_streams]
+};
+
+// Added beside attention: the layer's normalised input, and norm(right left input).
+struct Laurel {
+  std::unique_ptr<const PackedLinear> left;   // [rank, hidden]; null without
+  std::unique_ptr<const PackedLinear> right;  // [hidden, rank]
+  Norm norm;
+};
+
 struct Layer {
   LayerSpec spec;
   AttentionHeads heads;   // of this rank
@@ -99,7 +115,11 @@ struct Layer {
       shared_gate;          // [1, hidden] of the MLP beside experts, or null
   Norm shared_output_norm;  // of the MLP beside experts; empty without
   PerLayerBlock per_layer;
-  float stream_scale = 1.0f;  // of the residual stream behind the layer
+  StreamMixing mixing;
+  Laurel laurel;
+  std::unique_ptr<const PackedLinear> sparse_gate;  // [whole inner, hidden]: mlp_in has the ups
+  int64_t sparse_begin = 0;                         // the first of this rank's gates
+  float stream_scale = 1.0f;                        // of the residual stream behind the layer
 };
 
 // From normalised rows of the residual stream to logits.
@@ -133,10 +153,17 @@ struct FeatureFusion {
   bool feeds_back_normed = false;
 };
 
+// To residual streams other than the first, and back: [hidden, hidden] each.
+struct StreamEnds {
+  std::vector<std::unique_ptr<const PackedLinear>> projections;
+  std::vector<std::unique_ptr<const PackedLinear>> unprojections;
+};
+
 struct ModelParts {
   std::shared_ptr<const FeatureFusion> fusion;  // of a draft head; else null
   std::shared_ptr<const Embedding> embedding;
   std::shared_ptr<const PerLayerEmbedding> per_layer;  // null without
+  std::shared_ptr<const StreamEnds> streams;           // null without
   std::vector<std::shared_ptr<const Layer>> layers;
   std::shared_ptr<const Norm> final_norm;  // null without
   std::shared_ptr<const LmHead> lm_head;

@@ -406,6 +406,35 @@ std::unique_ptr<const PackedLinear> TensorLoader::columns(MatrixRole role, const
   return pack(role, std::array{part});
 }
 
+std::unique_ptr<const PackedLinear> TensorLoader::with_factors(MatrixRole role,
+                                                               const std::string& name,
+                                                               int64_t rows,
+                                                               std::span<const float> factors) {
+  const size_t width = factors.size();
+  const WeightView matrix = read_matrix(name, rows, static_cast<int64_t>(width));
+  std::vector<float> values(static_cast<size_t>(rows) * width);
+  for (int64_t i = 0; i < rows; ++i) {
+    float* const row = &values[static_cast<size_t>(i) * width];
+    if (matrix.random.is_set()) {
+      RandomSource part = matrix.random;
+      part.first += i * static_cast<int64_t>(width);
+      fill_random(part, DType::kF32, width, row);
+    } else if (matrix.is_quantized()) {
+      dequantize_row(matrix, i, row);
+    } else {
+      const auto row_bytes = static_cast<int64_t>(width * size_of(matrix.values.dtype));
+      to_floats(static_cast<const std::byte*>(matrix.values.data) + i * row_bytes,
+                matrix.values.dtype, width, row);
+    }
+    for (size_t j = 0; j < width; ++j) row[j] *= factors[j];
+  }
+  release(name);
+  const WeightView scaled = {.values = {.data = values.data(),
+                                        .dtype = DType::kF32,
+                                        .shape = {rows, static_cast<int64_t>(width)}}};
+  return pack(role, std::array{scaled});
+}
+
 Buffer TensorLoader::vector(const std::vector<TensorPart>& parts) {
   std::vector<TensorView> views;
   for (const TensorPart& part : parts) {

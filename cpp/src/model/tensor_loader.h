@@ -85,6 +85,9 @@ class TensorLoader {
   // 8-bit floats are packed as float32, unless all columns are taken.
   std::unique_ptr<const PackedLinear> columns(MatrixRole role, const WeightView& matrix,
                                               int64_t begin, int64_t count);
+  // Packs the matrix `name`, whose column j is multiplied by factors[j], from float32.
+  std::unique_ptr<const PackedLinear> with_factors(MatrixRole role, const std::string& name,
+                                                   int64_t rows, std::span<const float> factors);
   void release(const std::string& name) { store_.release(resolve(name)); }
   // Whether two matrices of one shape have equal values. Reads `name` and releases it uncounted.
   bool is_equal(const std::string& name, const WeightView& other);

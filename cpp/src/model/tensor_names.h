@@ -67,6 +67,13 @@ struct TensorNames {
   std::string_view per_layer_gate = "per_layer_input_gate";
   std::string_view per_layer_out = "per_layer_projection";
   std::string_view per_layer_output_norm = "post_per_layer_input_norm";
+
+  // Of residual streams side by side (Gemma 3n): "<projections>.<stream - 1>", from the embedding
+  // and back; of each layer, the block that holds its matrices, and the block beside attention.
+  std::string_view stream_projections = "model.altup_projections";
+  std::string_view stream_unprojections = "model.altup_unembed_projections";
+  std::string_view streams = "altup";
+  std::string_view laurel = "laurel";
 };
 
 }  // namespace specdec

@@ -432,12 +432,16 @@ TEST_P(CpuPointwise, MagnitudesAreMatched) {
     }
     const std::vector<float> reference = random_values(random, num_rows * dim, 3.0f);
     const std::vector<float> before = random_values(random, num_rows * dim);
-    for (const auto& [accumulate, in_place] :
-         {std::pair{false, false}, {false, true}, {true, false}, {true, true}}) {
+    for (const auto& [accumulate, in_place, has_reference] : {std::tuple{false, false, true},
+                                                              {false, true, true},
+                                                              {true, false, true},
+                                                              {true, true, true},
+                                                              {false, false, false},
+                                                              {true, false, false}}) {
       std::vector<float> out = in_place ? x : before;
       const std::vector<float> initial = out;
       MatchMagnitudeArgs args = {.x = in_place ? out.data() : x.data(),
-                                 .reference = reference.data(),
+                                 .reference = has_reference ? reference.data() : nullptr,
                                  .out = out.data(),
                                  .accumulate = accumulate,
                                  .scale = accumulate ? 0.7f : 1.0f,
@@ -452,7 +456,7 @@ TEST_P(CpuPointwise, MagnitudesAreMatched) {
         const int64_t begin = int64_t{row} * dim;
         std::vector<float> alone(initial.begin() + begin, initial.begin() + begin + dim);
         args.x = in_place ? alone.data() : x.data() + begin;
-        args.reference = reference.data() + begin;
+        if (has_reference) args.reference = reference.data() + begin;
         args.out = alone.data();
         single.match_magnitude(args);
         EXPECT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + begin)) << row;

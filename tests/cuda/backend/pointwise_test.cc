@@ -300,8 +300,10 @@ TEST_P(CudaPointwise, MagnitudesAreMatched) {
       x[2 * dim + i] = 0.0f;
     }
     const std::vector<float> reference = random_values(num_rows * dim, 2, 3.0f);
-    enum class Out { kOwn, kInPlace, kSum };
-    for (const Out way : {Out::kOwn, Out::kInPlace, Out::kSum}) {
+    enum class Out { kOwn, kInPlace, kSum, kSumUnmatched };
+    for (const Out way : {Out::kOwn, Out::kInPlace, Out::kSum, Out::kSumUnmatched}) {
+      const bool is_matched = way != Out::kSumUnmatched;
+      const bool accumulates = way == Out::kSum || way == Out::kSumUnmatched;
       std::vector<float> before = random_values(num_rows * dim, 3);
       const auto rows_of = [&](const std::vector<float>& values, int begin, int count) {
         return world.upload(std::vector<float>(values.begin() + begin * dim,
@@ -311,21 +313,22 @@ TEST_P(CudaPointwise, MagnitudesAreMatched) {
         Buffer device_x = rows_of(x, begin, count), sums = rows_of(before, begin, count);
         const Buffer device_reference = rows_of(reference, begin, count);
         Buffer& out = way == Out::kInPlace ? device_x : sums;
-        world.backend->match_magnitude({.x = device_x.as<float>(),
-                                        .reference = device_reference.as<float>(),
-                                        .out = out.as<float>(),
-                                        .accumulate = way == Out::kSum,
-                                        .scale = 0.7f,
-                                        .num_rows = count,
-                                        .dim = dim});
+        world.backend->match_magnitude(
+            {.x = device_x.as<float>(),
+             .reference = is_matched ? device_reference.as<float>() : nullptr,
+             .out = out.as<float>(),
+             .accumulate = accumulates,
+             .scale = 0.7f,
+             .num_rows = count,
+             .dim = dim});
         return world.download<float>(out);
       };
       const std::vector<float> all = run(0, num_rows);
       const std::vector<double> expected =
           reference::matched_magnitude({.x = x.data(),
-                                        .reference = reference.data(),
+                                        .reference = is_matched ? reference.data() : nullptr,
                                         .out = before.data(),
-                                        .accumulate = way == Out::kSum,
+                                        .accumulate = accumulates,
                                         .scale = 0.7f,
                                         .num_rows = num_rows,
                                         .dim = dim});

@@ -82,6 +82,20 @@ GEMMA4_EFFECTIVE = GEMMA4 | {
     "num_kv_shared_layers": 2,
     "use_double_wide_mlp": True,
 }
+# Gates are sparse in two layers, and a token of the vocabulary has no embeddings of its own there.
+GEMMA3N = {
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB_SIZE - 20,
+    "num_kv_shared_layers": 2,
+    "laurel_rank": 32,
+    "activation_sparsity_pattern": [0.8, 0.0, 0.6, 0.0],
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
 GEMMA4_MOE = GEMMA4 | {
     "enable_moe_block": True,
     "num_experts": 6,
@@ -287,6 +301,12 @@ VARIANTS: dict[str, Variant] = {
     "vaultgemma": Variant(
         "VaultGemma", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
     ),
+    "gemma3n": Variant("Gemma3n", GEMMA3N, text_config=True),
+    "gemma3n_other_active": Variant(
+        "Gemma3n",
+        GEMMA3N | {"altup_active_idx": 2, "altup_correct_scale": False, "altup_num_inputs": 3},
+        text_config=True,
+    ),
     "gemma4": Variant("Gemma4", GEMMA4, text_config=True),
     "gemma4_effective": Variant("Gemma4", GEMMA4_EFFECTIVE, text_config=True),
     "gemma4_moe": Variant("Gemma4", GEMMA4_MOE, text_config=True),
@@ -335,6 +355,7 @@ SHARED = {
         "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
         "glm4_moe": {"moe_intermediate_size": 128},
         "granite_moe_shared": {"shared_intermediate_size": 128},
+        "gemma3n": {},
         "gemma4": {"head_dim": 32, "global_head_dim": 64},
         "gemma4_effective": {"head_dim": 32, "global_head_dim": 64},
         "gemma4_moe": {"head_dim": 32, "global_head_dim": 64, "moe_intermediate_size": 128},

@@ -394,9 +394,13 @@ std::vector<double> matched_magnitude(const MatchMagnitudeArgs& args) {
   for (int row = 0; row < args.num_rows; ++row) {
     const int64_t begin = static_cast<int64_t>(row) * args.dim;
     const std::vector<double> x(args.x + begin, args.x + begin + args.dim);
-    const std::vector<double> reference(args.reference + begin, args.reference + begin + args.dim);
-    const double factor = std::sqrt(mean_square(reference.data(), args.dim)) /
-                          std::sqrt(std::max(1e-5, mean_square(x.data(), args.dim)));
+    double factor = 1.0;
+    if (args.reference != nullptr) {
+      const float* from = args.reference + begin;
+      const std::vector<double> reference(from, from + args.dim);
+      factor = std::sqrt(mean_square(reference.data(), args.dim)) /
+               std::sqrt(std::max(1e-5, mean_square(x.data(), args.dim)));
+    }
     for (int i = 0; i < args.dim; ++i) {
       const double value = x[i] * factor;
       out.push_back(args.accumulate ? args.scale * (args.out[begin + i] + value) : value);

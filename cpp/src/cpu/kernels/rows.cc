@@ -230,11 +230,14 @@ void match_magnitude(const MatchMagnitudeTask& task) {
   for (int64_t row = task.row_begin; row < task.row_end; ++row) {
     const float* x = task.x + row * task.dim;
     float* out = task.out + row * task.dim;
-    const float wanted = mean_square(task.reference + row * task.dim, task.dim, 0.0f);
-    const float square = mean_square(x, task.dim, 0.0f);
-    // Written so that a NaN stays one.
-    const float divisor = __builtin_sqrtf(square < kLeastSquare ? kLeastSquare : square);
-    const F32x16 factor = broadcast(__builtin_sqrtf(wanted) / divisor);
+    F32x16 factor = broadcast(1.0f);
+    if (task.reference != nullptr) {
+      const float wanted = mean_square(task.reference + row * task.dim, task.dim, 0.0f);
+      const float square = mean_square(x, task.dim, 0.0f);
+      // Written so that a NaN stays one.
+      const float divisor = __builtin_sqrtf(square < kLeastSquare ? kLeastSquare : square);
+      factor = broadcast(__builtin_sqrtf(wanted) / divisor);
+    }
     for_each_vector(0, task.dim, [&](int64_t i, int n) {
       F32x16 value = load_lanes(x + i, n) * factor;
       if (task.accumulate) value = (load_lanes(out + i, n) + value) * broadcast(task.scale);

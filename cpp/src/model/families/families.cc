@@ -6,8 +6,8 @@ namespace specdec {
 
 // Each in the file named after it, or after those that it is like.
 extern const Family kApertus, kArcee, kCohere, kCohere2, kCwm, kDots1, kErnie4_5, kErnie4_5Moe,
-    kExaone4, kGemma, kGemma2, kGemma3, kGemma4, kGemma4Unified, kGlm, kGlm4, kGlm4Moe, kGptNeox,
-    kGptOss, kGranite, kGraniteMoe, kGraniteMoeHybrid, kGraniteMoeShared, kGraniteMoeSwa,
+    kExaone4, kGemma, kGemma2, kGemma3, kGemma3n, kGemma4, kGemma4Unified, kGlm, kGlm4, kGlm4Moe,
+    kGptNeox, kGptOss, kGranite, kGraniteMoe, kGraniteMoeHybrid, kGraniteMoeShared, kGraniteMoeSwa,
     kGraniteSwa, kHelium, kHunYuanDense, kHyperClovaX, kInternLm3, kJais2, kLlama, kMellum, kMiMo,
     kMiniCpm, kMinistral, kMinistral3, kMistral, kMixtral, kNemotron, kOlmo2, kOlmo3, kOlmoe, kOpt,
     kPhi3, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kSeedOss, kSmolLm3, kSolarOpen, kStableLm,
@@ -38,6 +38,7 @@ std::span<const Family* const> families() {
       &kErnie4_5Moe,
       &kExaone4,
       &kGemma,
+      &kGemma3n,
       &kGemma4,
       &kGemma4Unified,
       &kGlm,

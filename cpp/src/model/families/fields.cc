@@ -61,10 +61,12 @@ void parse_sizes(const JsonFields& fields, const FamilyDefaults& defaults, Model
   config.hidden_size = fields.get_int("hidden_size");
   config.max_position_embeddings =
       fields.get_int("max_position_embeddings", defaults.max_position_embeddings);
-  parse_layers(fields,
-               {.heads = parse_heads(fields, defaults, config.hidden_size),
-                .inner_size = fields.get_int(defaults.inner_size_key)},
-               config);
+  parse_layers(
+      fields,
+      {.heads = parse_heads(fields, defaults, config.hidden_size),
+       .inner_size =
+           defaults.inner_size_key != nullptr ? fields.get_int(defaults.inner_size_key) : 0},
+      config);
   config.norm_eps =
       static_cast<float>(fields.get_positive(defaults.norm_eps_key, defaults.norm_eps));
   if (defaults.activation_key != nullptr) {
@@ -79,6 +81,11 @@ void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& default
   config.ropes = {parse_rope(fields, config.max_position_embeddings, defaults.rope_theta,
                              defaults.partial_rotary_factor)};
   check_rotary_dim(fields, config, defaults.has_partial_rotary);
+}
+
+float parse_soft_cap(const JsonFields& fields, const char* key, double absent) {
+  if (fields.is_null(key) || (absent == 0.0 && !fields.has(key))) return 0.0f;
+  return static_cast<float>(fields.get_positive(key, absent));
 }
 
 void parse_query_scalar(const JsonFields& fields, double absent, ModelConfig& config) {
@@ -121,6 +128,32 @@ void check_rotary_dim(const JsonFields& fields, const ModelConfig& config, bool 
       fields.fail("head_dim", "dynamic rope scaling needs more than 2 rotary elements");
     }
   }
+}
+
+void parse_shared_kv(const JsonFields& fields, int absent, ModelConfig& config) {
+  constexpr const char* kKey = "num_kv_shared_layers";
+  const int first = config.num_layers - fields.get_int(kKey, absent, 0);
+  const auto is_full = [&](int layer) { return config.layers[layer].sliding_window == 0; };
+  for (int i = std::max(first, 0); i < config.num_layers; ++i) {
+    LayerSpec& layer = config.layers[i];
+    int source = first - 1;
+    while (source >= 0 && is_full(source) != is_full(i)) --source;
+    if (source < 0) {
+      fields.fail(kKey, str_cat("no layer before layer ", first, " has the attention of layer ", i,
+                                ", which has no keys and values of its own"));
+    }
+    if (config.layers[source].heads != layer.heads) {
+      fields.fail(kKey, str_cat("layer ", i, " reads the keys and values of layer ", source,
+                                ", whose heads are of another shape"));
+    }
+    layer.kv_source = source;
+  }
+}
+
+void parse_per_layer_embeddings(const JsonFields& fields, ModelConfig& config) {
+  constexpr const char* kKey = "hidden_size_per_layer_input";
+  config.per_layer_dim = fields.is_null(kKey) ? 0 : fields.get_int(kKey, 256, 0);
+  config.per_layer_vocab = fields.get_int("vocab_size_per_layer_input", 262144);
 }
 
 void check_theta_alone(const JsonFields& fields, double theta) {

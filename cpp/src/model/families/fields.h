@@ -11,9 +11,9 @@ namespace specdec {
 // Values that transformers assumes where config.json has none.
 struct FamilyDefaults {
   int max_position_embeddings = 0;
-  int num_kv_heads = 0;  // 0: equal to the number of heads
-  int head_dim = 0;      // 0: hidden_size / num_heads
-  const char* inner_size_key = "intermediate_size";
+  int num_kv_heads = 0;                              // 0: equal to the number of heads
+  int head_dim = 0;                                  // 0: hidden_size / num_heads
+  const char* inner_size_key = "intermediate_size";  // null: the family reads it
   const char* norm_eps_key = "rms_norm_eps";
   double norm_eps = 1e-6;
   double rope_theta = 10000.0;
@@ -37,6 +37,9 @@ void parse_sizes(const JsonFields& fields, const FamilyDefaults& defaults, Model
 void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& defaults,
                          ModelConfig& config);
 
+// A cap of scores or logits; null, unlike an absent key, means none.
+float parse_soft_cap(const JsonFields& fields, const char* key, double absent);
+
 // Sets the attention scale of all layers to 1 / sqrt(query_pre_attn_scalar).
 void parse_query_scalar(const JsonFields& fields, double absent, ModelConfig& config);
 
@@ -52,6 +55,13 @@ void parse_windows_but_each(const JsonFields& fields, int window, int pattern, M
 // must be known.
 void parse_ropes_by_window(const JsonFields& fields, double theta, double sliding_theta,
                            ModelConfig& config);
+
+// num_kv_shared_layers: the last layers read the keys and values of the last layer before them that
+// has their kind of attention. The windows must be known.
+void parse_shared_kv(const JsonFields& fields, int absent, ModelConfig& config);
+
+// Gemma's embeddings of each layer.
+void parse_per_layer_embeddings(const JsonFields& fields, ModelConfig& config);
 
 // Throws CheckpointError where rope_theta stands alone and is another: families that bring a scaled
 // rope of their own then take that, whatever rope_theta says.

@@ -38,12 +38,6 @@ FamilyDefaults defaults_of(int max_position_embeddings) {
 
 constexpr const char* kLogitsCap = "final_logit_softcapping";
 
-// A null key, unlike an absent one, means none.
-float parse_soft_cap(const JsonFields& fields, const char* key, double absent) {
-  if (fields.is_null(key)) return 0.0f;
-  return static_cast<float>(fields.get_positive(key, absent));
-}
-
 void parse_gemma3(const JsonFields& fields, ModelConfig& config) {
   parse_sizes(fields, defaults_of(131072), config);
   parse_later(fields, NormPlacement::kInputAndOutput, config);

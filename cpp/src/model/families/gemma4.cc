@@ -82,29 +82,6 @@ void parse_ropes(const JsonFields& fields, ModelConfig& config) {
   for (LayerSpec& layer : config.layers) layer.rope = is_full(layer) ? 0 : 1;
 }
 
-// The last layers read the keys and values of the last layer of their kind before them.
-void parse_shared_kv(const JsonFields& fields, ModelConfig& config) {
-  constexpr const char* kKey = "num_kv_shared_layers";
-  const int first = config.num_layers - fields.get_int(kKey, 0, 0);
-  const bool doubles = fields.get_bool("use_double_wide_mlp", false);
-  for (int i = std::max(first, 0); i < config.num_layers; ++i) {
-    LayerSpec& layer = config.layers[i];
-    int source = first - 1;
-    while (source >= 0 && is_full(config.layers[source]) != is_full(layer)) --source;
-    if (source < 0) {
-      fields.fail(kKey, str_cat("no layer before layer ", first, " has the attention of layer ", i,
-                                ", which has no keys and values of its own"));
-    }
-    const AttentionHeads& heads = config.layers[source].heads;
-    if (heads != layer.heads) {
-      fields.fail("per_layer_config", str_cat("layer ", i, " reads the keys and values of layer ",
-                                              source, ", whose heads are of another shape"));
-    }
-    layer.kv_source = source;
-    if (doubles) layer.inner_size *= 2;
-  }
-}
-
 void parse_moe(const JsonFields& fields, ModelConfig& config) {
   if (!fields.get_bool("enable_moe_block", false)) {
     fields.pass_over({"num_experts", "top_k_experts", "moe_intermediate_size"});
@@ -115,16 +92,6 @@ void parse_moe(const JsonFields& fields, ModelConfig& config) {
   parse_experts(fields, {.per_token_key = "top_k_experts", .inner_key = "moe_intermediate_size"},
                 nullptr, config);
   for (int i = 0; i < config.num_layers; ++i) config.layers[i].shared_inner_size = dense_sizes[i];
-}
-
-void parse_per_layer_embeddings(const JsonFields& fields, ModelConfig& config) {
-  constexpr const char* kKey = "hidden_size_per_layer_input";
-  config.per_layer_dim = fields.is_null(kKey) ? 0 : fields.get_int(kKey, 256, 0);
-  config.per_layer_vocab = fields.get_int("vocab_size_per_layer_input", 262144);
-  if (config.per_layer_dim > 0 && config.per_layer_vocab < config.vocab_size) {
-    fields.fail("vocab_size_per_layer_input", str_cat(config.per_layer_vocab, " is less than ",
-                                                      "vocab_size, ", config.vocab_size));
-  }
 }
 
 void parse_any(const JsonFields& fields, int max_position_embeddings, int window,
@@ -140,18 +107,24 @@ void parse_any(const JsonFields& fields, int max_position_embeddings, int window
   for (LayerSpec& layer : config.layers) layer.norms = NormPlacement::kInputAndOutput;
   config.embedding_scale = static_cast<float>(std::sqrt(double(config.hidden_size)));
   config.rounds_embedding_scale = true;
-  constexpr const char* kCap = "final_logit_softcapping";
-  if (fields.has(kCap)) config.logits_soft_cap = static_cast<float>(fields.get_positive(kCap));
+  config.logits_soft_cap = parse_soft_cap(fields, "final_logit_softcapping", 0.0);
   parse_attention(fields, window, config);
   parse_full_heads(fields, config);
   parse_ropes(fields, config);
-  parse_shared_kv(fields, config);
+  parse_shared_kv(fields, 0, config);
+  if (fields.get_bool("use_double_wide_mlp", false)) {
+    for (LayerSpec& layer : config.layers) layer.inner_size *= layer.kv_source >= 0 ? 2 : 1;
+  }
 }
 
 void parse_gemma4(const JsonFields& fields, ModelConfig& config) {
   parse_any(fields, 131072, 512, config);
   parse_moe(fields, config);
   parse_per_layer_embeddings(fields, config);
+  if (config.per_layer_dim > 0 && config.per_layer_vocab < config.vocab_size) {
+    fields.fail("vocab_size_per_layer_input", str_cat(config.per_layer_vocab, " is less than ",
+                                                      "vocab_size, ", config.vocab_size));
+  }
 }
 
 void parse_unified(const JsonFields& fields, ModelConfig& config) {

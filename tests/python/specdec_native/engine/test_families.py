@@ -114,7 +114,7 @@ def test_greedy_tokens_are_equal(checkpoint: Checkpoint, variant: str) -> None:
         "llama_bfloat16", "mistral", "qwen2", "qwen3", "opt", "opt_post_norm", "gemma2", "gemma3",
         "phi3_longrope", "granite", "olmo2", "gpt_neox", "smollm3", "exaone4", "cohere2", "glm4",
         "nemotron", "apertus", "hunyuan_dense", "hyperclovax", "ministral3", "granite_swa",
-        "gemma4_effective",
+        "gemma3n", "gemma4_effective",
     ],
 )  # fmt: skip
 def test_bfloat16_stays_close_to_float32(checkpoint: Checkpoint, variant: str) -> None:
@@ -129,8 +129,8 @@ def test_bfloat16_stays_close_to_float32(checkpoint: Checkpoint, variant: str) -
 @pytest.mark.parametrize(
     "variant",
     ["llama", "llama_tied", "opt_post_norm", "mixtral", "gemma3", "phi3", "olmo2", "gpt_neox",
-     "qwen3_moe_dense_layers", "gpt_oss", "qwen2_moe", "cohere2", "gemma4", "gemma4_effective",
-     "gemma4_moe"],
+     "qwen3_moe_dense_layers", "gpt_oss", "qwen2_moe", "cohere2", "gemma3n", "gemma4",
+     "gemma4_effective", "gemma4_moe"],
 )  # fmt: skip
 def test_parameters_are_counted_once(checkpoint: Checkpoint, variant: str) -> None:
     model = checkpoint(variant)
@@ -148,7 +148,7 @@ def test_parameters_are_counted_once(checkpoint: Checkpoint, variant: str) -> No
     [
         "gemma2", "gemma3", "phi3_longrope", "qwen3_moe", "granite", "olmo2", "gpt_neox",
         "cohere2", "gpt_oss", "glm4_moe", "qwen2_moe", "hunyuan_dense", "apertus", "ministral3",
-        "exaone4", "granite_swa", "gemma4_effective", "gemma4_moe",
+        "exaone4", "granite_swa", "gemma3n", "gemma4_effective", "gemma4_moe",
     ],
 )  # fmt: skip
 def test_speculation_changes_no_answer(checkpoint: Checkpoint, variant: str, sampling: str) -> None:

@@ -141,7 +141,7 @@ def test_stored_integers_are_narrowed_but_never_widened(
 FAMILIES = [
     "llama", "llama_tied", "llama_biases", "qwen2", "qwen3", "mistral", "opt", "opt_untied",
     "opt_post_norm", "mixtral", "mixtral_stacked", "cohere2", "gpt_oss", "qwen2_moe", "apertus",
-    "glm4_moe", "granite_swa", "hunyuan_dense",
+    "glm4_moe", "granite_swa", "hunyuan_dense", "gemma3n", "gemma4_effective", "gemma4_moe",
 ]  # fmt: skip
 # Half as much again as was seen. Random weights, with as much in the last bits as in the first,
 # lose far more than trained ones do.
@@ -155,7 +155,8 @@ def with_all_experts(model: Path, directory: Path) -> Path:
     count = next((config[key] for key in counts if config.get(key)), 0)
     if count == 0:
         return model
-    per_token = "moe_k" if "moe_k" in config else "num_experts_per_tok"
+    names = ("moe_k", "top_k_experts", "num_experts_per_tok")
+    per_token = next(name for name in names if name in config)
     config[per_token] = count
     if "n_group" in config:
         config["topk_group"] = config["n_group"]
