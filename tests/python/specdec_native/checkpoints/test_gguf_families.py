@@ -66,6 +66,15 @@ def experts_apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         elif part == "output_linear.weight":
             for expert, down in enumerate(tensor):
                 apart[f"{layer}.mlp.experts.{expert}.down_proj.weight"] = down
+        elif name.endswith(".experts.gate_up_proj") and ".mlp." not in name:
+            for expert, gate_up in enumerate(tensor):
+                for side, matrix in zip(("gate", "up"), gate_up.chunk(2), strict=True):
+                    own_name = f"mlp.experts.{expert}.{side}_proj.weight"
+                    apart[name.replace("experts.gate_up_proj", own_name)] = matrix
+        elif name.endswith(".experts.down_proj") and ".mlp." not in name:
+            for expert, down in enumerate(tensor):
+                own_name = f"mlp.experts.{expert}.down_proj.weight"
+                apart[name.replace("experts.down_proj", own_name)] = down
         elif name.endswith("mlp.experts.gate_up_proj"):
             for expert, columns in enumerate(tensor):
                 for first, side in enumerate(("gate", "up")):
