@@ -28,7 +28,8 @@ RENAMED = {
     "experts.down_proj": "ffn_down_exps.weight",
 }
 ARCHITECTURES = {
-    "mixtral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "qwen3_moe": "qwen3moe", "gpt_neox": "gptneox",
+    "mixtral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
+    "qwen3_moe": "qwen3moe", "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss", "olmo3": "olmo2", "granitemoeshared": "granitemoe",
     "qwen2_moe": "qwen2moe", "ernie4_5_moe": "ernie4_5-moe", "cohere": "command-r",
     "ministral3": "mistral3", "hunyuan_v1_dense": "hunyuan-dense", "glm4_moe": "glm4moe",
