@@ -9,6 +9,7 @@ import numpy as np
 from specdec_native.checkpoints.gguf_families import FAMILIES, GgufFamily
 from specdec_native.checkpoints.gguf_file import GgufFile
 from specdec_native.checkpoints.gguf_hyperparameters import head_dim
+from specdec_native.checkpoints.gguf_tokenizer import unnamed_ends
 
 # Metadata of an architecture that changes no result here, and why. Keys that are in neither table
 # and are not read may change what the model computes, so they are refused.
@@ -107,8 +108,10 @@ def _check_unread(file: GgufFile, family: GgufFamily, config: dict[str, Any]) ->
 
 
 def generation_config(file: GgufFile) -> dict[str, Any]:
-    """The content of generation_config.json: the ids that begin, end and pad a sequence."""
-    return _special_token_ids(file)
+    """The content of generation_config.json: the ids that begin, end and pad a sequence, and those
+    that must not be drawn."""
+    suppressed = file.get("tokenizer.ggml.suppress_tokens", kind=list[int])
+    return _special_token_ids(file) | ({"suppress_tokens": suppressed} if suppressed else {})
 
 
 def _special_token_ids(file: GgufFile) -> dict[str, Any]:
@@ -119,6 +122,7 @@ def _special_token_ids(file: GgufFile) -> dict[str, Any]:
         if value is not None:
             ids[name] = int(value)
     ends = [file.get(f"tokenizer.ggml.{key}_token_id", kind=int) for key in ("eos", "eot", "eom")]
+    ends += unnamed_ends(file)
     unique = list(dict.fromkeys(int(end) for end in ends if end is not None))
     if unique:
         ids["eos_token_id"] = unique[0] if len(unique) == 1 else unique

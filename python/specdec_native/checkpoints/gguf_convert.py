@@ -28,9 +28,10 @@ from specdec_native.checkpoints.safetensors_writer import (
 
 _TOP_TENSOR = re.compile(r"(\w+)\.(weight|bias)")
 _ANY_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
 _EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|down|up))\.(\d+)\.weight")
-_STACKED_EXPERTS = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|down|up))_exps\.weight")
+_STACKED_EXPERTS = re.compile(r"blk\.(\d+)\.(ffn_(?:gate_up|gate|down|up))_exps\.weight")
+_KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 
 _SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 
@@ -85,7 +86,7 @@ def describe_gguf(source: Path, directory: Path) -> list[tuple[str, GgufTensor]]
     tied = "output.weight" not in file.tensors
     config = model_config(file, dtype=_default_dtype(file), tied=tied)
     family = family_of(file)
-    tensors = list(_named_tensors(file, family, config["num_hidden_layers"]))
+    tensors = list(_named_tensors(file, family, config))
     for _, tensor in tensors:
         _row_order(file, family, tensor, config)  # raises for a shape that does not fit
     _write_json(directory / "config.json", config)
@@ -113,7 +114,7 @@ def _tensor_specs(
 ) -> list[TensorSpec]:
     family = family_of(file)
     specs: list[TensorSpec] = []
-    for own_name, tensor in _named_tensors(file, family, config["num_hidden_layers"]):
+    for own_name, tensor in _named_tensors(file, family, config):
         if tied and tensor.name == "token_embd.weight" and "output.weight" in file.tensors:
             continue
         head_is_embedding = tied and tensor.name == "output.weight"
@@ -169,9 +170,11 @@ def _integer_specs(
 
 
 def _named_tensors(
-    file: GgufFile, family: GgufFamily, num_layers: int
+    file: GgufFile, family: GgufFamily, config: dict[str, Any]
 ) -> Iterator[tuple[str, GgufTensor]]:
     """(Hugging Face name, tensor) for all that the checkpoint holds, stacked experts split up."""
+    num_layers = config["num_hidden_layers"]
+    num_with_kv = num_layers - config.get("num_kv_shared_layers", 0)
     # Layers behind the last, of models that have any, predict later tokens and are left out.
     num_stored = num_layers + file.hyperparameter("nextn_predict_layers", 0)
     for tensor in _joined_tensors(file, family):
@@ -181,6 +184,8 @@ def _named_tensors(
         layer = int(match[1]) if match else -1
         if num_layers <= layer < num_stored:
             continue
+        if match and num_with_kv <= layer < num_layers and match[2] in _KEYS_AND_VALUES:
+            continue  # such a layer reads those of an earlier one
         names = list(_names_of(tensor, family))
         if not names:
             raise file.error(f"tensor {tensor.name} has no place in a {file.architecture} model")
@@ -221,14 +226,19 @@ def _names_of(tensor: GgufTensor, family: GgufFamily) -> Iterator[tuple[str, Ggu
         yield name, tensor.as_row() if is_row else tensor
     elif family.experts and stacked and len(tensor.shape) == 3:
         for index in range(tensor.shape[0]):
-            name = _expert_name(family, family.experts, stacked, index)
-            yield name, tensor.slice(index)
+            matrix = tensor.slice(index)
+            fused = stacked[2] == "ffn_gate_up"  # all gates, and all ups behind them
+            parts = ("ffn_gate", "ffn_up") if fused else (stacked[2],)
+            matrices = matrix.halves() if fused else (matrix,)
+            for part, half in zip(parts, matrices, strict=True):
+                yield _expert_name(family, family.experts, stacked[1], part, index), half
     elif family.experts and expert:
-        yield _expert_name(family, family.experts, expert, int(expert[3])), tensor
+        name = _expert_name(family, family.experts, expert[1], expert[2], int(expert[3]))
+        yield name, tensor
 
 
-def _expert_name(family: GgufFamily, names: Experts, match: re.Match[str], index: int) -> str:
-    return f"{family.layers}.{match[1]}.{names.prefix}.{index}.{names.parts[match[2]]}.weight"
+def _expert_name(family: GgufFamily, names: Experts, layer: str, part: str, index: int) -> str:
+    return f"{family.layers}.{layer}.{names.prefix}.{index}.{names.parts[part]}.weight"
 
 
 def _row_order(

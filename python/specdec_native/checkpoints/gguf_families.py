@@ -11,6 +11,7 @@ from specdec_native.checkpoints import gguf_expert_networks as expert_networks
 from specdec_native.checkpoints import gguf_names as names
 from specdec_native.checkpoints import gguf_networks as networks
 from specdec_native.checkpoints.gguf_file import GgufFile
+from specdec_native.checkpoints.gguf_gemma4 import gemma4
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,9 @@ FAMILIES = {
     "gemma": GgufFamily(networks.gemma, names.LLAMA_NAMES, norm_offset=1.0),
     "gemma2": GgufFamily(networks.gemma2, names.GEMMA_NAMES, norm_offset=1.0),
     "gemma3": GgufFamily(networks.gemma3, names.GEMMA_NAMES, norm_offset=1.0),
+    "gemma4": GgufFamily(
+        gemma4, names.GEMMA4_NAMES, top_names=names.GEMMA4_TOP_NAMES, experts=names.EXPERTS
+    ),
     "gpt-oss": GgufFamily(
         expert_networks.gpt_oss,
         names.GPT_OSS_NAMES,

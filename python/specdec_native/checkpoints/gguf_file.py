@@ -26,6 +26,9 @@ _OTHER_CONTENTS = {
     "adapter": "a LoRA adapter; give the model that it belongs to",
     "mmproj": "the vision or audio part of a model; give the text model's file",
 }
+# Matrices of an architecture whose "X.scale" is a tensor of its own: Gemma 4 scales what its router
+# reads, and the weight of each expert.
+_OWN_SCALES = {"gemma4": ("ffn_gate_inp", "ffn_down_exps")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,11 @@ class _StoredArray:
         """Element `index` of the first axis."""
         offset = self.offset + index * self._item_bytes
         return dataclasses.replace(self, offset=offset, shape=self.shape[1:])
+
+    def items(self, begin: int, end: int) -> _StoredArray:
+        """Elements [begin, end) of the first axis."""
+        offset = self.offset + begin * self._item_bytes
+        return dataclasses.replace(self, offset=offset, shape=(end - begin, *self.shape[1:]))
 
     def read(self, begin: int, end: int) -> npt.NDArray[Any]:
         """Elements [begin, end) of the first axis."""
@@ -118,6 +126,23 @@ class GgufTensor:
             self.data.item(index),
             (self.factors[index % len(self.factors)],),
         )
+
+    def halves(self) -> tuple[GgufTensor, GgufTensor]:
+        """The first and the last half of a matrix's rows."""
+        assert isinstance(self.data, _StoredArray)
+        num_rows, width = self.shape
+        if num_rows % 2:
+            raise CheckpointError(
+                f"tensor {self.name} has {num_rows} rows, expected two halves", self.data.path
+            )
+        middle = num_rows // 2
+        first, last = (
+            dataclasses.replace(
+                self, shape=(middle, width), data=self.data.items(begin, begin + middle)
+            )
+            for begin in (0, middle)
+        )
+        return first, last
 
     def as_row(self) -> GgufTensor:
         """A vector as a matrix of one row."""
@@ -332,6 +357,25 @@ class GgufFile(GgufMetadata):
             raise self.error(f"metadata {self.architecture}.{key} is missing")
         return value
 
+    def of_layers(
+        self, key: str, num_layers: int, kind: type, *, must_be_list: bool = False
+    ) -> list[Any]:
+        """The metadata value `<architecture>.<key>` of each layer; one value is that of all.
+
+        must_be_list: a single value is refused.
+        """
+        name = f"{self.architecture}.{key}"
+        self._read.add(name)
+        value = self._contents(name)
+        if value is None:
+            raise self.error(f"metadata {name} is missing")
+        if not isinstance(value, list) and not must_be_list:
+            return [self._checked(name, value, kind)] * num_layers
+        values: list[Any] = self._checked(name, value, list[kind])  # type: ignore[valid-type]
+        if len(values) != num_layers:
+            raise self.error(f"metadata {name} has {len(values)} values for {num_layers} layers")
+        return values
+
     def layer_values(self, key: str, num_layers: int) -> list[float]:
         """The metadata `key`, without the architecture, one number for each layer."""
         values: list[float] = self.require(key, list[float])
@@ -362,10 +406,13 @@ class GgufFile(GgufMetadata):
 
         "X.input_scale", which a model that computes in fewer bits divides its inputs by, goes.
         """
+        own = _OWN_SCALES.get(self.architecture, ())
         for name in list(self.tensors):
             stem, _, ending = name.rpartition(".")
             weight = self.tensors.get(f"{stem}.weight")
             if weight is None or ending not in ("scale", "input_scale"):
+                continue
+            if ending == "scale" and stem.rpartition(".")[2] in own:
                 continue
             factors = self.vector(name)
             del self.tensors[name]

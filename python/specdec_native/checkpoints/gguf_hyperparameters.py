@@ -12,7 +12,7 @@ from specdec_native.checkpoints.gguf_rope import rope_theta, rotary_scaling, sho
 def sizes(file: GgufFile) -> dict[str, Any]:
     """What every network has."""
     return {
-        "vocab_size": _vocab_size(file),
+        "vocab_size": vocab_size(file),
         "hidden_size": file.require_hyperparameter("embedding_length", int),
         "intermediate_size": file.require_hyperparameter("feed_forward_length", int),
         "num_hidden_layers": file.require_hyperparameter("block_count", int),
@@ -161,7 +161,8 @@ def layer_types(num_layers: int, pattern: int) -> list[str]:
     ]
 
 
-def _vocab_size(file: GgufFile) -> int:
+def vocab_size(file: GgufFile) -> int:
+    """The number of rows of the embedding."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise file.error("tensor token_embd.weight is missing or not a matrix")

@@ -1,11 +1,12 @@
 """Rebuilds a `tokenizer.json` from the vocabulary a GGUF file carries.
 
 GGUF files hold tokens and merges (or scores) but only the *name* of the rule that splits text
-before merging; the rules themselves are in gguf_splitters. Two kinds of vocabulary are known:
+before merging; the rules themselves are in gguf_splitters. Three kinds of vocabulary are known:
 
 - "gpt2": byte-level BPE with ranked merges;
 - "llama": SentencePiece BPE with scores. It merges the neighbours whose union has the best score,
-  which is the same as ranked merges made from every way to cut a token into two tokens.
+  which is the same as ranked merges made from every way to cut a token into two tokens;
+- "gemma4": BPE over the same characters, with ranked merges that the file has.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece writes a space as this
 _NO_LIMIT = 10**30  # what transformers writes for "no limit known"
 _ADVICE = "give tokenizer=<a directory with the original model's tokenizer.json>"
+# What ends an answer of Gemma 4 besides the end of a turn.
+_GEMMA4_ENDS = ("<eos>", "<|tool_response>")
 
 
 class UnknownTokenizerError(CheckpointError):
@@ -78,19 +81,28 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
     Raises UnknownTokenizerError, or CheckpointError for a malformed vocabulary.
     """
     model = file.require("tokenizer.ggml.model", str)
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", "llama", "gemma4"):
         raise UnknownTokenizerError(
-            f"tokenizer.ggml.model is {model!r}; supported: gpt2 (byte-level BPE) and llama "
-            f"(SentencePiece BPE); {_ADVICE}",
+            f"tokenizer.ggml.model is {model!r}; supported: gpt2 (byte-level BPE), llama "
+            f"(SentencePiece BPE) and gemma4 (with merges); {_ADVICE}",
             file.path,
         )
     vocabulary = _Vocabulary(file)
-    tokenizer = _byte_level(file, vocabulary) if model == "gpt2" else _sentencepiece(vocabulary)
+    if model == "gpt2":
+        tokenizer = _byte_level(file, vocabulary)
+    elif model == "llama":
+        add_prefix = bool(file.get("tokenizer.ggml.add_space_prefix", True))
+        tokenizer = _sentencepiece(vocabulary, vocabulary.merges_by_score(), add_prefix)
+    else:
+        tokenizer = _sentencepiece(vocabulary, _merges(file, vocabulary.ids()), add_prefix=False)
+    controls = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+    controls += [
+        vocabulary.tokens[token_id]
+        for token_id in unnamed_ends(file)
+        if vocabulary.types[token_id] == TokenType.NORMAL
+    ]
     tokenizer.add_special_tokens(
-        [
-            AddedToken(token, normalized=False, special=True)
-            for token in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
-        ]
+        [AddedToken(token, normalized=False, special=True) for token in controls]
     )
     tokenizer.add_tokens(
         [
@@ -102,6 +114,17 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
     if frame is not None:
         tokenizer.post_processor = frame
     return tokenizer
+
+
+def unnamed_ends(file: GgufFile) -> list[int]:
+    """Ids of tokens that end an answer although the metadata names them in no key.
+
+    Files of Gemma 4 name the end of a turn alone, and <eos> is an ordinary token in them.
+    """
+    if file.get("tokenizer.ggml.model", kind=str) != "gemma4":
+        return []
+    tokens: list[str] = file.require("tokenizer.ggml.tokens", list[str])
+    return [tokens.index(token) for token in _GEMMA4_ENDS if token in tokens]
 
 
 class _Vocabulary:
@@ -185,19 +208,24 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> Tokenizer:
         )
     if name == "default":
         logger.warning("%s does not name its splitting rule; GPT-2's is used", file.path)
-    merges = [_two_parts(file, merge) for merge in file.require("tokenizer.ggml.merges", list[str])]
     ids = vocabulary.ids()
-    for left, right in merges:
-        if left not in ids or right not in ids or left + right not in ids:
-            raise file.error(f"tokenizer.ggml.merges: {left!r} + {right!r} is not made of tokens")
     tokenizer = Tokenizer(
-        models.BPE(vocab=ids, merges=merges, ignore_merges=rule.whole_words_first)
+        models.BPE(vocab=ids, merges=_merges(file, ids), ignore_merges=rule.whole_words_first)
     )
     if rule.composes:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = rule.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _merges(file: GgufFile, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The ranked merges of a file; CheckpointError for one that is not of tokens."""
+    merges = [_two_parts(file, merge) for merge in file.require("tokenizer.ggml.merges", list[str])]
+    for left, right in merges:
+        if left not in ids or right not in ids or left + right not in ids:
+            raise file.error(f"tokenizer.ggml.merges: {left!r} + {right!r} is not made of tokens")
+    return merges
 
 
 def _two_parts(file: GgufFile, merge: str) -> tuple[str, str]:
@@ -207,12 +235,13 @@ def _two_parts(file: GgufFile, merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
-    add_prefix = bool(vocabulary.file.get("tokenizer.ggml.add_space_prefix", True))
+def _sentencepiece(
+    vocabulary: _Vocabulary, merges: list[tuple[str, str]], add_prefix: bool
+) -> Tokenizer:
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocabulary.ids(),
-            merges=vocabulary.merges_by_score(),
+            merges=merges,
             unk_token=_unknown_token(vocabulary),
             fuse_unk=True,
             byte_fallback=TokenType.BYTE in vocabulary.types,
@@ -240,7 +269,9 @@ def _frame(file: GgufFile, vocabulary: _Vocabulary) -> Any:
     rule = SPLIT_RULES.get(file.get("tokenizer.ggml.pre", "default"))
     # Files from before these keys existed rely on what their kind of tokenizer always did.
     begins = sentencepiece or (rule is not None and rule.begins)
-    bos = _framing_token(vocabulary, "bos", begins)
+    # Some files of Gemma 4 say that a text has no begin token, which llama.cpp overrides, too.
+    always_begins = file.get("tokenizer.ggml.model", kind=str) == "gemma4"
+    bos = vocabulary.special("bos") if always_begins else _framing_token(vocabulary, "bos", begins)
     eos = _framing_token(vocabulary, "eos", False)
     if bos is None and eos is None:
         return None

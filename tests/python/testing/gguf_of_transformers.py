@@ -21,9 +21,15 @@ RENAMED = {
     "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
 }
 ARCHITECTURES = {
-    "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_neox": "gptneox",
+    "mixtral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
+    "qwen3_moe": "qwen3moe", "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss", "olmo3": "olmo2", "granitemoeshared": "granitemoe",
     "qwen2_moe": "qwen2moe", "ernie4_5_moe": "ernie4_5-moe", "cohere": "command-r",
     "ministral3": "mistral3", "hunyuan_v1_dense": "hunyuan-dense", "glm4_moe": "glm4moe",
@@ -70,7 +76,8 @@ def taken_apart(
 ) -> dict[str, npt.NDArray[np.float32]]:
     """The tensors in a file that one of the layer's is, where its name alone does not say it."""
     if part in RENAMED:
-        return {RENAMED[part]: values.squeeze(0) if values.shape[0] == 1 else values}
+        is_row = values.ndim > 1 and values.shape[0] == 1
+        return {RENAMED[part]: values.squeeze(0) if is_row else values}
     if part == "mlp.experts.down_proj":
         return {"ffn_down_exps.weight": values.swapaxes(1, 2)}
     if part.startswith("mlp.experts.gate_up_proj"):  # gate, up, gate, up, ...
@@ -136,6 +143,11 @@ def gguf_tensors(
 
 def _rope_tensors(config: PreTrainedConfig) -> dict[str, npt.NDArray[np.float32]]:
     rope = config.rope_parameters
+    if config.model_type == "gemma4_text":
+        half = full_head_width(config) // 2
+        num_turned = int(half * rope["full_attention"]["partial_rotary_factor"])
+        divisors = [1.0] * num_turned + [1e30] * (half - num_turned)
+        return {"rope_freqs.weight": np.array(divisors, np.float32)}
     if rope.get("rope_type") == "longrope":
         return {
             f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32)
@@ -186,6 +198,11 @@ def head_width(config: PreTrainedConfig) -> int:
     return int(own or config.hidden_size // config.num_attention_heads)
 
 
+def full_head_width(config: PreTrainedConfig) -> int:
+    """The width of heads in the layers of Gemma 4 with full attention."""
+    return int(config.per_layer_config[config.layer_types.index("full_attention")].head_dim)
+
+
 def gguf_metadata(config: PreTrainedConfig) -> dict[str, Any]:
     kind = config.model_type
     values = config.to_dict()
@@ -202,7 +219,7 @@ def gguf_metadata(config: PreTrainedConfig) -> dict[str, Any]:
     if values.get("head_dim") and kind not in NO_HEAD_WIDTH:
         width = values["head_dim"]
         metadata |= {".attention.key_length": width, ".attention.value_length": width}
-    if "partial_rotary_factor" in rope:
+    if "partial_rotary_factor" in rope and rope["rope_type"] != "proportional":
         part = rope["partial_rotary_factor"]
         metadata[".rope.dimension_count"] = int(head_width(config) * part)
     return metadata | (OF_FAMILIES[kind](config) if kind in OF_FAMILIES else {})
@@ -244,6 +261,29 @@ def _gemma2_metadata(config: PreTrainedConfig) -> dict[str, Any]:
 def _gemma3_metadata(config: PreTrainedConfig) -> dict[str, Any]:
     del config
     return {".attention.sliding_window": 8, ".rope.freq_base_swa": 2e4}
+
+
+def _gemma4_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    num_layers, num_shared = config.num_hidden_layers, config.num_kv_shared_layers
+    full_width, width = full_head_width(config), config.to_dict()["head_dim"]
+    metadata = _pattern_metadata(config) | {
+        ".attention.shared_kv_layers": num_shared,
+        ".embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        ".final_logit_softcapping": float(config.final_logit_softcapping),
+        ".rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+    }
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        metadata |= {f".{key}": full_width, f".{key}_swa": width}
+    if config.use_double_wide_mlp:
+        size = config.intermediate_size
+        sizes = [size] * (num_layers - num_shared) + [2 * size] * num_shared
+        metadata[".feed_forward_length"] = sizes
+    if config.attention_k_eq_v:
+        counts = [config.per_layer_config[i].num_key_value_heads for i in range(num_layers)]
+        metadata[".attention.head_count_kv"] = counts
+    if config.enable_moe_block:
+        metadata |= _expert_size(config) | {".expert_used_count": config.top_k_experts}
+    return metadata
 
 
 def _gpt_oss_metadata(config: PreTrainedConfig) -> dict[str, Any]:
@@ -359,6 +399,7 @@ OF_FAMILIES: dict[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
     "exaone4": _pattern_metadata,
     "gemma2": _gemma2_metadata,
     "gemma3_text": _gemma3_metadata,
+    "gemma4_text": _gemma4_metadata,
     "glm4_moe": _glm4_moe_metadata,
     "gpt_neox": _residual_metadata,
     "gpt_oss": _gpt_oss_metadata,

@@ -36,6 +36,9 @@ MODELS = {
     "gemma2": changed(
         "gemma2", query_pre_attn_scalar=32, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
     ),
+    "gemma4": VARIANTS["gemma4"],
+    "gemma4_effective": VARIANTS["gemma4_effective"],
+    "gemma4_moe": VARIANTS["gemma4_moe"],
     "phi3": VARIANTS["phi3"],
     "phi3_longrope": VARIANTS["phi3_longrope"],
     "phi3_longrope_short": VARIANTS["phi3_longrope_short"],

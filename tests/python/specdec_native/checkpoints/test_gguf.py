@@ -341,8 +341,10 @@ def test_a_tensor_without_values_is_named(shape: tuple[int, ...], tmp_path: Path
 
 
 def test_unsupported_architecture_names_the_known_ones(tmp_path: Path) -> None:
-    source = write_gguf(tmp_path / "model.gguf", "gemma4", LLAMA_METADATA, llama_tensors())
-    with pytest.raises(CheckpointError, match="'gemma4' is not supported.*llama, mistral3, qwen2"):
+    source = write_gguf(tmp_path / "model.gguf", "deepseek4", LLAMA_METADATA, llama_tensors())
+    with pytest.raises(
+        CheckpointError, match="'deepseek4' is not supported.*llama, mistral3, qwen2"
+    ):
         convert(source)
 
 

@@ -1,6 +1,7 @@
 """GGUF files of every architecture become the checkpoints that transformers saved."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +59,24 @@ def experts_apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same with a matrix for each expert, as files of other families have them."""
     apart = {}
     for name, tensor in weights.items():
-        layer, _, part = name.partition(".block_sparse_moe.")
-        if part == "input_linear.weight":
-            for expert, gate_up in enumerate(tensor):
-                for side, matrix in zip(("gate", "up"), gate_up.chunk(2), strict=True):
-                    apart[f"{layer}.mlp.experts.{expert}.{side}_proj.weight"] = matrix
-        elif part == "output_linear.weight":
-            for expert, down in enumerate(tensor):
-                apart[f"{layer}.mlp.experts.{expert}.down_proj.weight"] = down
-        elif name.endswith("mlp.experts.gate_up_proj"):
-            for expert, columns in enumerate(tensor):
-                for first, side in enumerate(("gate", "up")):
-                    matrix = columns[:, first::2].T
-                    apart[name.replace("gate_up", f"{expert}.{side}") + ".weight"] = matrix
-        elif name.endswith("mlp.experts.down_proj"):
-            for expert, columns in enumerate(tensor):
-                apart[name.replace("down", f"{expert}.down") + ".weight"] = columns.T
-        else:
+        stacked = re.fullmatch(
+            r"(.*layers\.\d+)\.(?:(mlp)\.experts|experts|block_sparse_moe)"
+            r"\.(gate_up_proj|input_linear\.weight|down_proj|output_linear\.weight)",
+            name,
+        )
+        if not stacked:
             apart[name] = tensor
+            continue
+        layer, alternates, part = stacked[1], stacked[2], stacked[3]
+        for expert, stored in enumerate(tensor):
+            matrix = stored.T if alternates else stored
+            prefix = f"{layer}.mlp.experts.{expert}"
+            if part in ("down_proj", "output_linear.weight"):
+                apart[f"{prefix}.down_proj.weight"] = matrix
+                continue
+            halves = (matrix[0::2], matrix[1::2]) if alternates else matrix.chunk(2)
+            for side, half in zip(("gate", "up"), halves, strict=True):
+                apart[f"{prefix}.{side}_proj.weight"] = half
     return apart
 
 

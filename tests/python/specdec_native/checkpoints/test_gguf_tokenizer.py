@@ -19,7 +19,7 @@ from tokenizers import (
     pre_tokenizers,
     trainers,
 )
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GemmaTokenizer
 
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
 from specdec_native.checkpoints.errors import CheckpointError
@@ -341,6 +341,61 @@ def test_sentencepiece_adds_its_begin_token_and_takes_custom_tokens_whole(tmp_pa
     tokenizer = rebuild(tmp_path / "model.gguf", metadata)
     tokens = tokenizer.encode("he<custom></s>").tokens
     assert tokens == ["<s>", "▁he", "<custom>", "</s>"]
+
+
+def gemma4_metadata() -> dict[str, Any]:
+    """A vocabulary like Gemma 4's, whose files call <eos> and runs of newlines ordinary tokens."""
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(vocab_size=1500, limit_alphabet=80, show_progress=False)
+    trained.train_from_iterator([*corpus(), "\n\n\n\n" * 20], trainer)
+    model = json.loads(trained.to_str())["model"]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    tokens = [*special, "<|tool_response>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [TokenType.CONTROL] * 5 + [TokenType.USER_DEFINED] + [TokenType.BYTE] * 256
+    kinds[1] = TokenType.NORMAL
+    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens + pieces,
+        "tokenizer.ggml.token_type": [int(k) for k in kinds] + [1] * len(pieces),
+        "tokenizer.ggml.scores": [-1000.0] * (len(tokens) + len(pieces)),
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 4,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
+def test_gemma4_merges_as_the_original_does(tmp_path: Path) -> None:
+    metadata = gemma4_metadata()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    merges: Any = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    original = GemmaTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    original.add_tokens([AddedToken("<|tool_response>", normalized=False)])
+    assert any(" " not in token and "▁" in token[1:] for token in tokens)  # words are not cut
+    # Old files say that there is no begin token, and there is one.
+    said = {"tokenizer.ggml.add_bos_token": False}
+    rebuilt = rebuild(tmp_path / "model.gguf", metadata | said)
+    texts = [*TEXTS, "a<eos>b <|tool_response>\n\n\n\n\nx  y", *list(corpus())[-300:]]
+    for text in texts:
+        expected = original(text, add_special_tokens=False).input_ids
+        assert rebuilt.encode(text).ids == [2, *expected], text
+        assert rebuilt.decode(expected, skip_special_tokens=False) == original.decode(expected)
+
+
+def test_ends_that_files_of_gemma4_do_not_name(tmp_path: Path) -> None:
+    metadata = gemma4_metadata() | {"tokenizer.ggml.suppress_tokens": [7, 8]}
+    source = write_gguf(
+        tmp_path / "model.gguf", "llama", LLAMA_METADATA | metadata, llama_tensors()
+    )
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    convert_gguf(source, directory)
+    generation = json.loads((directory / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [4, 1, 5]
+    assert generation["suppress_tokens"] == [7, 8]
 
 
 def test_checkpoint_carries_tokenizer_template_and_special_tokens(tmp_path: Path) -> None:
