@@ -38,6 +38,8 @@ _ATTENTION_REGISTERS = {
     (128, 64): 252,
     (256, 16): 158,
     (256, 32): 242,
+    (512, 16): 220,
+    (512, 32): 220,
 }
 
 
@@ -311,7 +313,7 @@ def _attention(kernel: Kernel, work: Record, record: Record, costs: Costs) -> Ke
     requests, context = int(record["batch"]), int(record["context"])
     rows_each = int(record["rows"]) // requests
     pairs, blocks = int(kernel.name.split()[1]), kernel.blocks
-    dim = next(dim for dim in (64, 128, 256) if work["head_dim"] <= dim)
+    dim = next(dim for dim in (64, 128, 256, 512) if work["head_dim"] <= dim)
     end = context + rows_each
     kv_lists = requests * work["kv_heads"]
     lists = kv_lists * _ceil_div(int(rows_each * work["heads"] / work["kv_heads"]), pairs)
@@ -321,7 +323,8 @@ def _attention(kernel: Kernel, work: Record, record: Record, costs: Costs) -> Ke
     # Lists of other pairs read the same keys again, from L2: that is not counted.
     all_bytes = kv_lists * work["position_bytes"] * end
     stages = 3 if pairs <= 32 and dim <= 128 else 2
-    first_bytes = (stages - 1) * _ATTENTION_TILE * work["position_bytes"]
+    tile = _ATTENTION_TILE if dim <= 256 else _ATTENTION_TILE // 2
+    first_bytes = (stages - 1) * tile * work["position_bytes"]
     open_item = costs.read_item if work["reads_plan"] else costs.open_item
     return replace(
         kernel,

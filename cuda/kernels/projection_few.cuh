@@ -43,19 +43,21 @@ struct FewRowsKind {
   static constexpr RowsKind rows = has_layer_rows ? RowsKind::kLayer : RowsKind::kPlain;
 };
 
-// Bytes from the start of dynamic shared memory to the data behind the prepared rows. Where they
-// are constant, they take no register while the weights stream through.
-inline constexpr int kMostHeadDim = 256;
+// Bytes from the start of dynamic shared memory to the data behind the prepared rows, and behind
+// the scratch of heads, which uses the same memory later. They follow from kernel parameters alone,
+// so they take no register while the weights stream through.
 template <class Kind>
 __host__ __device__ __forceinline__ int64_t few_rows_tail_offset(const ProjectionParams& params) {
   constexpr int64_t kExchange = few_rows_exchange_bytes(Kind::columns * 8, Kind::tiles);
-  constexpr int64_t kScratch = heads_scratch_bytes(kRowWarps, kMostHeadDim);
+  int64_t offset = kExchange;
   if constexpr (Kind::source == RowSource::kShared) {
-    static_assert(kExchange + kRecordBytes >= kScratch, "heads use what the rows leave");
-    return kExchange + int64_t{params.rows.num_rows} * params.num_k_blocks * kRecordBytes;
-  } else {
-    return kExchange > kScratch ? kExchange : kScratch;
+    offset += int64_t{params.rows.num_rows} * params.num_k_blocks * kRecordBytes;
   }
+  if constexpr (Kind::finish == Finish::kHeads) {
+    const int64_t scratch = heads_scratch_bytes(kRowWarps, params.finish.heads.kv.head_dim);
+    if (scratch > offset) offset = scratch;
+  }
+  return offset;
 }
 
 template <class Format, class Kind>
@@ -424,7 +426,6 @@ void launch_few_rows(Stream& stream, const ProjectionParams& params) {
   SPECDEC_CHECK_LE(int64_t{params.num_tiles} * params.tiling.num_blocks, int64_t{UINT32_MAX});
   int64_t shared_bytes = few_rows_tail_offset<Kind>(params);
   if constexpr (Kind::finish == Finish::kHeads) {
-    SPECDEC_CHECK_LE(params.finish.heads.kv.head_dim, kMostHeadDim);
     shared_bytes += heads_tail_bytes(params.rows.num_rows, params.finish.heads.rotary_dim);
   } else if constexpr (Kind::finish == Finish::kBest) {
     shared_bytes += kBestKeyBytes;

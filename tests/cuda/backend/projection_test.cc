@@ -463,6 +463,13 @@ TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
        .has_norms = true,
        .norm_all_heads = true},
       {.num_heads = 2, .num_kv_heads = 1, .head_dim = 256, .rotary_dim = 256, .has_norms = true},
+      {.num_heads = 2, .num_kv_heads = 1, .head_dim = 512, .rotary_dim = 128, .has_norms = true},
+      {.num_heads = 1,
+       .num_kv_heads = 1,
+       .head_dim = 512,
+       .rotary_dim = 512,
+       .has_norms = true,
+       .int8_kv = true},
       {.num_heads = 5,
        .num_kv_heads = 2,
        .head_dim = 40,
@@ -495,11 +502,11 @@ TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
 TEST_P(QkvTest, RowsAreBitEqualWhateverTheirNumber) {
   constexpr int kMost = 66, kK = 96;
   enum class Norms { kEachHead, kRotatedHeads, kAllHeads };
-  for (const Norms norms : {Norms::kEachHead, Norms::kRotatedHeads, Norms::kAllHeads}) {
+  const auto rows_are_equal = [&](Norms norms, int head_dim) {
     const QkvShape shape = {.num_heads = 3,
                             .num_kv_heads = 1,
-                            .head_dim = 32,
-                            .rotary_dim = 32,
+                            .head_dim = head_dim,
+                            .rotary_dim = head_dim,
                             .has_norms = true,
                             .norm_all_heads = norms == Norms::kAllHeads,
                             .norm_after_rope = norms == Norms::kRotatedHeads,
@@ -513,7 +520,11 @@ TEST_P(QkvTest, RowsAreBitEqualWhateverTheirNumber) {
     for (const int num_rows : {1, 5, 16, 33}) {
       world.expect_same_rows(world.run(*this, *weight, num_rows), all, num_rows);
     }
-  }
+  };
+  rows_are_equal(Norms::kEachHead, 32);
+  rows_are_equal(Norms::kRotatedHeads, 32);
+  rows_are_equal(Norms::kAllHeads, 32);
+  rows_are_equal(Norms::kEachHead, 512);
 }
 
 TEST_P(ProjectionTest, RecordedProductsCountAgainEachTime) {
