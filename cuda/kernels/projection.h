@@ -84,8 +84,8 @@ struct HeadsParams {
   float norm_eps = 0.0f;
   const float* rope_cos = nullptr;
   const float* rope_sin = nullptr;
-  int rotary_dim = 0;                   // 0: nothing is rotated
   const float* query_scales = nullptr;  // [max_positions], or null
+  int rotary_dim = 0;                   // 0: nothing is rotated
   int num_heads = 0;
   const int32_t* positions = nullptr;     // [num_rows]
   const int64_t* slot_mapping = nullptr;  // [num_rows]

@@ -285,16 +285,13 @@ __device__ __forceinline__ RowPosition position_of(const HeadsParams& heads, int
           query_scale_of(heads, row)};
 }
 
-// The norm of a head, in place: values [head_dim] in this warp's shared memory. It multiplies by
-// `all_heads_scale` unless that is null.
+// The norm of a head, in place: values [head_dim] in this warp's shared memory. `scale` is the
+// factor of a norm over all heads.
 __device__ __forceinline__ void normalise_head(const HeadsParams& heads, const float* weight,
-                                               const float* all_heads_scale, float* values) {
+                                               bool over_all_heads, float scale, float* values) {
   const int lane = threadIdx.x % kWarpSize;
   const int dim = heads.kv.head_dim;
-  float scale;
-  if (all_heads_scale != nullptr) {
-    scale = *all_heads_scale;
-  } else {
+  if (!over_all_heads) {
     float squares = 0.0f;
 #pragma unroll 1
     for (int i = lane; i < dim; i += kWarpSize) squares = fmaf(values[i], values[i], squares);
@@ -344,10 +341,11 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
   const bool is_query = kv_head < 0;
   const bool is_value = kv_head >= num_kv_heads;
   const float* weight = is_query ? heads.q_norm : is_value ? heads.v_norm : heads.k_norm;
-  const float* all_heads_scale = nullptr;
-  if (scales != nullptr && !is_value) {
+  const bool over_all_heads = scales != nullptr && !is_value;
+  float row_scale = 1.0f;
+  if (over_all_heads) {
     weight += (is_query ? head : kv_head) * dim;
-    all_heads_scale = is_query ? &scales->q : &scales->k;
+    row_scale = is_query ? scales->q : scales->k;
   }
   // In either order, with one copy of the code.
 #pragma unroll 1
@@ -355,7 +353,7 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
     if ((step == 1) != heads.norm_after_rope) {
       if (!is_value) rotate_head(heads, position, values);
     } else if (weight != nullptr) {
-      normalise_head(heads, weight, all_heads_scale, values);
+      normalise_head(heads, weight, over_all_heads, row_scale, values);
     }
   }
   void* out = heads.q;
