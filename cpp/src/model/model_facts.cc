@@ -86,6 +86,10 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
   } else {
     part.weights += (layer.mlp == MlpKind::kPlain ? 2.0 : 3.0) * hidden * inner;
   }
+  // Every rank has the following whole.
+  part.weights += hidden * (2.0 * whole.per_layer_dim + 2.0 * whole.laurel_rank);
+  if (whole.num_streams > 1) part.weights += hidden * whole.num_streams;
+  if (layer.gate_deviations) part.weights += hidden * (layer.inner_size - inner);
   if (shard.is_whole()) return part;
   part.num_exchanges = 2;
   part.received_floats = hidden * (num_received(shard.attention(layer.heads).runs) +
@@ -118,9 +122,12 @@ ModelFacts facts_of_share(const ModelConfig& whole, const FactsFormats& formats,
   const double width = whole.embed_dim != 0 ? whole.embed_dim : whole.hidden_size;
   const double projection = static_cast<double>(whole.embed_dim) * whole.hidden_size;
   const int tokens = (whole.vocab_size + size - 1) / size;
-  facts.input.weights = projection;
+  const double per_layer_width = static_cast<double>(whole.num_layers) * whole.per_layer_dim;
+  const double maps = 2.0 * (whole.num_streams - 1) * whole.hidden_size;  // of residual streams
+  facts.input.weights = projection + (per_layer_width + maps) * whole.hidden_size;
   facts.output.weights = tokens * width + projection;
-  if (!whole.tie_word_embeddings) facts.table_weights = whole.vocab_size * width;
+  facts.table_weights = whole.per_layer_vocab * per_layer_width;
+  if (!whole.tie_word_embeddings) facts.table_weights += whole.vocab_size * width;
   if (size == 1) return facts;
   facts.output.num_exchanges = 1;
   facts.output.received_floats = from_others(whole.vocab_size, size);

@@ -668,6 +668,28 @@ TEST_P(CpuPointwise, KvCacheLayersAreDisjointAndCounted) {
   for (size_t i = 1; i < ranges.size(); ++i) EXPECT_LE(ranges[i - 1].second, ranges[i].first);
 }
 
+TEST_P(CpuPointwise, KvCacheLayersMayReadAnothers) {
+  cpu::CpuBackend backend = make_backend();
+  const KvLayerShape wide = {.num_kv_heads = 1, .head_dim = 128};
+  const KvLayerShape narrow = {.num_kv_heads = 2, .head_dim = 32};
+  KvCacheShape shape = {.layers = {narrow, wide, narrow, wide, narrow},
+                        .format = {.block_size = 16, .dtype = dtype()}};
+  shape.layers[3].source = 1;
+  shape.layers[4].source = 2;
+  const KvCache cache(backend, shape, 10);
+  ASSERT_EQ(cache.layers().size(), 5u);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(cache.layers()[i].head_dim, shape.layers[i].head_dim);
+  EXPECT_EQ(cache.layers()[3].keys, cache.layers()[1].keys);
+  EXPECT_EQ(cache.layers()[4].values, cache.layers()[2].values);
+  EXPECT_NE(cache.layers()[2].keys, cache.layers()[0].keys);
+  std::vector<int> own_dims;
+  for (const PagedKvView& layer : cache.own_layers()) own_dims.push_back(layer.head_dim);
+  EXPECT_TRUE(own_dims == (std::vector{32, 32, 128}) || own_dims == (std::vector{128, 32, 32}));
+  const int64_t token_elements = 2 * (2 * 2 * 32 + 128);
+  EXPECT_EQ(KvCache::block_bytes(backend, shape),
+            16 * token_elements * static_cast<int64_t>(size_of(dtype())));
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, CpuPointwise, testing::all_isas_and_dtypes(),
                          testing::isa_and_dtype_name);
 

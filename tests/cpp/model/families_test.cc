@@ -16,7 +16,7 @@ TEST(Family, ReadsQwenAndMixtral) {
   const ModelConfig qwen3 = load(config_json("Qwen3ForCausalLM"));
   EXPECT_EQ(qwen3.qk_norm, QkNorm::kPerHead);
   EXPECT_FALSE(qwen3.qkv_bias);
-  EXPECT_EQ(qwen3.head_dim, 128);
+  EXPECT_EQ(qwen3.layers.front().heads.head_dim, 128);
   const ModelConfig mixtral =
       load(config_json("MixtralForCausalLM", R"(,"num_local_experts":6,"num_experts_per_tok":3)"));
   EXPECT_EQ(mixtral.num_experts, 6);
@@ -68,6 +68,59 @@ TEST(Family, GemmaLayersHaveTheirOwnWindowsAndRopes) {
   EXPECT_EQ(config.activation, Activation::kGeluTanh);
   EXPECT_TRUE(config.tie_word_embeddings);
   EXPECT_EQ(windows_of(load(config_json("Gemma3ForCausalLM"))), std::vector<int>(3, 4096));
+}
+
+constexpr const char* kGemma4Layers =
+    R"(,"num_hidden_layers":4,"layer_types":["sliding_attention","full_attention",
+    "sliding_attention","sliding_attention"],"sliding_window":32,"vocab_size_per_layer_input":100)";
+
+std::string gemma4(const std::string& extra) {
+  return config_json("Gemma4ForCausalLM", kGemma4Layers + extra);
+}
+
+TEST(Family, Gemma4LayersHaveTheirOwnHeads) {
+  const ModelConfig of_hub = load(gemma4(
+      R"(,"num_attention_heads":8,"num_key_value_heads":4,"num_global_key_value_heads":2,
+      "attention_k_eq_v":true,"hidden_size_per_layer_input":0)"));
+  EXPECT_EQ(windows_of(of_hub), (std::vector<int>{32, 0, 32, 0}));  // the last has none
+  EXPECT_EQ(of_hub.layers[0].heads, (AttentionHeads{8, 4, 256}));
+  EXPECT_EQ(of_hub.layers[1].heads, (AttentionHeads{8, 2, 512}));
+  EXPECT_TRUE(!of_hub.layers[0].values_are_keys && of_hub.layers[1].values_are_keys);
+  EXPECT_EQ(of_hub.ropes[0].kind, RopeKind::kProportional);
+  EXPECT_EQ(of_hub.ropes[0].partial_rotary_factor, 0.25);
+  EXPECT_EQ(of_hub.per_layer_dim, 0);
+  // As transformers saves them.
+  const ModelConfig saved = load(
+      gemma4(R"(,"head_dim":16,"per_layer_config":{"1":{"head_dim":64,"num_key_value_heads":1}})"));
+  EXPECT_EQ(saved.layers[1].heads.head_dim, 64);
+  EXPECT_EQ(saved.layers[1].heads.num_kv_heads, 1);
+  EXPECT_EQ(saved.layers[3].heads.head_dim, 16);
+  EXPECT_EQ(saved.per_layer_dim, 256);
+}
+
+TEST(Family, LastLayersOfGemma4ReadKeysAndValuesOfTheirKind) {
+  const ModelConfig config =
+      load(gemma4(R"(,"num_kv_shared_layers":2,"use_double_wide_mlp":true)"));
+  EXPECT_EQ(config.layers[1].kv_source, -1);
+  EXPECT_EQ(config.layers[2].kv_source, 0);
+  EXPECT_EQ(config.layers[3].kv_source, 1);
+  EXPECT_EQ(config.layers[3].inner_size, 2 * config.layers[1].inner_size);
+  for (const char* refused :
+       {R"(,"num_kv_shared_layers":3)", R"(,"use_bidirectional_attention":"all")",
+        R"(,"vocab_size_per_layer_input":99)", R"(,"rope_parameters":{"rope_theta":1e4})"}) {
+    EXPECT_THROW(load(gemma4(refused)), CheckpointError) << refused;
+  }
+}
+
+TEST(Family, SparsityOfGemma3nIsAQuantile) {
+  const ModelConfig config = load(config_json(
+      "Gemma3nForCausalLM", R"(,"num_kv_shared_layers":0,"intermediate_size":[64,96,128],
+      "activation_sparsity_pattern":[0.95,0.5,0.0])"));
+  EXPECT_NEAR(*config.layers[0].gate_deviations, 1.6448536269514722, 1e-6);
+  EXPECT_NEAR(*config.layers[1].gate_deviations, 0.0, 1e-6);
+  EXPECT_FALSE(config.layers[2].gate_deviations.has_value());
+  EXPECT_EQ(config.layers[2].inner_size, 128);
+  EXPECT_EQ(config.num_streams, 4);
 }
 
 TEST(Family, GemmaSoftCapsAreTheFamilysUnlessNull) {

@@ -67,6 +67,27 @@ TEST(ModelFactsTest, OfADenseModel) {
   EXPECT_EQ(facts.received_bytes(8), 0);
 }
 
+TEST(ModelFactsTest, OfLayersThatReadOthersKeysAndTheirOwnEmbeddings) {
+  const ModelFacts facts = facts_of(
+      "Gemma4ForCausalLM",
+      R"(,"num_key_value_heads":4,"layer_types":["sliding_attention","full_attention",)"
+      R"("sliding_attention","full_attention"],"sliding_window":20,"num_kv_shared_layers":2,)"
+      R"("global_head_dim":128,"use_double_wide_mlp":true,"hidden_size_per_layer_input":32,)"
+      R"("vocab_size_per_layer_input":1000)")[0];
+  constexpr double kQ = 512 * 64 * 8, kKv = 2 * 512 * 64 * 4, kMlp = 3.0 * 512 * 1024;
+  constexpr double kPerLayer = 2 * 512 * 32;
+  EXPECT_EQ(facts.layers[0].weights, 2 * kQ + kKv + kMlp + kPerLayer);
+  EXPECT_EQ(facts.layers[1].weights, 2 * (2 * kQ + kKv) + kMlp + kPerLayer);
+  EXPECT_EQ(facts.layers[2].weights, 2 * kQ + 2 * kMlp + kPerLayer);
+  EXPECT_EQ(facts.layers[3].weights, 2 * 2 * kQ + 2 * kMlp + kPerLayer);
+  EXPECT_EQ(facts.input.weights, 512.0 * 4 * 32);
+  EXPECT_EQ(facts.table_weights, 1000.0 * 4 * 32);
+  // Of a token, the first layer of each kind holds keys and values, and two layers read them.
+  EXPECT_EQ(facts.memory_bytes(1) - facts.memory_bytes(0), kToken + 2 * kToken);
+  EXPECT_EQ(facts.pass_bytes(1, 1, 100) - facts.pass_bytes(1, 1, 0),
+            2 * (20 * kToken + 100 * 2 * kToken));
+}
+
 TEST(ModelFactsTest, FormatsChangeBytesAndNotOperations) {
   const auto weights = [](const FactsFormats& formats) {
     const ModelFacts facts = llama(kFourKvHeads, formats)[0];

@@ -91,6 +91,31 @@ TEST(ModelShardTest, SeveralRanksHoldOneKvHead) {
   EXPECT_EQ(kv_heads, (std::vector{0, 0, 1, 1}));
 }
 
+TEST(ModelShardTest, LayersOfOtherHeadsAreSharedByThemselves) {
+  ModelConfig config = model(8, 4, 64, 1536);
+  config.layers[1].heads = {.num_heads = 8, .num_kv_heads = 1, .head_dim = 128};
+  const Shards shards(config, 2);
+  const ModelConfig second = shards.all[1].config_of_share(config);
+  EXPECT_EQ(second.layers[0].heads, (AttentionHeads{4, 2, 64}));
+  EXPECT_EQ(second.layers[1].heads, (AttentionHeads{4, 1, 128}));
+  EXPECT_EQ(shards.all[1].share_of(config.layers[0].heads).first_kv_head, 2);
+  EXPECT_EQ(shards.all[1].share_of(config.layers[1].heads).first_kv_head, 0);
+  EXPECT_EQ(shards.all[1].attention(config.layers[1].heads).slices.begin(), 4 * 128);
+}
+
+TEST(ModelShardTest, StagesHoldTheKeysAndValuesThatTheirLayersRead) {
+  ModelConfig config = model(6, 6, 64, 1536);
+  config.layers[2].kv_source = 1;
+  const ModelShard last(config, {.stage = 1, .num_stages = 2});
+  EXPECT_EQ(last.config_of_share(config).layers[1].kv_source, 0);
+  config.layers[2].kv_source = 0;
+  for (const int stage : {0, 1}) {  // all ranks refuse
+    const auto error = testing::error_of<InvalidArgument>(
+        [&] { ModelShard(config, {.stage = stage, .num_stages = 2}); });
+    EXPECT_EQ(error.field(), "pipeline_parallel_size");
+  }
+}
+
 TEST(ModelShardTest, StagesHaveTheirLayers) {
   const ModelConfig config = model(6, 6, 64, 1536);
   const ModelShard first(config, {.stage = 0, .num_stages = 2});

@@ -142,6 +142,17 @@ TEST_P(RopeFrequencies, EqualTransformers) {
   EXPECT_NEAR(rope_attention_factor(reference.rope), reference.attention_factor, 1e-9);
 }
 
+TEST(ProportionalRope, TurnsTheFirstPlanesOfTheWholeHead) {
+  const RopeConfig rope = {
+      .kind = RopeKind::kProportional, .theta = 100.0, .partial_rotary_factor = 0.6, .factor = 2.0};
+  ASSERT_EQ(rotary_dim(rope, 16), 16);
+  const std::vector<double> frequencies = rope_frequencies(rope, 16, 1);
+  ASSERT_EQ(frequencies.size(), 8u);
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_NEAR(frequencies[i], i < 4 ? std::pow(100.0, -i / 8.0) / 2 : 0.0, 1e-12) << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, RopeFrequencies, ::testing::ValuesIn(references()),
                          [](const auto& info) { return std::string(info.param.name); });
 
