@@ -66,6 +66,28 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any]]] = {
             "eoi_token_index": 7,
         },
     ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "text_config": TEXT
+            | {
+                "sliding_window": 24,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+                "global_head_dim": 32,
+                "hidden_size_per_layer_input": 32,
+                "vocab_size_per_layer_input": 160,
+                "num_kv_shared_layers": 1,
+                "tie_word_embeddings": True,
+            },
+            "vision_config": IMAGES
+            | {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16},
+            "audio_config": None,
+            "image_token_id": 5,
+            "boi_token_id": 6,
+            "eoi_token_id": 7,
+            "audio_token_id": 8,
+        },
+    ),
     # Whether embeddings are tied: the whole says yes (its default), the text part no.
     "mistral3": (
         "Mistral3",
@@ -122,7 +144,7 @@ def make_wrapper(name: str, directory: Path, **text: Any) -> Path:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:  # Gemma's norms are stored less one
+            if parameter.dim() == 1:  # Gemma 3's norms are stored less one
                 values = 0.2 * values + (family != "Gemma3")
             elif "embed_tokens" not in key:
                 values *= parameter.shape[-1] ** -0.5
@@ -136,7 +158,7 @@ def make_wrapper(name: str, directory: Path, **text: Any) -> Path:
 def _renamed(name: str, prefixes: str) -> str:
     text, head = PREFIXES[prefixes]
     part = name.replace("language_model.", "").removeprefix("model.")
-    if part.startswith(("visual.", "vision_tower.", "multi_modal_projector.")):
+    if part.startswith(("visual.", "vision_tower.", "multi_modal_projector.", "embed_vision.")):
         return ("model." if prefixes == "outer" else "") + part
     if part.startswith("lm_head."):
         return head + part.removeprefix("lm_head.")
