@@ -186,12 +186,20 @@ def _named_tensors(
             continue
         if match and num_with_kv <= layer < num_layers and match[2] in _KEYS_AND_VALUES:
             continue  # such a layer reads those of an earlier one
-        names = list(_names_of(tensor, family))
+        names = list(_names_of(_without_padding(tensor, config), family))
         if not names:
             raise file.error(f"tensor {tensor.name} has no place in a {file.architecture} model")
         if layer >= num_layers:
             raise file.error(f"tensor {tensor.name} is past the last of {num_layers} layers")
         yield from names
+
+
+def _without_padding(tensor: GgufTensor, config: dict[str, Any]) -> GgufTensor:
+    """The tensor, without the rows behind those that config.json gives the table of layers."""
+    num_rows = config.get("vocab_size_per_layer_input")
+    if num_rows is None or tensor.name != "per_layer_token_embd.weight":
+        return tensor
+    return tensor.first_rows(num_rows)
 
 
 def _joined_tensors(file: GgufFile, family: GgufFamily) -> Iterator[GgufTensor]:
@@ -217,6 +225,9 @@ def _names_of(tensor: GgufTensor, family: GgufFamily) -> Iterator[tuple[str, Ggu
     expert = _EXPERT_TENSOR.fullmatch(tensor.name)
     if top and top[1] in family.top_names:
         yield f"{family.top_names[top[1]]}.{top[2]}", tensor
+    elif top and top[1] in family.top_stacks and len(tensor.shape) == 3:
+        for index in range(tensor.shape[0]):
+            yield f"{family.top_stacks[top[1]]}.{index}.{top[2]}", tensor.slice(index)
     elif layer and f"{layer[2]}.{layer[3]}" in family.layer_names:
         whole = family.layer_names[f"{layer[2]}.{layer[3]}"]
         yield f"{family.layers}.{layer[1]}.{whole}", tensor

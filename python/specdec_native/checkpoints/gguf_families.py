@@ -11,7 +11,7 @@ from specdec_native.checkpoints import gguf_expert_networks as expert_networks
 from specdec_native.checkpoints import gguf_names as names
 from specdec_native.checkpoints import gguf_networks as networks
 from specdec_native.checkpoints.gguf_file import GgufFile
-from specdec_native.checkpoints.gguf_gemma4 import gemma4
+from specdec_native.checkpoints.gguf_gemma import gemma3n, gemma4
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class GgufFamily:
     """Hugging Face's names, by those in the file."""
 
     top_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(names.TOP_NAMES))
+    top_stacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Stacks of matrices, which have a number each behind this name in Hugging Face."""
+
     layers: str = "model.layers"
     experts: names.Experts | None = None
 
@@ -105,8 +108,14 @@ FAMILIES = {
     "gemma": GgufFamily(networks.gemma, names.LLAMA_NAMES, norm_offset=1.0),
     "gemma2": GgufFamily(networks.gemma2, names.GEMMA_NAMES, norm_offset=1.0),
     "gemma3": GgufFamily(networks.gemma3, names.GEMMA_NAMES, norm_offset=1.0),
+    "gemma3n": GgufFamily(
+        gemma3n,
+        names.GEMMA3N_NAMES,
+        top_names=names.LAYERED_TOP_NAMES,
+        top_stacks=names.GEMMA3N_STACKS,
+    ),
     "gemma4": GgufFamily(
-        gemma4, names.GEMMA4_NAMES, top_names=names.GEMMA4_TOP_NAMES, experts=names.EXPERTS
+        gemma4, names.GEMMA4_NAMES, top_names=names.LAYERED_TOP_NAMES, experts=names.EXPERTS
     ),
     "gpt-oss": GgufFamily(
         expert_networks.gpt_oss,

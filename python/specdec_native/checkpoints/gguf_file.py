@@ -144,6 +144,12 @@ class GgufTensor:
         )
         return first, last
 
+    def first_rows(self, count: int) -> GgufTensor:
+        """The first rows of a matrix."""
+        assert isinstance(self.data, _StoredArray)
+        shape = (count, *self.shape[1:])
+        return dataclasses.replace(self, shape=shape, data=self.data.items(0, count))
+
     def as_row(self) -> GgufTensor:
         """A vector as a matrix of one row."""
         assert isinstance(self.data, _StoredArray)
@@ -212,7 +218,7 @@ class GgufTensor:
 
     def _encoded_rows(self, order: npt.NDArray[np.intp] | None) -> Iterator[npt.NDArray[Any]]:
         step = max(1, _CHUNK_ELEMENTS // math.prod(self.shape[1:]))
-        for begin in range(0, self.shape[0], step):
+        for begin in range(0, self.shape[0] if order is None else len(order), step):
             # A quantised block never crosses a row, so rows are picked before decoding.
             if order is None:
                 yield self.data.read(begin, begin + step)
@@ -358,11 +364,18 @@ class GgufFile(GgufMetadata):
         return value
 
     def of_layers(
-        self, key: str, num_layers: int, kind: type, *, must_be_list: bool = False
+        self,
+        key: str,
+        num_layers: int,
+        kind: type,
+        *,
+        must_be_list: bool = False,
+        may_be_infinite: bool = False,
     ) -> list[Any]:
         """The metadata value `<architecture>.<key>` of each layer; one value is that of all.
 
         must_be_list: a single value is refused.
+        may_be_infinite: numbers of a list need not be finite; none may be NaN all the same.
         """
         name = f"{self.architecture}.{key}"
         self._read.add(name)
@@ -371,7 +384,11 @@ class GgufFile(GgufMetadata):
             raise self.error(f"metadata {name} is missing")
         if not isinstance(value, list) and not must_be_list:
             return [self._checked(name, value, kind)] * num_layers
-        values: list[Any] = self._checked(name, value, list[kind])  # type: ignore[valid-type]
+        infinities = (math.inf, -math.inf) if may_be_infinite else ()
+        is_list = isinstance(value, list)
+        checked = [one for one in value if one not in infinities] if is_list else value
+        self._checked(name, checked, list[kind])  # type: ignore[valid-type]
+        values: list[Any] = value
         if len(values) != num_layers:
             raise self.error(f"metadata {name} has {len(values)} values for {num_layers} layers")
         return values

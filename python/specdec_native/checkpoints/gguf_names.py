@@ -123,16 +123,33 @@ GLM4_MOE_NAMES = (
     | {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 )
 
-GEMMA4_TOP_NAMES = TOP_NAMES | {
+# Of models with embeddings of layers.
+LAYERED_TOP_NAMES = TOP_NAMES | {
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
-GEMMA4_NAMES = GEMMA_NAMES | {
-    "layer_output_scale.weight": "layer_scalar",
+LAYERED_NAMES = GEMMA_NAMES | {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
+}
+GEMMA3N_STACKS = {
+    "altup_proj": "model.altup_projections",
+    "altup_unembd_proj": "model.altup_unembed_projections",
+}
+GEMMA3N_NAMES = LAYERED_NAMES | {
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
+GEMMA4_NAMES = LAYERED_NAMES | {
+    "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp.weight": "router.proj.weight",
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",

@@ -1,5 +1,5 @@
 """config.json of the networks that GGUF files hold; gguf_expert_networks.py has those with experts,
-and gguf_gemma4.py has Gemma 4.
+and gguf_gemma.py has Gemma 3n and 4.
 
 Facts that files leave out are the constants below; llama.cpp has them in its code. Each function
 reads the metadata and the tensors that its result depends on; the others are refused.

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -21,6 +22,7 @@ RENAMED = {
     "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "altup.correct_output_scale": "altup_correct_scale.weight",
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
@@ -28,8 +30,8 @@ RENAMED = {
     "experts.down_proj": "ffn_down_exps.weight",
 }
 ARCHITECTURES = {
-    "mixtral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
-    "qwen3_moe": "qwen3moe", "gpt_neox": "gptneox",
+    "mixtral": "llama", "gemma3_text": "gemma3", "gemma3n_text": "gemma3n",
+    "gemma4_text": "gemma4", "qwen3_moe": "qwen3moe", "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss", "olmo3": "olmo2", "granitemoeshared": "granitemoe",
     "qwen2_moe": "qwen2moe", "ernie4_5_moe": "ernie4_5-moe", "cohere": "command-r",
     "ministral3": "mistral3", "hunyuan_v1_dense": "hunyuan-dense", "glm4_moe": "glm4moe",
@@ -107,7 +109,7 @@ def gguf_tensors(
     architecture = architecture or architecture_of(config)
     names = gguf.get_tensor_name_map(known[architecture], config.num_hidden_layers)
     tensors: dict[str, npt.NDArray[np.float32]] = {}
-    experts: dict[str, list[npt.NDArray[np.float32]]] = {}
+    stacks: dict[str, list[npt.NDArray[np.float32]]] = {}
     kind = config.model_type
     has_experts = bool(getattr(config, "num_local_experts", 0))
     for name in sorted(weights, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
@@ -120,7 +122,7 @@ def gguf_tensors(
             continue  # numbers of the metadata
         if layer and expert:
             stack = f"blk.{layer[1]}.ffn_{EXPERT_PARTS[expert[1]]}_exps.weight"
-            experts.setdefault(stack, []).append(values)
+            stacks.setdefault(stack, []).append(values)
             continue
         parts = taken_apart(layer[2], values, has_experts) if layer else {}
         if layer and parts:
@@ -128,16 +130,22 @@ def gguf_tensors(
                 f"blk.{layer[1]}.{part}": part_values for part, part_values in parts.items()
             }
             continue
-        own_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        of_stack = re.sub(r"(altup_\w*projections)\.\d+", r"\1", name)
+        own_name = names.get_name(of_stack, try_suffixes=(".weight", ".bias"))
         assert own_name is not None, name
+        if of_stack != name:
+            stacks.setdefault(own_name, []).append(values)
+            continue
         if kind in PAIRED and re.search(r"attn_[qk]\.", own_name):
             is_query = "attn_q." in own_name
             heads = config.num_attention_heads if is_query else config.num_key_value_heads
             values = interleave(values, heads)
         if "attn_qkv" in own_name and kind == "gpt_neox":
             values = heads_apart(values, config.num_attention_heads)
+        if own_name == "per_layer_token_embd.weight":  # rows of zeros for tokens past the table
+            values = np.pad(values, ((0, config.vocab_size - len(values)), (0, 0)))
         tensors[own_name] = values
-    tensors |= {name: np.stack(parts) for name, parts in experts.items()}
+    tensors |= {name: np.stack(parts) for name, parts in stacks.items()}
     return tensors | _rope_tensors(config)
 
 
@@ -261,6 +269,22 @@ def _gemma2_metadata(config: PreTrainedConfig) -> dict[str, Any]:
 def _gemma3_metadata(config: PreTrainedConfig) -> dict[str, Any]:
     del config
     return {".attention.sliding_window": 8, ".rope.freq_base_swa": 2e4}
+
+
+def _gemma3n_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    sliding_rope = config.rope_parameters["sliding_attention"]
+    return _pattern_metadata(config) | {
+        ".activation_sparsity_scale": [
+            NormalDist().inv_cdf(part) if part else -np.inf
+            for part in config.activation_sparsity_pattern
+        ],
+        ".altup.active_idx": config.altup_active_idx,
+        ".altup.num_inputs": config.altup_num_inputs,
+        ".attention.shared_kv_layers": config.num_kv_shared_layers,
+        ".embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        ".final_logit_softcapping": float(config.final_logit_softcapping),
+        ".rope.freq_base_swa": float(sliding_rope["rope_theta"]),
+    }
 
 
 def _gemma4_metadata(config: PreTrainedConfig) -> dict[str, Any]:
@@ -399,6 +423,7 @@ OF_FAMILIES: dict[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
     "exaone4": _pattern_metadata,
     "gemma2": _gemma2_metadata,
     "gemma3_text": _gemma3_metadata,
+    "gemma3n_text": _gemma3n_metadata,
     "gemma4_text": _gemma4_metadata,
     "glm4_moe": _glm4_moe_metadata,
     "gpt_neox": _residual_metadata,

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import make_checkpoints
 from gguf_of_transformers import architecture_of, gguf_metadata, gguf_tensors, xielu_metadata
 from logprobs import engine_logprobs, random_tokens
-from make_checkpoints import MAX_POSITIONS, VARIANTS, Variant, build, rope
+from make_checkpoints import MAX_POSITIONS, VARIANTS, VOCAB_SIZE, Variant, build, rope
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
 from specdec_native.checkpoints.gguf_config import model_config
 from specdec_native.checkpoints.gguf_convert import convert_gguf
@@ -26,7 +26,8 @@ def changed(variant: str, **config: Any) -> Variant:
 LLAMA3 = rope("llama3", **(make_checkpoints.LLAMA3 | {"original_max_position_embeddings": 8192}))
 
 # A file has no scale of Gemma's queries: it is that of the heads' width. Nor has it what all models
-# of a family have: the window of StarCoder2, the range of gpt-oss' positions.
+# of a family have: the window of StarCoder2, the range of gpt-oss' positions. Of Gemma 3n it has no
+# size of the table of layers.
 MODELS = {
     "granite": VARIANTS["granite"],
     "granite_biases": VARIANTS["granite_biases"],
@@ -35,6 +36,18 @@ MODELS = {
     "gemma": VARIANTS["gemma"],
     "gemma2": changed(
         "gemma2", query_pre_attn_scalar=32, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+    ),
+    "gemma3n": changed("gemma3n", vocab_size_per_layer_input=VOCAB_SIZE),
+    "gemma3n_other_active": changed(
+        "gemma3n_other_active",
+        vocab_size_per_layer_input=VOCAB_SIZE,
+        altup_correct_scale=True,
+        intermediate_size=[96, 64, 96, 128],
+        activation_sparsity_pattern=[0.0, 0.95, 0.0, 0.5],
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
     ),
     "gemma4": VARIANTS["gemma4"],
     "gemma4_effective": VARIANTS["gemma4_effective"],
