@@ -97,7 +97,7 @@ def test_what_newer_families_add(checkpoint: Callable[[str], Path], variant: str
 def test_stages_with_shared_keys_and_values_are_refused(
     checkpoint: Callable[[str], Path],
 ) -> None:
-    options = {"pipeline_parallel_size": 2, "max_model_len": 64}
+    options: dict[str, Any] = {"pipeline_parallel_size": 2, "max_model_len": 64}
     with pytest.raises(ValueError, match=r"pipeline_parallel_size: .* write 1"):
         Engine(checkpoint("gemma4_effective"), **options)
 
