@@ -242,7 +242,8 @@ struct ModelInfo {
   std::string isa;
   int num_layers = 0;
   int hidden_size = 0;
-  int num_heads = 0;  // of the first layer's attention, as the next two
+  // Of the first layer; other layers may have other heads.
+  int num_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
   int vocab_size = 0;  // rows of the output head

@@ -238,7 +238,7 @@ struct ActivationConstants {
 struct NormArgs {
   NormParams norm;
   const float* x = nullptr;  // [num_rows, dim]
-  void* out = nullptr;       // [num_rows, dim]
+  void* out = nullptr;       // [num_rows, dim]; if float32, may be x
   DType out_dtype = DType::kF32;
   int num_rows = 0;
   int dim = 0;
@@ -301,8 +301,8 @@ struct ScaleRowsArgs {
 };
 
 // gates[i, j] = activation(max(0, gates[i, j] - m - deviations * s)), in place in float32, where m
-// is the mean and s the standard deviation of gates[i, :], over dim elements. (Gemma 3n: few gates
-// are that large.)
+// is the mean and s the standard deviation of gates[i, :], over dim elements. This is the Gaussian
+// top-k of Gemma 3n: for normally distributed gates, `deviations` says what part of them stays.
 struct SparseGatesArgs {
   float* gates = nullptr;  // [num_rows, dim]
   float deviations = 0.0f;

@@ -112,12 +112,13 @@ struct LayerSpec {
   float attention_scale = 0.0f;     // factor of the products of q and k
   float attention_soft_cap = 0.0f;  // scores become cap * tanh(score / cap); 0: none
   int kv_source = -1;            // index of the layer whose keys and values it reads; -1: its own
-  bool values_are_keys = false;  // v is the projection to k, before norm and rotation
+  bool values_are_keys = false;  // v is the projection to k, before norm and rotation (K=V)
   bool is_parallel = false;      // the MLP reads the same residual stream as the attention
   MlpKind mlp = MlpKind::kGated;
   int inner_size = 0;         // inner size of the MLP, or of each expert
   int shared_inner_size = 0;  // of the MLP beside the experts, which every token runs; 0: none
-  // Gates below so many standard deviations above a row's mean become 0 (SparseGatesArgs).
+  // Gaussian top-k: gates that are not so many standard deviations above the row's mean become 0
+  // (SparseGatesArgs).
   std::optional<float> gate_deviations = {};
 
   bool norms_input() const {
@@ -171,8 +172,8 @@ struct ModelConfig {
   int learned_position_offset = 0;
   int embed_dim = 0;  // OPT word_embed_proj_dim; 0: hidden_size
 
-  // Every layer reads that many values of each token beside the residual stream, from a table of
-  // per_layer_vocab tokens and the token's embedding; 0: none.
+  // Per-layer embeddings (PLE): every layer reads that many values of each token beside the
+  // residual stream, from a table of per_layer_vocab tokens and the token's embedding; 0: none.
   int per_layer_dim = 0;
   int per_layer_vocab = 0;
 
@@ -180,7 +181,8 @@ struct ModelConfig {
   // and the rank of a projection beside attention. 1 and 0: none.
   int num_streams = 1;
   int active_stream = 0;
-  bool scales_corrected = true;  // by a vector, what a layer's per-layer block reads
+  // The per-layer block reads the corrected active stream times a vector (correct_output_scale).
+  bool scales_corrected = true;
   int laurel_rank = 0;
 
   // Factor of a block's output before it is added to the residual stream

@@ -51,6 +51,13 @@ struct Defaults {
 constexpr auto kDefaults = std::to_array<Defaults>(
     {{"gemma3_text", R"({"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
                          "num_hidden_layers": 26, "num_attention_heads": 8})"},
+     {"gemma3n_text", R"({"vocab_size": 262400, "hidden_size": 2048, "intermediate_size": 16384,
+                          "num_hidden_layers": 35, "num_attention_heads": 8})"},
+     {"gemma4_text", R"({"vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216,
+                         "num_hidden_layers": 30, "num_attention_heads": 8})"},
+     {"gemma4_unified_text", R"({"vocab_size": 262144, "hidden_size": 2304,
+                                 "intermediate_size": 9216, "num_hidden_layers": 30,
+                                 "num_attention_heads": 8})"},
      {"llama", R"({"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
                    "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6,
                    "max_position_embeddings": 2048})"},
@@ -118,6 +125,10 @@ Json text_part_of(const std::string& path, Json whole) {
     const bool goes_first = std::string_view(key) == "tie_word_embeddings";
     if (!goes_first && text.contains(key) && !text[key].is_null()) continue;
     text[key] = *found;
+  }
+  // Wrappers of Gemma are tied unless the whole says otherwise, whatever the text part says.
+  if (type.starts_with("gemma") && !whole.contains("tie_word_embeddings")) {
+    text.erase("tie_word_embeddings");
   }
   const auto defaults = std::ranges::find(kDefaults, type, &Defaults::text_type);
   if (defaults != kDefaults.end()) {

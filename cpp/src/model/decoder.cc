@@ -89,13 +89,15 @@ struct Decoder::Impl {
   void add_laurel(const Layer& layer, int num_rows);
   void embed_per_layer(const BatchView& batch, const float* embedded);
   void add_per_layer(const Layer& layer, int index, int num_rows);
+  void write_norm(const Norm& norm, const Buffer& x, Buffer& out, DType out_dtype, int num_rows);
   void add_norm(const Norm& norm, const Buffer& x, Buffer& out, float scale, int num_rows);
   void add_block(const Layer& layer, const Linear& out, const Buffer& rows, const Norm& norm,
                  const Norm& output_norm, int num_rows, float stream_scale = 1.0f);
   ProjectionInput block_input(const Layer& layer, const NormParams& norm, int num_rows) const;
   ProjectionInput act_input(const Buffer& rows, int num_rows) const;
   ProjectionInput lm_head_input(const int32_t* row_ids, int num_rows) const;
-  // The factor of the residual stream behind a layer, where its MLP ends it.
+  // The factor of the residual stream that goes with the MLP's result: the layer's, unless a
+  // per-layer block comes after the MLP.
   static float mlp_scale(const Layer& layer) {
     return layer.per_layer.gate ? 1.0f : layer.stream_scale;
   }
@@ -132,7 +134,18 @@ ProjectionInput Decoder::Impl::act_input(const Buffer& rows, int num_rows) const
   return {.x = rows.data(), .dtype = backend.act_dtype(), .num_rows = num_rows};
 }
 
-// out = scale * (out + norm(x)), rows of the residual stream's width.
+// out = norm(x), rows of the residual stream's width.
+void Decoder::Impl::write_norm(const Norm& norm, const Buffer& x, Buffer& out, DType out_dtype,
+                               int num_rows) {
+  backend.norm({.norm = norm.params(),
+                .x = x.as<float>(),
+                .out = out.data(),
+                .out_dtype = out_dtype,
+                .num_rows = num_rows,
+                .dim = config.hidden_size});
+}
+
+// out = scale * (out + norm(x)), likewise.
 void Decoder::Impl::add_norm(const Norm& norm, const Buffer& x, Buffer& out, float scale,
                              int num_rows) {
   backend.norm({.norm = norm.params(),
@@ -162,12 +175,7 @@ void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffe
   if (norms_output) {
     add_norm(output_norm, work.hidden_spare, work.hidden, stream_scale, num_rows);
   } else if (layer.spec.norms == NormPlacement::kResidual) {
-    backend.norm({.norm = norm.params(),
-                  .x = work.hidden.as<float>(),
-                  .out = work.hidden_spare.data(),
-                  .out_dtype = DType::kF32,
-                  .num_rows = num_rows,
-                  .dim = config.hidden_size});
+    write_norm(norm, work.hidden, work.hidden_spare, DType::kF32, num_rows);
     std::swap(work.hidden, work.hidden_spare);
   }
 }
@@ -285,7 +293,7 @@ void Decoder::Impl::expand(const Layer& layer, int num_rows) {
   expand(layer, block_input(layer, norm, num_rows));
 }
 
-// Runs the experts on work.normed, whose weights follow from other rows or from the same.
+// Runs the experts on work.normed. The router may read other rows.
 void Decoder::Impl::run_experts(const Layer& layer, const ProjectionInput& router_in, Buffer& out,
                                 bool accumulate, int num_rows) {
   const Experts& experts = layer.experts;
@@ -318,12 +326,7 @@ void Decoder::Impl::run_experts(const Layer& layer, const ProjectionInput& route
 void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
   SPECDEC_CHECK(layer.spec.norms == NormPlacement::kInput &&
                 !layer.spec.is_parallel);  // no family needs more
-  backend.norm({.norm = layer.mlp_norm.params(),
-                .x = work.hidden.as<float>(),
-                .out = work.normed.data(),
-                .out_dtype = backend.act_dtype(),
-                .num_rows = num_rows,
-                .dim = config.hidden_size});
+  write_norm(layer.mlp_norm, work.hidden, work.normed, backend.act_dtype(), num_rows);
   const ProjectionInput normed = act_input(work.normed, num_rows);
   run_experts(layer, normed, work.hidden, /*accumulate=*/true, num_rows);
   if (layer.spec.shared_inner_size == 0) return;
@@ -339,25 +342,18 @@ void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
   add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, layer.mlp_output_norm, num_rows);
 }
 
-// The same where router, experts and the MLP beside them each have a norm of their input, both
-// results have one, and so has their sum (Gemma 4).
+// Adds the experts and an MLP beside them as Gemma 4 does: the router, the experts and the MLP each
+// normalise the stream for themselves; the experts' result, the MLP's result and the sum of the two
+// are normalised, too.
 void Decoder::Impl::add_normed_experts(const Layer& layer, int num_rows) {
   SPECDEC_CHECK(layer.spec.norms == NormPlacement::kInputAndOutput &&
                 layer.spec.shared_inner_size > 0);
   const Experts& experts = layer.experts;
-  const auto write_norm = [&](const Norm& norm, const Buffer& x, Buffer& out, DType out_dtype) {
-    backend.norm({.norm = norm.params(),
-                  .x = x.as<float>(),
-                  .out = out.data(),
-                  .out_dtype = out_dtype,
-                  .num_rows = num_rows,
-                  .dim = config.hidden_size});
-  };
-  write_norm(experts.input_norm, work.hidden, work.normed, backend.act_dtype());
+  write_norm(experts.input_norm, work.hidden, work.normed, backend.act_dtype(), num_rows);
   const NormParams router_norm = experts.router_norm.params();
   run_experts(layer, block_input(layer, router_norm, num_rows), work.hidden_spare,
               /*accumulate=*/false, num_rows);
-  write_norm(experts.output_norm, work.hidden_spare, work.block_sum, DType::kF32);
+  write_norm(experts.output_norm, work.hidden_spare, work.block_sum, DType::kF32, num_rows);
   expand(layer, num_rows);
   backend.linear({.weight = layer.mlp_out.weight.get(),
                   .in = act_input(work.inner, num_rows),
@@ -367,27 +363,27 @@ void Decoder::Impl::add_normed_experts(const Layer& layer, int num_rows) {
   add_norm(layer.mlp_output_norm, work.block_sum, work.hidden, mlp_scale(layer), num_rows);
 }
 
-// The values that each layer reads beside the residual stream.
+// Computes the values that the layers read beside the residual stream, into work.per_layer.
 void Decoder::Impl::embed_per_layer(const BatchView& batch, const float* embedded) {
   const PerLayerEmbedding& embedding = *parts.per_layer;
   const int rows = batch.num_rows;
+  backend.linear({.weight = embedding.projection.get(),
+                  .in = {.x = embedded, .dtype = DType::kF32, .num_rows = rows},
+                  .out = work.per_layer.as<float>(),
+                  .scale = embedding.projection_scale});
+  backend.norm({.norm = embedding.norm.params(),
+                .x = work.per_layer.as<float>(),
+                .out = work.per_layer.data(),
+                .out_dtype = DType::kF32,
+                .num_rows = rows * config.num_layers,
+                .dim = embedding.dim});
   backend.embed({.table = embedding.tokens.get(),
                  .token_ids = batch.token_ids,
                  .out = work.per_layer.as<float>(),
                  .num_rows = rows,
+                 .accumulate = true,
                  .scale = embedding.token_scale,
                  .unknown_is_first = true});
-  backend.linear({.weight = embedding.projection.get(),
-                  .in = {.x = embedded, .dtype = DType::kF32, .num_rows = rows},
-                  .out = work.per_layer_projected.as<float>(),
-                  .scale = embedding.projection_scale});
-  backend.norm({.norm = embedding.norm.params(),
-                .x = work.per_layer_projected.as<float>(),
-                .out = work.per_layer.data(),
-                .out_dtype = DType::kF32,
-                .num_rows = rows * config.num_layers,
-                .dim = embedding.dim,
-                .accumulate = true});
 }
 
 // Adds what the layer makes of its own values and the residual stream.
@@ -419,26 +415,17 @@ void Decoder::Impl::add_per_layer(const Layer& layer, int index, int num_rows) {
   }
 }
 
-// LAuReL (Menghani et al., 2024): adds the layer's normalised input and a low-rank map of the same.
+// LAuReL (Menghani et al., 2024): adds the layer's normalised input, and the norm of a low-rank map
+// of that input.
 void Decoder::Impl::add_laurel(const Layer& layer, int num_rows) {
   const NormParams norm = layer.attention_norm.params();
-  backend.norm({.norm = norm,
-                .x = work.hidden.as<float>(),
-                .out = work.block_sum.data(),
-                .out_dtype = DType::kF32,
-                .num_rows = num_rows,
-                .dim = config.hidden_size});
   backend.linear({.weight = layer.laurel.left.get(),
                   .in = block_input(layer, norm, num_rows),
                   .out = work.laurel.as<float>()});
   backend.linear({.weight = layer.laurel.right.get(),
                   .in = {.x = work.laurel.data(), .dtype = DType::kF32, .num_rows = num_rows},
                   .out = work.hidden_spare.as<float>()});
-  backend.match_magnitude({.x = work.block_sum.as<float>(),
-                           .out = work.hidden.as<float>(),
-                           .accumulate = true,
-                           .num_rows = num_rows,
-                           .dim = config.hidden_size});
+  add_norm(layer.attention_norm, work.hidden, work.hidden, 1.0f, num_rows);
   add_norm(layer.laurel.norm, work.hidden_spare, work.hidden, 1.0f, num_rows);
 }
 

@@ -43,15 +43,12 @@ DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, Backend& backend, 
   if (config.any_layer([](const LayerSpec& layer) { return layer.mlp == MlpKind::kExperts; })) {
     router = rows(config.num_experts, DType::kF32);
     normed = rows(hidden_size, act);
-  }
-  if ((!router.empty() && !hidden_spare.empty()) || config.laurel_rank > 0) {
-    block_sum = rows(hidden_size, DType::kF32);
+    if (!hidden_spare.empty()) block_sum = rows(hidden_size, DType::kF32);
   }
   if (config.laurel_rank > 0) laurel = rows(config.laurel_rank, DType::kF32);
   if (config.per_layer_dim > 0) {
     const int64_t width = int64_t{config.num_layers} * config.per_layer_dim;
     per_layer = rows(width, DType::kF32);
-    per_layer_projected = rows(width, DType::kF32);
     per_layer_inner = rows(config.per_layer_dim, act);
   }
 }

@@ -13,19 +13,16 @@ namespace specdec {
 struct DecoderWorkspace {
   DecoderWorkspace(const ModelConfig& config, Backend& backend, int max_rows);
 
-  Buffer hidden;        // [max_rows, hidden] float32: the residual stream
-  Buffer hidden_spare;  // likewise; output of norms on the stream or on a block's output
-  Buffer embedded;      // [max_rows, embed_dim] float32, with embedding projections only
-  Buffer q;             // [max_rows, num_heads * head_dim] act, of the layer with the most
-  Buffer attention;     // likewise
-  Buffer inner;         // [max_rows, inner] act, of dense MLPs
-  Buffer normed;        // [max_rows, hidden] act, with experts: what router and experts read
-  Buffer router;        // [max_rows, num_experts] float32
-  Buffer block_sum;     // [max_rows, hidden] float32, with norms of experts' outputs, and LAuReL
-  // With per-layer embeddings: [max_rows, num_layers * dim] float32, of all layers, and space for
-  // the projection of the embedding.
-  Buffer per_layer;
-  Buffer per_layer_projected;
+  Buffer hidden;           // [max_rows, hidden] float32: the residual stream
+  Buffer hidden_spare;     // likewise; output of norms on the stream or on a block's output
+  Buffer embedded;         // [max_rows, embed_dim] float32, with embedding projections only
+  Buffer q;                // [max_rows, num_heads * head_dim] act, of the layer with the most
+  Buffer attention;        // likewise
+  Buffer inner;            // [max_rows, inner] act, of dense MLPs
+  Buffer normed;           // [max_rows, hidden] act, with experts: what router and experts read
+  Buffer router;           // [max_rows, num_experts] float32
+  Buffer block_sum;        // [max_rows, hidden] float32, with norms of the experts' outputs
+  Buffer per_layer;        // [max_rows, num_layers * dim] float32, with per-layer embeddings
   Buffer per_layer_inner;  // [max_rows, dim] act
   Buffer laurel;           // [max_rows, rank] float32
 };

@@ -196,7 +196,7 @@ Experts load_experts(TensorLoader& loader, const std::string& layer, const Layer
         loader.flat_vector(str_cat(layer, names.selection_bias), config.num_experts);
   }
   if (!names.expert_scales.empty()) {
-    experts.scales = loader.flat_vector(str_cat(layer, names.expert_scales), config.num_experts);
+    experts.scales = loader.vector({{str_cat(layer, names.expert_scales), config.num_experts}});
   }
   if (spec.norms_output()) load_norms(loader, layer, experts);
   const std::string block = str_cat(layer, names.experts);

@@ -1,7 +1,7 @@
 // Which part of a model each of several ranks holds. All ranks of a stage have its layers: some
 // heads of the attention, some inputs of the projections after the attention and inside the MLP,
-// some tokens of the vocabulary. Norms, routers, untied embeddings, and biases of sums are on every
-// rank.
+// some tokens of the vocabulary. Norms, routers, untied and per-layer embeddings, biases of sums,
+// and what AltUp, LAuReL and sparse gates add are on every rank.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <optional>
 #include <cstddef>
 #include <cstring>
 #include <list>
@@ -169,7 +170,7 @@ constexpr auto kTextPrefixes =
     std::to_array<std::string_view>({"language_model.", "model.language_model."});
 constexpr auto kOtherParts = std::to_array<std::string_view>(
     {"vision_tower.", "vision_model.", "multi_modal_projector.", "visual.", "audio_tower.",
-     "embed_vision.", "embed_audio.", "image_newline"});
+     "embed_vision.", "embed_audio.", "vision_embedder.", "image_newline"});
 
 bool is_of_another_part(std::string_view name) {
   if (name.starts_with("model.")) name.remove_prefix(6);
@@ -177,16 +178,42 @@ bool is_of_another_part(std::string_view name) {
                              [&](std::string_view part) { return name.starts_with(part); });
 }
 
+// The index in the name of a layer's tensor, and what follows the dot behind it.
+struct LayerTensor {
+  int layer = 0;
+  std::string_view rest;
+};
+std::optional<LayerTensor> layer_tensor(std::string_view name, const ModelConfig& config) {
+  std::string_view layers = config.names.layers;  // which stands behind any prefix
+  if (layers.starts_with(config.names.prefix)) layers.remove_prefix(config.names.prefix.size());
+  const size_t begin = name.find(layers);
+  if (begin == std::string_view::npos) return {};
+  name.remove_prefix(begin + layers.size());
+  LayerTensor found;
+  const char* const end = name.data() + name.size();
+  const auto parsed = std::from_chars(name.data(), end, found.layer);
+  if (parsed.ec != std::errc() || parsed.ptr == end || found.layer < 0) return {};
+  found.rest = {parsed.ptr + 1, end};
+  return found;
+}
+
 // Of layers that predict tokens after the next: beside the others, or behind them.
 bool is_of_mtp(std::string_view name, const ModelConfig& config) {
   if (name.starts_with("mtp.") || name.starts_with("model.mtp_layers.")) return true;
-  const std::string_view layers = config.names.layers;
-  if (!name.starts_with(layers)) return false;
-  int index = 0;
-  const std::string_view rest = name.substr(layers.size());
-  const auto parsed = std::from_chars(rest.data(), rest.data() + rest.size(), index);
-  return parsed.ec == std::errc() && index >= config.num_layers &&
-         index - config.num_layers < config.num_mtp_layers;
+  const auto tensor = layer_tensor(name, config);
+  return tensor && tensor->layer >= config.num_layers &&
+         tensor->layer - config.num_layers < config.num_mtp_layers;
+}
+
+// Of the projections to k and v, and their norms, in layers that read another layer's keys and
+// values.
+bool is_of_unused_kv(std::string_view name, const ModelConfig& config) {
+  const auto tensor = layer_tensor(name, config);
+  if (!tensor || tensor->layer >= config.num_layers) return false;
+  const TensorNames& names = config.names;
+  return config.layers[tensor->layer].kv_source >= 0 &&
+         std::ranges::any_of(std::array{names.qkv[1], names.qkv[2], names.k_norm},
+                             [&](std::string_view own) { return tensor->rest.starts_with(own); });
 }
 
 StoredScheme scheme_of(const ModelConfig& config, Quantization quantization) {
@@ -418,7 +445,9 @@ std::unique_ptr<const PackedLinear> TensorLoader::with_factors(MatrixRole role,
     if (matrix.random.is_set()) {
       RandomSource part = matrix.random;
       part.first += i * static_cast<int64_t>(width);
-      fill_random(part, DType::kF32, width, row);
+      std::vector<std::byte> stored(width * size_of(matrix.values.dtype));
+      fill_random(part, matrix.values.dtype, width, stored.data());
+      to_floats(stored.data(), matrix.values.dtype, width, row);
     } else if (matrix.is_quantized()) {
       dequantize_row(matrix, i, row);
     } else {
@@ -537,7 +566,10 @@ void TensorLoader::warn_about_unused() {
   constexpr size_t kMaxNames = 5;
   std::vector<std::string> names = store_.unused();
   std::erase_if(names, [&](const std::string& name) {
-    if (is_of_another_part(name) || is_of_mtp(name, config_) || is_empty_bias(name)) return true;
+    if (is_of_another_part(name) || is_of_mtp(name, config_) || is_of_unused_kv(name, config_) ||
+        is_empty_bias(name)) {
+      return true;
+    }
     return std::any_of(harmless.begin(), harmless.end(),
                        [&](std::string_view suffix) { return name.ends_with(suffix); });
   });

@@ -58,7 +58,8 @@ struct TensorNames {
   std::string_view experts_output_norm = {};
   std::string_view shared_output_norm = {};
 
-  std::string_view stream_scale = {};  // of the residual stream behind a layer, whole; empty: none
+  // The factor of the residual stream behind a layer (layer_scalar), whole; empty: none.
+  std::string_view stream_scale = {};
   // Of per-layer embeddings: the table, and the projection of the usual embedding and its norm.
   std::string_view per_layer_embedding = "model.embed_tokens_per_layer";
   std::string_view per_layer_projection = "model.per_layer_model_projection";

@@ -72,7 +72,7 @@ struct CorrectStreamsTask {
 // See MatchMagnitudeArgs.
 struct MatchMagnitudeTask {
   const float* x;          // [*, dim]
-  const float* reference;  // or null  // [*, dim]
+  const float* reference;  // [*, dim], or null
   float* out;              // [*, dim]
   bool accumulate;
   float scale;  // with `accumulate`

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "core/str_cat.h"
@@ -150,9 +151,22 @@ void parse_shared_kv(const JsonFields& fields, int absent, ModelConfig& config) 
   }
 }
 
+void parse_gemma_network(const JsonFields& fields, ModelConfig& config) {
+  for (LayerSpec& layer : config.layers) {
+    layer.norms = NormPlacement::kInputAndOutput;
+    layer.attention_scale = 1.0f;
+  }
+  config.embedding_scale = static_cast<float>(std::sqrt(double(config.hidden_size)));
+  config.rounds_embedding_scale = true;
+  config.qk_norm = QkNorm::kPerHead;
+  config.v_norm = true;
+  config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
+}
+
 void parse_per_layer_embeddings(const JsonFields& fields, ModelConfig& config) {
   constexpr const char* kKey = "hidden_size_per_layer_input";
   config.per_layer_dim = fields.is_null(kKey) ? 0 : fields.get_int(kKey, 256, 0);
+  if (config.per_layer_dim == 0) return fields.pass_over({"vocab_size_per_layer_input"});
   config.per_layer_vocab = fields.get_int("vocab_size_per_layer_input", 262144);
 }
 
@@ -242,6 +256,9 @@ void parse_ropes_by_window(const JsonFields& fields, double theta, double slidin
       scaling.fail("type", "is read as rope_type only; take that name");
     }
   }
+  if (fields.has("rope_parameters") && !fields.has("rope_scaling") && !has_layer_ropes(fields)) {
+    fields.fail("rope_parameters", "expected one for full_attention and one for sliding_attention");
+  }
   if (has_layer_ropes(fields)) {
     config.ropes = {parse_layer_rope(fields, "full_attention", max_positions,
                                      fields.get_positive("rope_theta", theta)),
@@ -255,19 +272,29 @@ void parse_ropes_by_window(const JsonFields& fields, double theta, double slidin
   check_rotary_dim(fields, config);
 }
 
+namespace {
+
+std::optional<int> if_positive(int value) {
+  return value > 0 ? std::optional(value) : std::nullopt;
+}
+
+}  // namespace
+
 void parse_experts(const JsonFields& fields, const ExpertDefaults& defaults,
                    const std::function<bool(int)>& has_experts, ModelConfig& config) {
   const char* experts_key = "num_experts";
   for (const char* key : {"num_local_experts", "n_routed_experts", "moe_num_experts"}) {
     if (fields.has(key)) experts_key = key;
   }
-  config.num_experts = fields.get_int(experts_key, defaults.num_experts);
-  config.num_experts_per_token = fields.get_int(defaults.per_token_key, defaults.num_per_token);
+  config.num_experts = fields.get_int(experts_key, if_positive(defaults.num_experts));
+  config.num_experts_per_token =
+      fields.get_int(defaults.per_token_key, if_positive(defaults.num_per_token));
   if (config.num_experts_per_token > config.num_experts) {
     fields.fail(defaults.per_token_key, str_cat("more than ", experts_key));
   }
-  const int inner_size =
-      defaults.inner_key != nullptr ? fields.get_int(defaults.inner_key, defaults.inner_size) : 0;
+  const int inner_size = defaults.inner_key != nullptr
+                             ? fields.get_int(defaults.inner_key, if_positive(defaults.inner_size))
+                             : 0;
   for (int layer = 0; layer < config.num_layers; ++layer) {
     if (has_experts && !has_experts(layer)) continue;
     LayerSpec& spec = config.layers[layer];

@@ -60,7 +60,11 @@ void parse_ropes_by_window(const JsonFields& fields, double theta, double slidin
 // has their kind of attention. The windows must be known.
 void parse_shared_kv(const JsonFields& fields, int absent, ModelConfig& config);
 
-// Gemma's embeddings of each layer.
+// What Gemma 3n and 4 have in common: norms around the blocks and of each head of q, k and v,
+// scores without a scale, scaled embeddings.
+void parse_gemma_network(const JsonFields& fields, ModelConfig& config);
+
+// Their per-layer embeddings (PLE).
 void parse_per_layer_embeddings(const JsonFields& fields, ModelConfig& config);
 
 // Throws CheckpointError where rope_theta stands alone and is another: families that bring a scaled
@@ -85,7 +89,8 @@ void set_windows(int window, ModelConfig& config);
 // Checks layer_types in a family whose layers all have the same attention.
 void check_uniform_layer_types(const JsonFields& fields, const ModelConfig& config);
 
-// What a family's layers with experts are called and have where config.json does not say.
+// What a family's layers with experts are called and have where config.json does not say; numbers
+// of 0 it has to say.
 struct ExpertDefaults {
   int num_experts = 0;
   const char* per_token_key = "num_experts_per_tok";

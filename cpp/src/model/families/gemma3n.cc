@@ -2,6 +2,7 @@
 // attention, sparse gates in some layers; the last layers read the keys and values of earlier ones.
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 #include "core/str_cat.h"
 #include "model/families/family.h"
@@ -82,16 +83,8 @@ void parse_gemma3n(const JsonFields& fields, ModelConfig& config) {
                .tie_word_embeddings = true},
               config);
   parse_inner_sizes(fields, config);
-  for (LayerSpec& layer : config.layers) {
-    layer.norms = NormPlacement::kInputAndOutput;
-    layer.attention_scale = 1.0f;
-  }
-  config.embedding_scale = static_cast<float>(std::sqrt(double(config.hidden_size)));
-  config.rounds_embedding_scale = true;
+  parse_gemma_network(fields, config);
   config.logits_soft_cap = parse_soft_cap(fields, "final_logit_softcapping", 30.0);
-  config.qk_norm = QkNorm::kPerHead;
-  config.v_norm = true;
-  config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   parse_windows_but_each(fields, parse_window(fields, 512), 5, config);
   parse_ropes_by_window(fields, 1e6, fields.get_positive("rope_local_base_freq", 10000.0), config);
   parse_shared_kv(fields, 15, config);

@@ -2,7 +2,8 @@
 // layers may read the keys and values of earlier ones, layers may read embeddings of their own, and
 // experts may stand beside the dense MLP.
 #include <algorithm>
-#include <cmath>
+#include <charconv>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ constexpr TensorNames kNames = {.attention_output_norm = "post_attention_layerno
                                 .mlp_norm = "pre_feedforward_layernorm",
                                 .mlp_output_norm = "post_feedforward_layernorm",
                                 .router = "router.proj",
+                                .experts = "experts",
                                 .stacked_experts = {"experts.gate_up_proj", "experts.down_proj"},
                                 .shared_in = {"mlp.gate_proj", "mlp.up_proj"},
                                 .shared_out = "mlp.down_proj",
@@ -28,13 +30,11 @@ constexpr TensorNames kNames = {.attention_output_norm = "post_attention_layerno
                                 .shared_output_norm = "post_feedforward_layernorm_1",
                                 .stream_scale = "layer_scalar"};
 
+constexpr int kMaxInner = std::numeric_limits<int>::max() / 2;
+
 bool is_full(const LayerSpec& layer) { return layer.sliding_window == 0; }
 
 void parse_attention(const JsonFields& fields, int window, ModelConfig& config) {
-  for (LayerSpec& layer : config.layers) layer.attention_scale = 1.0f;
-  config.qk_norm = QkNorm::kPerHead;
-  config.v_norm = true;
-  config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   parse_windows_but_each(fields, parse_window(fields, window), 6, config);
   config.layers.back().sliding_window = 0;  // whatever layer_types says
   if (fields.get_string("use_bidirectional_attention", "") == "all") {
@@ -43,43 +43,60 @@ void parse_attention(const JsonFields& fields, int window, ModelConfig& config) 
   }
 }
 
-// Heads of the layers with full attention: of per_layer_config, which transformers writes, or else
-// of the keys of the first files.
+// Reads the heads that transformers writes for each layer, by the layer's index.
+void parse_listed_heads(const JsonFields& fields, ModelConfig& config) {
+  constexpr const char* kKey = "per_layer_config";
+  if (fields.is_null(kKey)) return;  // none, which is not the same as no such key
+  const JsonFields listed = fields.get_object(kKey);
+  for (const auto& [key, value] : listed.object().items()) {
+    int index = 0;
+    const auto parsed = std::from_chars(key.data(), key.data() + key.size(), index);
+    const bool is_index = parsed.ec == std::errc() && parsed.ptr == key.data() + key.size();
+    if (!is_index || index < 0 || index >= config.num_layers) {
+      listed.fail(key.c_str(), "is not the index of a layer");
+    }
+    const JsonFields own = listed.get_object(key.c_str());
+    AttentionHeads& heads = config.layers[index].heads;
+    heads.head_dim = own.get_int("head_dim", heads.head_dim);
+    heads.num_kv_heads = own.get_int("num_key_value_heads", heads.num_kv_heads);
+    check_kv_heads(own, "num_key_value_heads", heads);
+  }
+}
+
+// Reads the heads of layers with full attention: of per_layer_config, or else of global_head_dim
+// and num_global_key_value_heads. Their values may be their keys (attention_k_eq_v).
 void parse_full_heads(const JsonFields& fields, ModelConfig& config) {
   const bool values_are_keys = fields.get_bool("attention_k_eq_v", false);
-  const bool is_listed = fields.has("per_layer_config");
-  const JsonFields listed = is_listed ? fields.get_object("per_layer_config") : fields;
+  const bool is_listed = fields.has("per_layer_config") || fields.is_null("per_layer_config");
   const int global_dim = fields.get_int("global_head_dim", 512);
   const char* kv_heads_key = "num_global_key_value_heads";
   const int global_kv_heads = fields.get_int(kv_heads_key, 0, 0);
+  if (is_listed) parse_listed_heads(fields, config);
   for (int i = 0; i < config.num_layers; ++i) {
     LayerSpec& layer = config.layers[i];
     layer.values_are_keys = values_are_keys && is_full(layer);
-    if (is_listed) {
-      const std::string index = std::to_string(i);
-      if (!listed.has(index.c_str())) continue;
-      const JsonFields own = listed.get_object(index.c_str());
-      layer.heads.head_dim = own.get_int("head_dim", layer.heads.head_dim);
-      layer.heads.num_kv_heads = own.get_int("num_key_value_heads", layer.heads.num_kv_heads);
-      check_kv_heads(own, "num_key_value_heads", layer.heads);
-    } else if (is_full(layer)) {
+    if (!is_listed && is_full(layer)) {
       layer.heads.head_dim = global_dim;
       if (values_are_keys && global_kv_heads > 0) layer.heads.num_kv_heads = global_kv_heads;
       check_kv_heads(fields, kv_heads_key, layer.heads);
     }
   }
+  for (const LayerSpec& layer : config.layers) {
+    const auto is_alike = [&](const LayerSpec& other) { return is_full(other) == is_full(layer); };
+    if (std::ranges::find_if(config.layers, is_alike)->heads == layer.heads) continue;
+    fields.fail("per_layer_config", "gives layers of one kind heads of several shapes");
+  }
 }
 
 void parse_ropes(const JsonFields& fields, ModelConfig& config) {
   constexpr double kTheta = 1e6, kSlidingTheta = 1e4;
-  if (fields.has("rope_parameters") && !has_layer_ropes(fields)) {
-    fields.fail("rope_parameters", "expected one for full_attention and one for sliding_attention");
-  }
-  if (fields.has("rope_parameters"))
+  if (fields.has("rope_parameters")) {
     return parse_ropes_by_window(fields, kTheta, kSlidingTheta, config);
+  }
   config.ropes = {{.kind = RopeKind::kProportional, .theta = kTheta, .partial_rotary_factor = 0.25},
                   {.theta = kSlidingTheta}};
   for (LayerSpec& layer : config.layers) layer.rope = is_full(layer) ? 0 : 1;
+  check_rotary_dim(fields, config);
 }
 
 void parse_moe(const JsonFields& fields, ModelConfig& config) {
@@ -104,16 +121,17 @@ void parse_any(const JsonFields& fields, int max_position_embeddings, int window
                .activation = "gelu_pytorch_tanh",
                .tie_word_embeddings = true},
               config);
-  for (LayerSpec& layer : config.layers) layer.norms = NormPlacement::kInputAndOutput;
-  config.embedding_scale = static_cast<float>(std::sqrt(double(config.hidden_size)));
-  config.rounds_embedding_scale = true;
+  parse_gemma_network(fields, config);
   config.logits_soft_cap = parse_soft_cap(fields, "final_logit_softcapping", 0.0);
   parse_attention(fields, window, config);
   parse_full_heads(fields, config);
   parse_ropes(fields, config);
   parse_shared_kv(fields, 0, config);
   if (fields.get_bool("use_double_wide_mlp", false)) {
-    for (LayerSpec& layer : config.layers) layer.inner_size *= layer.kv_source >= 0 ? 2 : 1;
+    for (LayerSpec& layer : config.layers) {
+      if (layer.inner_size > kMaxInner) fields.fail("intermediate_size", "cannot be doubled");
+      if (layer.kv_source >= 0) layer.inner_size *= 2;
+    }
   }
 }
 
@@ -129,6 +147,7 @@ void parse_gemma4(const JsonFields& fields, ModelConfig& config) {
 
 void parse_unified(const JsonFields& fields, ModelConfig& config) {
   parse_any(fields, 262144, 1024, config);
+  fields.pass_over({"vocab_size_per_layer_input"});  // of embeddings that it does not have
 }
 
 }  // namespace
