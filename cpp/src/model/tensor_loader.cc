@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <optional>
 #include <cstddef>
 #include <cstring>
 #include <list>
 #include <numeric>
+#include <optional>
 
 #include "core/check.h"
 #include "core/log.h"

@@ -90,12 +90,38 @@ TEST(Family, Gemma4LayersHaveTheirOwnHeads) {
   EXPECT_EQ(of_hub.ropes[0].partial_rotary_factor, 0.25);
   EXPECT_EQ(of_hub.per_layer_dim, 0);
   // As transformers saves them.
-  const ModelConfig saved = load(
-      gemma4(R"(,"head_dim":16,"per_layer_config":{"1":{"head_dim":64,"num_key_value_heads":1}})"));
+  const ModelConfig saved =
+      load(gemma4(R"(,"head_dim":16,"per_layer_config":{"1":{"head_dim":64,"num_key_value_heads":1},
+      "3":{"head_dim":64,"num_key_value_heads":1}})"));
   EXPECT_EQ(saved.layers[1].heads.head_dim, 64);
   EXPECT_EQ(saved.layers[1].heads.num_kv_heads, 1);
-  EXPECT_EQ(saved.layers[3].heads.head_dim, 16);
+  EXPECT_EQ(saved.layers[2].heads.head_dim, 16);
   EXPECT_EQ(saved.per_layer_dim, 256);
+}
+
+TEST(Family, Gemma4ListsHeadsByIndicesOfEqualLength) {
+  const ModelConfig padded = load(gemma4(R"(,"head_dim":32,"per_layer_config":
+      {"01":{"head_dim":64},"03":{"head_dim":64}})"));
+  EXPECT_EQ(padded.layers[1].heads.head_dim, 64);
+  EXPECT_EQ(padded.layers[2].heads.head_dim, 32);
+  // Without the key layers of full attention have heads of 512, with null the usual.
+  EXPECT_EQ(load(gemma4(R"(,"per_layer_config":null)")).layers[1].heads.head_dim, 256);
+  for (const char* refused : {R"(,"per_layer_config":{"1":{"head_dim":64}})",  // unlike layer 3's
+                              R"(,"per_layer_config":{"4":{"head_dim":64}})",
+                              R"(,"per_layer_config":{"full_attention":{"head_dim":64}})",
+                              R"(,"per_layer_config":{"1":{"sliding_window":64}})"}) {
+    EXPECT_THROW(load(gemma4(refused)), CheckpointError) << refused;
+  }
+}
+
+TEST(Family, Gemma4UnifiedHasNoEmbeddingsOfLayers) {
+  const ModelConfig config =
+      load(config_json("Gemma4UnifiedForCausalLM",
+                       R"(,"vocab_size_per_layer_input":262144,"hidden_size_per_layer_input":0,
+      "enable_moe_block":false,"num_experts":null,"top_k_experts":null,"num_global_key_value_heads":1,
+      "moe_intermediate_size":null,"attention_k_eq_v":true,"use_bidirectional_attention":"vision")"));
+  EXPECT_EQ(config.per_layer_dim, 0);
+  EXPECT_EQ(config.layers.back().heads.num_kv_heads, 1);
 }
 
 TEST(Family, LastLayersOfGemma4ReadKeysAndValuesOfTheirKind) {
@@ -107,7 +133,8 @@ TEST(Family, LastLayersOfGemma4ReadKeysAndValuesOfTheirKind) {
   EXPECT_EQ(config.layers[3].inner_size, 2 * config.layers[1].inner_size);
   for (const char* refused :
        {R"(,"num_kv_shared_layers":3)", R"(,"use_bidirectional_attention":"all")",
-        R"(,"vocab_size_per_layer_input":99)", R"(,"rope_parameters":{"rope_theta":1e4})"}) {
+        R"(,"vocab_size_per_layer_input":99)", R"(,"enable_moe_block":true,"top_k_experts":2)",
+        R"(,"rope_parameters":{"rope_theta":1e4})"}) {
     EXPECT_THROW(load(gemma4(refused)), CheckpointError) << refused;
   }
 }

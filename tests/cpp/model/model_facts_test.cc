@@ -148,7 +148,7 @@ TEST(ModelFactsTest, UnevenShares) {
   EXPECT_EQ(planes(3), 2 * 4);
   EXPECT_EQ(planes(4), 2 * 3);
   EXPECT_EQ(planes(8), 2 * 7);
-  EXPECT_EQ(shared(all, 3).num_heads, 3);
+  EXPECT_EQ(shared(all, 3).layers[0].query_elements, 3 * 64);
   EXPECT_EQ(shared(all, 3).output.weights, 334 * 512);
   EXPECT_EQ(all.size(), 5U);  // 1, 2, 3, 4, 8
 }
