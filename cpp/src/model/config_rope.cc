@@ -118,7 +118,11 @@ RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, dou
   fields.pass_over({"rope_parameters"});
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!fields.has(key)) continue;
-    parse_scaling(fields, fields.get_object(key), max_position_embeddings, rope);
+    const JsonFields scaling = fields.get_object(key);
+    parse_scaling(fields, scaling, max_position_embeddings, rope);
+    if (rope.kind == RopeKind::kProportional) {
+      scaling.fail("rope_type", "'proportional' is implemented for a rope per type of layer only");
+    }
     break;
   }
   if (rope.partial_rotary_factor > 1.0) {
