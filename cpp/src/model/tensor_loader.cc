@@ -562,7 +562,8 @@ void TensorLoader::warn_about_unused() {
   const auto harmless = std::to_array<std::string_view>(
       {"rotary_emb.inv_freq", "masked_bias", lm_head, ".input_scale", ".activation_scale",
        ".input_global_scale", ".q_scale", ".k_scale", ".v_scale", ".weight_shape", ".quant_state",
-       ".bitsandbytes__nf4", ".bitsandbytes__fp4", ".weight_format", "d2t", "t2d", "token_map"});
+       ".bitsandbytes__nf4", ".bitsandbytes__fp4", ".weight_format", ".correct_output_scale", "d2t",
+       "t2d", "token_map"});
   constexpr size_t kMaxNames = 5;
   std::vector<std::string> names = store_.unused();
   std::erase_if(names, [&](const std::string& name) {

@@ -83,6 +83,20 @@ SIZES_IF_SET: Settings = {"sliding_window": 24, "n_group": 2, "topk_group": 1}
 OVERRIDES: dict[str, Settings] = {
     "granitemoehybrid": {"layer_types": ["full_attention"] * NUM_LAYERS},
     "helium": {"head_dim": 16},
+    "gemma3n_text": {
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 140,
+        "laurel_rank": 16,
+        "num_kv_shared_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma4_text": {
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 160,
+        "global_head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gemma4_unified_text": {"global_head_dim": 32},
 }
 
 # Keys that concern tokens, training, generation or what is returned.
@@ -101,6 +115,12 @@ VALUES: dict[str, list[Any]] = {
     "max_position_embeddings": [200],
     "sliding_window": [12, None],
     "num_experts_per_tok": [1, 2, 8],
+    "num_kv_shared_layers": [0, 1, 2],
+    "altup_num_inputs": [2, 3],
+    "altup_active_idx": [1, 3],
+    "activation_sparsity_pattern": [[0.5, 0.0, 0.9, 0.0]],
+    "hidden_size_per_layer_input": [8, 32],
+    "vocab_size_per_layer_input": [170],
     "partial_rotary_factor": [0.5],
     "rope_scaling": [{"type": "linear", "factor": 2.5}],
     "rope_theta": [50.0],
@@ -114,6 +134,7 @@ IMPLIED = {
     "n_group": ["topk_group"],
     "n_routed_experts": ["n_group"],
     "num_experts_per_tok": ["topk_group"],
+    "vocab_size": ["vocab_size_per_layer_input"],
 }
 # Keys that code shared by transformers' classes reads, whether or not a class has them.
 SHARED: dict[str, list[Any]] = {
@@ -297,6 +318,11 @@ def reference_logprobs(model: Any) -> Array:
     return result
 
 
+def rounding_error(model: Any, expected: Array) -> float:
+    """What float32 itself changes: much in deep networks with random weights."""
+    return relative_error(expected, reference_logprobs(copy.deepcopy(model).double()))
+
+
 # -- Spellings of one config
 
 
@@ -460,7 +486,7 @@ class Comparison:
             else:
                 outcome.compared.append(spelling)
                 difference = relative_error(found, expected)
-                if difference > TOLERANCE:
+                if difference > TOLERANCE and 3 * rounding_error(model, expected) < difference:
                     text = f"loads and differs by {difference:.1e}"
                     outcome.problems.append(f"{spelling}: {case}: {text}")
         return outcome
