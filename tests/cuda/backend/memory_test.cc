@@ -75,7 +75,7 @@ TEST(CudaMemory, AnOpenCacheFitsAndLeavesTheRest) {
   const int64_t block_bytes = KvCache::block_bytes(backend, cache_shape());
   const MemoryInfo memory = backend.memory();
   const CacheSize size = resolve_cache_size(config, DeviceKind::kGpu, 128, block_bytes,
-                                            cache_shape().num_kv_heads, memory);
+                                            cache_shape().layers.front().num_kv_heads, memory);
   const KvCache cache(backend, cache_shape(), size.num_blocks);
   // 48 MiB less the bytes in use and 1 MiB for later; the null block is extra.
   const int64_t left = 47 * kMiB - (memory.total_bytes - memory.free_bytes);
