@@ -115,7 +115,7 @@ FAMILIES = {
         top_stacks=names.GEMMA3N_STACKS,
     ),
     "gemma4": GgufFamily(
-        gemma4, names.GEMMA4_NAMES, top_names=names.LAYERED_TOP_NAMES, experts=names.EXPERTS
+        gemma4, names.GEMMA4_NAMES, top_names=names.LAYERED_TOP_NAMES, experts=names.GEMMA4_EXPERTS
     ),
     "gpt-oss": GgufFamily(
         expert_networks.gpt_oss,

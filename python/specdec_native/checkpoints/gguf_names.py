@@ -173,3 +173,4 @@ MIXTRAL_EXPERTS = Experts(
 EXPERTS = Experts(
     "mlp.experts", {"ffn_gate": "gate_proj", "ffn_down": "down_proj", "ffn_up": "up_proj"}
 )
+GEMMA4_EXPERTS = Experts("experts", EXPERTS.parts)

@@ -60,17 +60,17 @@ def experts_apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     apart = {}
     for name, tensor in weights.items():
         stacked = re.fullmatch(
-            r"(.*layers\.\d+)\.(?:(mlp)\.experts|experts|block_sparse_moe)"
+            r"(.*layers\.\d+)\.(?:(mlp)\.experts|(experts)|block_sparse_moe)"
             r"\.(gate_up_proj|input_linear\.weight|down_proj|output_linear\.weight)",
             name,
         )
         if not stacked:
             apart[name] = tensor
             continue
-        layer, alternates, part = stacked[1], stacked[2], stacked[3]
+        layer, alternates, stands_alone, part = stacked.groups()
         for expert, stored in enumerate(tensor):
             matrix = stored.T if alternates else stored
-            prefix = f"{layer}.mlp.experts.{expert}"
+            prefix = f"{layer}.{'experts' if stands_alone else 'mlp.experts'}.{expert}"
             if part in ("down_proj", "output_linear.weight"):
                 apart[f"{prefix}.down_proj.weight"] = matrix
                 continue
