@@ -71,6 +71,15 @@ class TimedBackend final : public testing::WrappedBackend {
   void match_magnitude(const MatchMagnitudeArgs& args) override {
     timed("match_magnitude", [&] { WrappedBackend::match_magnitude(args); });
   }
+  void short_conv(const ShortConvArgs& args) override {
+    timed("short_conv", [&] { WrappedBackend::short_conv(args); });
+  }
+  void recurrence(const RecurrenceArgs& args) override {
+    timed("recurrence", [&] { WrappedBackend::recurrence(args); });
+  }
+  void gated_norm(const GatedNormArgs& args) override {
+    timed("gated_norm", [&] { WrappedBackend::gated_norm(args); });
+  }
   void load_rows(const LoadRowsArgs& args) override {
     timed("load_rows", [&] { WrappedBackend::load_rows(args); });
   }

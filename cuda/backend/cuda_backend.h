@@ -79,6 +79,9 @@ class CudaBackend final : public Backend {
   void predict_streams(const PredictStreamsArgs& args) override;
   void correct_streams(const CorrectStreamsArgs& args) override;
   void match_magnitude(const MatchMagnitudeArgs& args) override;
+  void short_conv(const ShortConvArgs& args) override;
+  void recurrence(const RecurrenceArgs& args) override;
+  void gated_norm(const GatedNormArgs& args) override;
   void store_rows(const StoreRowsArgs& args) override;
   void load_rows(const LoadRowsArgs& args) override;
   void copy_kv(const CopyKvArgs& args) override;

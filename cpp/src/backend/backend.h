@@ -100,6 +100,9 @@ class Backend {
   virtual void predict_streams(const PredictStreamsArgs& args) = 0;
   virtual void correct_streams(const CorrectStreamsArgs& args) = 0;
   virtual void match_magnitude(const MatchMagnitudeArgs& args) = 0;
+  virtual void short_conv(const ShortConvArgs& args) = 0;
+  virtual void recurrence(const RecurrenceArgs& args) = 0;
+  virtual void gated_norm(const GatedNormArgs& args) = 0;
   virtual void store_rows(const StoreRowsArgs& args) = 0;
   virtual void load_rows(const LoadRowsArgs& args) = 0;
   virtual void copy_kv(const CopyKvArgs& args) = 0;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/recurrent_args.h"
 #include "core/dtype.h"
 #include "core/k_slices.h"
 #include "core/random_weights.h"
@@ -172,6 +173,7 @@ struct BatchView {
   const int64_t* feature_slots = nullptr;  // [num_rows]
   // The slot to which the row's own state goes, for its children to read; -1: none.
   const int64_t* state_slots = nullptr;  // [num_rows]
+  RecurrentRows recurrent;               // for models with recurrent layers
   // The arrays are at the same addresses for every staged batch of this shape, so work on them may
   // be recorded.
   bool is_recordable = false;
@@ -290,12 +292,14 @@ struct ActivatedLinearArgs {
   void* out = nullptr;  // [num_rows, gated ? out_features / 2 : out_features] act
 };
 
-// rows[i, j] *= sigmoid(gates[i]), or factors[i, j], in place: in float32, rounded to act.
+// rows[i, j] *= sigmoid(gates[i]), factors[i, j] or sigmoid(factors[i, j]), in place: in float32,
+// rounded to act.
 struct ScaleRowsArgs {
   void* rows = nullptr;            // [num_rows, dim] act
   const float* gates = nullptr;    // [num_rows]; either these or the factors
   const float* factors = nullptr;  // [num_rows, dim]
   int64_t factor_stride = 0;       // elements from one row of factors to the next; 0: dim
+  bool factors_are_gates = false;  // the sigmoid of each is the factor
   int num_rows = 0;
   int dim = 0;
 };

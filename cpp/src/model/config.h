@@ -102,9 +102,20 @@ struct AttentionHeads {
   bool operator==(const AttentionHeads&) const = default;
 };
 
+// What mixes a layer's rows with those before them.
+enum class Mixer : uint8_t {
+  kAttention,
+  // The others keep a state of fixed size in place of keys and values.
+  kShortConv,   // a gated short convolution (LFM2)
+  kGatedDelta,  // Gated DeltaNet (Qwen3-Next, Qwen3.5)
+  kMamba2,
+};
+
 // One layer's computation, where the layers of a model may differ.
 struct LayerSpec {
-  AttentionHeads heads;
+  Mixer mixer = Mixer::kAttention;
+  AttentionHeads heads;  // of attention; else all 0
+  StateShape state;      // of the other mixers
   NormPlacement norms = NormPlacement::kInput;
   AttentionInput attention_input = AttentionInput::kNormed;
   int rope = 0;                     // index into ModelConfig::ropes; -1: positions are not rotated
@@ -121,6 +132,7 @@ struct LayerSpec {
   // (SparseGatesArgs).
   std::optional<float> gate_deviations = {};
 
+  bool is_recurrent() const { return mixer != Mixer::kAttention; }
   bool norms_input() const {
     return norms == NormPlacement::kInput || norms == NormPlacement::kInputAndOutput;
   }
@@ -161,7 +173,8 @@ struct ModelConfig {
   bool rope_in_pairs = false;
   bool has_sinks = false;  // of attention
   bool qkv_bias = false;
-  bool out_bias = false;  // attention output projection
+  bool out_bias = false;        // attention output projection
+  bool attention_gate = false;  // sigmoids of a projection are factors of attention's output
   bool mlp_bias = false;
   Activation activation = Activation::kSilu;
   ActivationConstants activation_constants;  // but for xIELU's, which are tensors of each layer
@@ -208,6 +221,7 @@ struct ModelConfig {
     for (const LayerSpec& layer : layers) most = std::max(most, layer.heads.num_kv_heads);
     return most;
   }
+  bool has_states() const { return any_layer(&LayerSpec::is_recurrent); }
   bool any_layer(auto&& holds) const { return std::ranges::any_of(layers, holds); }
 };
 

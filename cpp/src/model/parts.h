@@ -92,6 +92,22 @@ struct Laurel {
   Norm norm;
 };
 
+// What takes the place of attention in a recurrent layer, up to the projection of its result, which
+// is Layer::attention_out.
+struct RecurrentMixer {
+  // Mixer::kShortConv: [3 * channels, hidden]: input gates, output gates, values.
+  // Mixer::kGatedDelta: queries, keys, values, gates of the output. Mixer::kMamba2: gates of the
+  // output, values, keys (B), queries (C), steps.
+  std::unique_ptr<const PackedLinear> in;
+  std::unique_ptr<const PackedLinear> gates;  // [2 * heads, hidden] of kGatedDelta: gates, steps
+  Buffer conv_weight;                         // float32, as in ShortConvArgs
+  Buffer conv_bias;                           // empty without
+  Buffer decay_rates;                         // float32 [heads], as in RecurrenceArgs
+  Buffer step_bias;
+  Buffer skip;
+  Buffer norm_weight;  // float32 [heads * value_dim]; empty without
+};
+
 struct Layer {
   LayerSpec spec;
   AttentionHeads heads;   // of this rank
@@ -102,7 +118,10 @@ struct Layer {
   Buffer q_norm;          // float32 [head_dim], of all heads [rows of q]; empty without
   Buffer k_norm;
   Buffer v_norm;
-  Buffer sinks;  // float32 [num_heads]; empty without
+  Buffer sinks;                                        // float32 [num_heads]; empty without
+  std::unique_ptr<const PackedLinear> attention_gate;  // [rows of q, hidden], or null
+  StateShape state;                                    // of this rank
+  RecurrentMixer mixer;
   Linear attention_out;
   Norm attention_output_norm;  // empty without
   Norm mlp_norm;

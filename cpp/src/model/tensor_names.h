@@ -28,6 +28,15 @@ struct TensorNames {
   std::string_view k_norm = "self_attn.k_norm";
   std::string_view attention_out = "self_attn.o_proj";
   std::string_view sinks = "self_attn.sinks";  // whole, without ".weight"
+  // Of recurrent layers: the block with their tensors, and in it the projections before and after
+  // the recurrence. Of the first there is one, or several whose rows follow each other.
+  std::string_view mixer = {};
+  std::array<std::string_view, 2> mixer_in = {"in_proj"};
+  std::array<std::string_view, 2> mixer_gates = {};
+  bool mixer_by_key_head = false;  // the rows of mixer_in and mixer_gates are together by key head
+  std::string_view mixer_conv = "conv1d";
+  std::string_view mixer_out = "out_proj";
+  std::string_view mixer_norm = "norm";
   std::string_view mlp_norm = "post_attention_layernorm";
   std::string_view mlp_output_norm = {};
   // With only the first name: a plain MLP, or one matrix with the rows of gate and up.
