@@ -41,7 +41,10 @@ Buffer make_gates(const ModelParts& parts, Backend& backend, int max_rows) {
 
 int last_with_kv(const ModelConfig& config) {
   int last = config.num_layers - 1;
-  while (last >= 0 && config.layers[last].kv_source >= 0) --last;
+  const auto owns_kv = [](const LayerSpec& layer) {
+    return !layer.is_recurrent() && layer.kv_source < 0;
+  };
+  while (last >= 0 && !owns_kv(config.layers[last])) --last;
   return last;
 }
 
@@ -76,9 +79,13 @@ struct Decoder::Impl {
   int64_t pass_bytes() const;
 
   void embed(const BatchView& batch, float* out);
-  void run_layer(const Layer& layer, int index, const BatchView& batch, const PagedKvView& kv);
+  void run_layer(const Layer& layer, int index, const ModelPass& pass);
+  void mix(const Layer& layer, int index, const ModelPass& pass);
   void project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
+  void gate_attention(const Layer& layer, int num_rows);
+  void run_short_conv(const Layer& layer, const BatchView& batch, const LayerStateView& state);
+  void run_recurrence(const Layer& layer, const BatchView& batch, const LayerStateView& state);
   void expand(const Layer& layer, const ProjectionInput& in);
   void expand(const Layer& layer, int num_rows);
   void run_experts(const Layer& layer, const ProjectionInput& router_in, Buffer& out,
@@ -241,7 +248,7 @@ void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, cons
   backend.project_qkv(qkv);
 }
 
-// Runs a layer's attention, before its output projection, into work.attention.
+// Runs a layer's attention, before its output projection, into work.mixed.
 void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   project_qkv(layer, batch, kv);
   backend.tree_attention({.q = work.q.data(),
@@ -253,7 +260,114 @@ void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const Pag
                           .sliding_window = layer.spec.sliding_window,
                           .sinks = layer.sinks.as<float>(),
                           .first_position = config.first_position,
-                          .out = work.attention.data()});
+                          .out = work.mixed.data()});
+  if (layer.attention_gate) gate_attention(layer, batch.num_rows);
+}
+
+void Decoder::Impl::gate_attention(const Layer& layer, int num_rows) {
+  const NormParams norm = layer.attention_norm.params();
+  backend.linear({.weight = layer.attention_gate.get(),
+                  .in = block_input(layer, norm, num_rows),
+                  .out = work.attention_gates.as<float>()});
+  backend.scale_rows({.rows = work.mixed.data(),
+                      .factors = work.attention_gates.as<float>(),
+                      .factors_are_gates = true,
+                      .num_rows = num_rows,
+                      .dim = static_cast<int>(layer.attention_gate->out_features())});
+}
+
+// A gated short convolution, before its output projection, into work.mixed.
+void Decoder::Impl::run_short_conv(const Layer& layer, const BatchView& batch,
+                                   const LayerStateView& state) {
+  const NormParams norm = layer.attention_norm.params();
+  const RecurrentMixer& mixer = layer.mixer;
+  float* const in = work.mixer_in.as<float>();
+  backend.linear(
+      {.weight = mixer.in.get(), .in = block_input(layer, norm, batch.num_rows), .out = in});
+  const int64_t channels = state.shape.conv_channels;
+  backend.short_conv({.x = in + 2 * channels,
+                      .input_gates = in,
+                      .output_gates = in + channels,
+                      .stride = 3 * channels,
+                      .weight = mixer.conv_weight.as<float>(),
+                      .bias = mixer.conv_bias.as<float>(),
+                      .batch = &batch,
+                      .state = state,
+                      .out = work.mixed.data(),
+                      .out_dtype = backend.act_dtype()});
+}
+
+// A convolution, a linear recurrence over its outputs and a gated norm, before the output
+// projection, into work.mixed.
+void Decoder::Impl::run_recurrence(const Layer& layer, const BatchView& batch,
+                                   const LayerStateView& state) {
+  const NormParams norm = layer.attention_norm.params();
+  const ProjectionInput rows = block_input(layer, norm, batch.num_rows);
+  const RecurrentMixer& mixer = layer.mixer;
+  const StateShape& shape = state.shape;
+  const bool is_delta = layer.spec.mixer == Mixer::kGatedDelta;
+  const int64_t num_keys = shape.key_size(), num_values = shape.value_size();
+  const int64_t width = mixer.in->out_features();
+  float* const in = work.mixer_in.as<float>();
+  float* const conv = work.mixer_conv.as<float>();
+  backend.linear({.weight = mixer.in.get(), .in = rows, .out = in});
+  backend.short_conv({.x = in + (is_delta ? 0 : num_values),
+                      .stride = width,
+                      .weight = mixer.conv_weight.as<float>(),
+                      .bias = mixer.conv_bias.as<float>(),
+                      .silu = true,
+                      .batch = &batch,
+                      .state = state,
+                      .out = conv,
+                      .out_dtype = DType::kF32});
+  RecurrenceArgs recurrence = {.stride = shape.conv_channels,
+                               .decay_rates = mixer.decay_rates.as<float>(),
+                               .step_bias = mixer.step_bias.as<float>(),
+                               .skip = mixer.skip.as<float>(),
+                               .batch = &batch,
+                               .state = state,
+                               .out = work.mixer_out.as<float>()};
+  if (is_delta) {
+    float* const gates = work.mixer_gates.as<float>();
+    backend.linear({.weight = mixer.gates.get(), .in = rows, .out = gates});
+    recurrence.kind = RecurrenceKind::kGatedDelta;
+    recurrence.queries = conv;
+    recurrence.keys = conv + num_keys;
+    recurrence.values = conv + 2 * num_keys;
+    recurrence.gates = gates;
+    recurrence.steps = gates + shape.num_heads;
+    recurrence.step_stride = int64_t{2} * shape.num_heads;
+  } else {
+    recurrence.kind = RecurrenceKind::kStateSpace;
+    recurrence.values = conv;
+    recurrence.keys = conv + num_values;
+    recurrence.queries = conv + num_values + num_keys;
+    recurrence.steps = in + num_values + shape.conv_channels;
+    recurrence.step_stride = width;
+  }
+  backend.recurrence(recurrence);
+  const int num_groups = is_delta ? shape.num_heads : config.mixer_norm_groups;
+  backend.gated_norm({.x = work.mixer_out.as<float>(),
+                      .gates = in + (is_delta ? shape.conv_channels : 0),
+                      .gate_stride = width,
+                      .weight = mixer.norm_weight.as<float>(),
+                      .eps = config.norm_eps,
+                      .gates_first = !is_delta,
+                      .num_rows = batch.num_rows,
+                      .num_groups = num_groups,
+                      .dim = static_cast<int>(num_values / num_groups),
+                      .out = work.mixed.data()});
+}
+
+// Runs what mixes a layer's rows with those before them, before its output projection, into
+// work.mixed.
+void Decoder::Impl::mix(const Layer& layer, int index, const ModelPass& pass) {
+  if (layer.spec.mixer == Mixer::kAttention) {
+    return attend(layer, pass.batch, pass.kv_layers[index]);
+  }
+  const LayerStateView& state = pass.states[index];
+  if (layer.spec.mixer == Mixer::kShortConv) return run_short_conv(layer, pass.batch, state);
+  run_recurrence(layer, pass.batch, state);
 }
 
 // The first half of an MLP with sparse gates, into work.inner.
@@ -429,17 +543,16 @@ void Decoder::Impl::add_laurel(const Layer& layer, int num_rows) {
   add_norm(layer.laurel.norm, work.hidden_spare, work.hidden, 1.0f, num_rows);
 }
 
-void Decoder::Impl::run_layer(const Layer& layer, int index, const BatchView& batch,
-                              const PagedKvView& kv) {
-  const int rows = batch.num_rows;
-  attend(layer, batch, kv);
+void Decoder::Impl::run_layer(const Layer& layer, int index, const ModelPass& pass) {
+  const int rows = pass.batch.num_rows;
+  mix(layer, index, pass);
   if (layer.spec.is_parallel) expand(layer, rows);
   float attention_scale = 1.0f;  // of the stream and what attention and LAuReL add
   if (layer.laurel.left) {
     add_laurel(layer, rows);
     attention_scale = std::numbers::sqrt2_v<float> / 2;
   }
-  add_block(layer, layer.attention_out, work.attention, layer.attention_norm,
+  add_block(layer, layer.attention_out, work.mixed, layer.attention_norm,
             layer.attention_output_norm, rows, attention_scale);
   if (layer.spec.mlp == MlpKind::kExperts && layer.spec.norms_output()) {
     add_normed_experts(layer, rows);
@@ -457,6 +570,7 @@ void Decoder::Impl::forward(const ModelPass& pass) {
   const BatchView& batch = pass.batch;
   SPECDEC_CHECK_LE(batch.num_rows, max_rows);
   SPECDEC_CHECK_EQ(pass.kv_layers.size(), parts.layers.size());
+  SPECDEC_CHECK(!config.has_states() || pass.states.size() == parts.layers.size());
   if (batch.num_rows == 0) return;
   if (!stages.is_first()) {
     stages.receive(pass, work.hidden.as<float>());
@@ -478,7 +592,7 @@ void Decoder::Impl::forward(const ModelPass& pass) {
     if (pass.kv_only && index == last_kv_layer) {
       return project_qkv(layer, batch, pass.kv_layers[index]);
     }
-    run_layer(layer, index, batch, pass.kv_layers[index]);
+    run_layer(layer, index, pass);
   }
   if (streams) {
     streams->end(work.hidden.as<float>(), work.hidden_spare.as<float>(), batch.num_rows);
@@ -555,6 +669,8 @@ int64_t Decoder::Impl::pass_bytes() const {
          {&layer->qkv, &layer->attention_out, &layer->mlp_in, &layer->mlp_out}) {
       bytes += size_of_matrix(linear->weight);
     }
+    bytes += size_of_matrix(layer->attention_gate);
+    bytes += size_of_matrix(layer->mixer.in) + size_of_matrix(layer->mixer.gates);
     bytes += size_of_matrix(layer->experts.router.weight) + size_of_matrix(layer->shared_gate);
     bytes += size_of_matrix(layer->per_layer.gate) + size_of_matrix(layer->per_layer.out);
     bytes += size_of_matrix(layer->laurel.left) + size_of_matrix(layer->laurel.right);
