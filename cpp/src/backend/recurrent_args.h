@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/state_access.h"
 
 namespace specdec {
 
@@ -44,12 +45,6 @@ struct LayerStateView {
   // [num_records, record_size]: the row's keys [num_key_heads, key_dim], updates [num_heads,
   // value_dim] and decays [num_heads].
   float* records = nullptr;
-};
-
-// The state after `num_tokens` of a request's pending records and rows goes to a slot.
-struct StateStore {
-  int32_t num_tokens = 0;
-  int32_t slot = 0;
 };
 
 // How a batch's rows continue the states of their sequences: first come the state in a slot, then
