@@ -122,6 +122,7 @@ void CudaBackend::scale_rows(const ScaleRowsArgs& args) {
                  .gates = args.gates,
                  .factors = args.factors,
                  .factor_stride = args.factor_stride != 0 ? args.factor_stride : args.dim,
+                 .factors_are_gates = args.factors_are_gates,
                  .num_rows = args.num_rows,
                  .dim = args.dim});
 }

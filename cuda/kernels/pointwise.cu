@@ -178,12 +178,10 @@ __global__ void scale_rows_kernel(ScaleRowsParams params) {
   const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
   if (i >= params.dim) return;
   T* value = static_cast<T*>(params.rows) + int64_t{blockIdx.x} * params.dim + i;
-  float factor;
-  if (params.gates != nullptr) {
-    factor = 1.0f / (1.0f + expf(-params.gates[blockIdx.x]));
-  } else {
-    factor = params.factors[blockIdx.x * params.factor_stride + i];
-  }
+  const bool gated = params.gates != nullptr;
+  float factor =
+      gated ? params.gates[blockIdx.x] : params.factors[blockIdx.x * params.factor_stride + i];
+  if (gated || params.factors_are_gates) factor = 1.0f / (1.0f + expf(-factor));
   *value = from_float<T>(to_float(*value) * factor);
 }
 

@@ -75,6 +75,7 @@ struct ScaleRowsParams {
   const float* gates;     // [num_rows], or null: the factors are read
   const float* factors;   // row i begins at factors + i * factor_stride
   int64_t factor_stride;  // elements
+  bool factors_are_gates;
   int num_rows;
   int dim;
 };

@@ -173,7 +173,7 @@ struct BatchView {
   const int64_t* feature_slots = nullptr;  // [num_rows]
   // The slot to which the row's own state goes, for its children to read; -1: none.
   const int64_t* state_slots = nullptr;  // [num_rows]
-  RecurrentRows recurrent;               // for models with recurrent layers
+  RecurrentRows recurrent = {};          // for models with recurrent layers
   // The arrays are at the same addresses for every staged batch of this shape, so work on them may
   // be recorded.
   bool is_recordable = false;

@@ -1,5 +1,5 @@
 // The backend for host processors. Operations are defined in the file of their subject (linear.cc,
-// attention.cc, moe.cc, sampler.cc); each splits its rows over the pool and calls the
+// attention.cc, moe.cc, recurrent.cc, sampler.cc); each splits its rows over the pool and calls the
 // kernels of one instruction set. One thread may use a backend at a time.
 #pragma once
 
@@ -15,6 +15,7 @@
 #include "cpu/isa.h"
 #include "cpu/kernel_table.h"
 #include "cpu/projection.h"
+#include "cpu/recurrent_work.h"
 #include "cpu/sampler.h"
 
 namespace specdec::cpu {
@@ -126,7 +127,9 @@ class CpuBackend final : public Backend {
   Buffer moe_scratch_;
   Buffer norm_scratch_;
   Buffer qkv_scratch_;
+  Buffer recurrent_scratch_;
   std::vector<RowScales> row_scales_;
+  RecurrentWork recurrent_work_;
 };
 
 // The host as a device: its model name, memory, default threads and widest kernel set.

@@ -10,6 +10,7 @@
 #include "cpu/kernels/linear.h"
 #include "cpu/kernels/prefetch_into.h"
 #include "cpu/kernels/quantize.h"
+#include "cpu/kernels/recurrence.h"
 #include "cpu/kernels/rows.h"
 #include "cpu/kernels/sampling.h"
 
@@ -22,6 +23,7 @@ struct KernelTable {
   EpilogueKernels epilogue;
   AttentionKernelSet attention;
   SamplingKernels sampling;
+  RecurrenceKernels recurrence;
 };
 
 enum class Isa;

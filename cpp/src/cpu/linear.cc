@@ -282,6 +282,7 @@ void CpuBackend::scale_rows(const ScaleRowsArgs& args) {
                               .gates = args.gates,
                               .factors = args.factors,
                               .factor_stride = factor_stride,
+                              .factors_are_gates = args.factors_are_gates,
                               .dim = args.dim,
                               .row_begin = begin,
                               .row_end = end});

@@ -114,8 +114,8 @@ enum class Mixer : uint8_t {
 // One layer's computation, where the layers of a model may differ.
 struct LayerSpec {
   Mixer mixer = Mixer::kAttention;
-  AttentionHeads heads;  // of attention; else all 0
-  StateShape state;      // of the other mixers
+  AttentionHeads heads;   // of attention; else all 0
+  StateShape state = {};  // of the other mixers
   NormPlacement norms = NormPlacement::kInput;
   AttentionInput attention_input = AttentionInput::kNormed;
   int rope = 0;                     // index into ModelConfig::ropes; -1: positions are not rotated
@@ -174,7 +174,7 @@ struct ModelConfig {
   bool has_sinks = false;  // of attention
   bool qkv_bias = false;
   bool out_bias = false;        // attention output projection
-  int mixer_norm_groups = 1;  // of Mamba2: runs of its outputs that are normalised by themselves
+  int mixer_norm_groups = 1;    // of Mamba2: runs of its outputs that are normalised by themselves
   bool attention_gate = false;  // sigmoids of a projection are factors of attention's output
   bool mlp_bias = false;
   Activation activation = Activation::kSilu;

@@ -294,21 +294,25 @@ TEST_P(CpuPointwise, RowsAreScaledInPlace) {
       }
     }
     const std::vector<uint8_t> before = rows;
-    const std::vector<float> factors = random_values(random, num_rows * (dim + 3));
-    // By gates, by factors, and by factors with other values between their rows.
-    for (const int factor_stride : {-1, 0, dim + 3}) {
+    const std::vector<float> factors = random_values(random, num_rows * (dim + 3), 3.0f);
+    // By gates, by factors, and by factors with other values between their rows, or by sigmoids of
+    // these.
+    for (const auto& [factor_stride, factors_are_gates] :
+         {std::pair{-1, false}, {0, false}, {0, true}, {dim + 3, false}, {dim + 3, true}}) {
       rows = before;
       const bool gated = factor_stride < 0;
       const ScaleRowsArgs args = {.rows = rows.data(),
                                   .gates = gated ? gates.data() : nullptr,
                                   .factors = gated ? nullptr : factors.data(),
                                   .factor_stride = gated ? 0 : factor_stride,
+                                  .factors_are_gates = factors_are_gates,
                                   .num_rows = num_rows,
                                   .dim = dim};
       const std::vector<double> expected = reference::scaled_rows(args, dtype());
       cpu::CpuBackend backend = make_backend();
       backend.scale_rows(args);
-      SCOPED_TRACE(::testing::Message() << dim << " factors " << factor_stride);
+      SCOPED_TRACE(::testing::Message()
+                   << dim << " factors " << factor_stride << " gates " << factors_are_gates);
       expect_near(rows, expected, 0.0);
       const int64_t row_bytes = dim * static_cast<int64_t>(size_of(dtype()));
       for (const int row : {0, 4, 49}) {

@@ -214,16 +214,18 @@ TEST_P(CudaPointwise, RowsAreMultipliedByFactorsInPlace) {
     World world(GetParam(), act);
     for (const int dim : {1, 17, 300}) {
       const std::vector<uint16_t> before = to_bits(random_values(num_rows * dim, 1), act);
-      for (const int stride : {0, dim, dim + 3}) {
+      for (const auto& [stride, are_gates] :
+           {std::pair{0, false}, {dim, false}, {dim + 3, false}, {0, true}, {dim + 3, true}}) {
         const int64_t step = stride != 0 ? stride : dim;
         const std::vector<float> factors = random_values(num_rows * step, 2, 2.0f);
         const Buffer device_factors = world.upload(factors);
-        const auto run = [&](int begin, int count) {
+        const auto run = [&, stride = stride, are_gates = are_gates](int begin, int count) {
           Buffer rows = world.upload(std::vector<uint16_t>(before.begin() + begin * dim,
                                                            before.begin() + (begin + count) * dim));
           world.backend->scale_rows({.rows = rows.data(),
                                      .factors = device_factors.as<float>() + begin * step,
                                      .factor_stride = stride,
+                                     .factors_are_gates = are_gates,
                                      .num_rows = count,
                                      .dim = dim});
           return world.download<uint16_t>(rows);
@@ -233,13 +235,14 @@ TEST_P(CudaPointwise, RowsAreMultipliedByFactorsInPlace) {
         const std::vector<double> expected = reference::scaled_rows({.rows = copy.data(),
                                                                      .factors = factors.data(),
                                                                      .factor_stride = stride,
+                                                                     .factors_are_gates = are_gates,
                                                                      .num_rows = num_rows,
                                                                      .dim = dim},
                                                                     act);
         for (size_t i = 0; i < all.size(); ++i) {
           ASSERT_NEAR(from_bits(all[i], act), expected[i],
-                      (1e-7 + rounding_unit(act)) * std::abs(expected[i]) + 1e-7)
-              << i << " of " << dim << ", stride " << stride;
+                      (2e-6 + rounding_unit(act)) * std::abs(expected[i]) + 1e-7)
+              << i << " of " << dim << ", stride " << stride << ", gates " << are_gates;
         }
         for (int row = 0; row < num_rows; ++row) {
           const std::vector<uint16_t> alone = run(row, 1);

@@ -327,8 +327,9 @@ std::vector<double> scaled_rows(const ScaleRowsArgs& args, DType act_dtype) {
   const int64_t stride = args.factor_stride != 0 ? args.factor_stride : args.dim;
   for (int64_t i = 0; i < int64_t{args.num_rows} * args.dim; ++i) {
     const int64_t row = i / args.dim;
-    const double factor = args.factors != nullptr ? args.factors[row * stride + i % args.dim]
-                                                  : 1.0 / (1.0 + std::exp(-args.gates[row]));
+    const bool gated = args.gates != nullptr;
+    double factor = gated ? args.gates[row] : args.factors[row * stride + i % args.dim];
+    if (gated || args.factors_are_gates) factor = 1.0 / (1.0 + std::exp(-factor));
     out.push_back(element(args.rows, act_dtype, i) * factor);
   }
   return out;

@@ -44,16 +44,9 @@ inline F32x16 exp2_negative_coarse(F32x16 t) {
   return exp2_of(t, {0x1.62f5fap-1f, 0x1.f00c4ep-3f, 0x1.c2a216p-5f});
 }
 
-// ln(x) for positive normal x, within 2e-7 relative.
-inline F32x16 log(F32x16 x) {
-  F32x16 mantissa = mantissa_of(x);
-  F32x16 exponent = exponent_of(x);
-  // Into [1/sqrt(2), sqrt(2)), so that the logarithm of numbers near 1 does not cancel.
-  const F32x16 root = broadcast(0x1.6a09e6p+0f);
-  exponent = select_less(mantissa, root, exponent, exponent + broadcast(1.0f));
-  mantissa = select_less(mantissa, root, mantissa, mantissa * broadcast(0.5f));
+// ln((1 + f) 2^exponent) for 1 + f in [1/sqrt(2), sqrt(2)).
+inline F32x16 log_near_one(F32x16 f, F32x16 exponent) {
   // ln(1 + f) = 2 atanh(s) = f - s (f - s^2 (2/3 + 2/5 s^2 + ...)), s = f / (2 + f).
-  const F32x16 f = mantissa - broadcast(1.0f);
   const F32x16 s = f / (f + broadcast(2.0f));
   const F32x16 s2 = s * s;
   F32x16 series = broadcast(2.0f / 9.0f);
@@ -64,6 +57,28 @@ inline F32x16 log(F32x16 x) {
   // The low part of ln(2) first: the sum of the small terms is rounded against the large one once.
   const F32x16 low = fma(exponent, broadcast(0x1.7f7d1cp-20f), zero() - correction);
   return fma(exponent, broadcast(0x1.62e400p-1f), low + f);
+}
+
+// ln(x) for positive normal x, within 2e-7 relative.
+inline F32x16 log(F32x16 x) {
+  F32x16 mantissa = mantissa_of(x);
+  F32x16 exponent = exponent_of(x);
+  // Into [1/sqrt(2), sqrt(2)), so that the logarithm of numbers near 1 does not cancel.
+  const F32x16 root = broadcast(0x1.6a09e6p+0f);
+  exponent = select_less(mantissa, root, exponent, exponent + broadcast(1.0f));
+  mantissa = select_less(mantissa, root, mantissa, mantissa * broadcast(0.5f));
+  return log_near_one(mantissa - broadcast(1.0f), exponent);
+}
+
+// ln(1 + e^x), within 5e-7 relative; x itself above 20. NaN stays NaN.
+inline F32x16 softplus(F32x16 x) {
+  const F32x16 power = exp(zero() - abs(x));
+  // ln(1 + power) is ln(2) more than that of half of it, which is nearer to 1 for large powers.
+  const F32x16 root = broadcast(0x1.a8279ap-2f);
+  const F32x16 half = broadcast(0.5f) * (power - broadcast(1.0f));
+  const F32x16 log = log_near_one(select_less(power, root, power, half),
+                                  select_less(power, root, zero(), broadcast(1.0f)));
+  return max(zero(), x) + log;
 }
 
 // e^x - 1 - x for x <= 0, within 5e-7 relative.

@@ -158,7 +158,9 @@ void scale_rows_of(const ScaleRowsTask& task) {
     if (task.factors != nullptr) {
       const float* factors = task.factors + row * task.factor_stride;
       for_each_vector(0, task.dim, [&](int64_t i, int n) {
-        store_lanes(values + i, load_lanes(values + i, n) * load_lanes(factors + i, n), n);
+        F32x16 factor = load_lanes(factors + i, n);
+        if (task.factors_are_gates) factor = sigmoid(factor);
+        store_lanes(values + i, load_lanes(values + i, n) * factor, n);
       });
       continue;
     }

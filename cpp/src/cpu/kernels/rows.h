@@ -38,6 +38,7 @@ struct ScaleRowsTask {
   const float* gates;     // [*], or null
   const float* factors;   // [*, factor_stride], where gates are null
   int64_t factor_stride;  // at least dim
+  bool factors_are_gates;
   int64_t dim;
   int64_t row_begin;
   int64_t row_end;
