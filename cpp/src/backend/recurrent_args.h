@@ -14,11 +14,14 @@ namespace specdec {
 
 struct BatchView;
 
+// The most taps of a convolution.
+inline constexpr int kMaxConvWidth = 4;
+
 // What a recurrent layer keeps of a sequence: the last inputs of a convolution, and for each head a
 // matrix S.
 struct StateShape {
   int conv_channels = 0;
-  int conv_width = 0;     // taps: a row's own and those of the rows before it
+  int conv_width = 0;     // taps, 2 or more: a row's own and those of the rows before it
   int num_key_heads = 0;  // a divisor of num_heads
   int num_heads = 0;      // 0: no matrices
   int key_dim = 0;
