@@ -47,6 +47,11 @@ const ModelCase kGatedDelta{"GatedDelta", R"("architectures": ["Qwen3_5ForCausal
   "linear_num_value_heads": 6, "linear_conv_kernel_dim": 4,
   "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"])"};
 
+const ModelCase kMamba2{"Mamba2", R"("architectures": ["GraniteMoeHybridForCausalLM"],
+  "model_type": "granitemoehybrid", "shared_intermediate_size": 96, "num_local_experts": 0,
+  "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1,
+  "mamba_expand": 2, "layer_types": ["mamba", "mamba", "attention", "mamba"])"};
+
 // Drafts right tokens of known answers and wrong ones beside them, as chains of random length.
 class KnownAnswers final : public CustomDrafter {
  public:
@@ -135,8 +140,8 @@ class RecurrentTest : public ::testing::TestWithParam<ModelCase> {
     config.load_format = LoadFormat::kDummy;
     config.device = "cpu";
     config.num_threads = 2;
-    config.block_size = 4;
-    config.max_model_len = 96;
+    config.block_size = 16;
+    config.max_model_len = 192;
     config.num_kv_blocks = 400;
     config.max_num_seqs = 6;
     config.max_num_batched_tokens = 64;
@@ -148,7 +153,7 @@ class RecurrentTest : public ::testing::TestWithParam<ModelCase> {
   static std::vector<Asked> requests() {
     std::mt19937 random(11);
     Tokens beginning;
-    for (int i = 0; i < 26; ++i) beginning.push_back(static_cast<int32_t>(random() % kVocab));
+    for (int i = 0; i < 90; ++i) beginning.push_back(static_cast<int32_t>(random() % kVocab));
     std::vector<Asked> requests;
     for (int i = 0; i < 10; ++i) {
       Asked& asked = requests.emplace_back();
@@ -157,12 +162,12 @@ class RecurrentTest : public ::testing::TestWithParam<ModelCase> {
       asked.prompt = beginning;
       asked.prompt.resize(1 + random() % beginning.size());
       if (i == 7) asked.prompt = requests[4].prompt;
-      while (asked.prompt.size() < static_cast<size_t>(3 * i)) {
+      while (asked.prompt.size() < static_cast<size_t>(9 * i)) {
         asked.prompt.push_back(static_cast<int32_t>(random() % kVocab));
       }
       asked.params.temperature = i % 3 == 0 ? 0.0f : 0.8f;
       asked.params.seed = 40 + i;
-      asked.params.max_tokens = 18 + i;
+      asked.params.max_tokens = 30 + i;
       asked.params.ignore_eos = true;
       asked.params.logprobs = 2;
       asked.params.n = i == 5 ? 2 : 1;
@@ -200,7 +205,7 @@ TEST_P(RecurrentTest, NeitherDraftsNorNeighboursNorChunksNorPreemptionsChangeABi
   const Answers answers = expected();
   int64_t num_accepted = 0, num_preemptions = 0, num_cached = 0;
   for (const int num_rows : {5, 13, 64}) {
-    for (const int num_blocks : {28, 400}) {
+    for (const int num_blocks : {13, 400}) {
       for (const int width : {1, 3}) {
         SCOPED_TRACE(str_cat(num_rows, " rows, ", num_blocks, " blocks, width ", width));
         EngineConfig drafting = testing::with_drafter(
@@ -239,7 +244,7 @@ TEST_P(RecurrentTest, PrefixHitsOfEveryLengthChangeNoBit) {
   Engine caching(cached), computing(plain);
   std::mt19937 random(3);
   Tokens text;
-  for (int i = 0; i < 60; ++i) text.push_back(static_cast<int32_t>(random() % kVocab));
+  for (int i = 0; i < 100; ++i) text.push_back(static_cast<int32_t>(random() % kVocab));
   Asked asked;
   asked.id = "r";
   asked.params.max_tokens = 9;
@@ -265,19 +270,19 @@ TEST_P(RecurrentTest, PrefixHitsOfEveryLengthChangeNoBit) {
 // A conversation's next turn begins after the state that the one before left.
 TEST_P(RecurrentTest, TheNextTurnContinuesTheLatestState) {
   EngineConfig cached = config();
-  cached.num_kv_blocks = 24;
+  cached.num_kv_blocks = 40;
   Engine engine(cached);
   Asked asked;
   asked.id = "r";
-  asked.prompt = Tokens(21, 7);
-  asked.params.max_tokens = 19;
+  asked.prompt = Tokens(70, 7);
+  asked.params.max_tokens = 60;
   asked.params.ignore_eos = true;
   const Answers first = testing::run_to_end(engine, {asked});
   const Tokens answer = testing::tokens_of(first.at("r"));
   asked.prompt.insert(asked.prompt.end(), answer.begin(), answer.end());
   asked.prompt.push_back(3);
   testing::run_to_end(engine, {asked});
-  EXPECT_EQ(engine.stats().num_cached_tokens, 36);  // of 39 that have been computed
+  EXPECT_EQ(engine.stats().num_cached_tokens, 128);  // of 129 that have been computed
 }
 
 TEST_P(RecurrentTest, StagesOfAPipelineChangeNoBit) {
@@ -351,9 +356,10 @@ TEST_P(RecurrentFaultTest, AStateThatIsNotStoredIsNoticed) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, RecurrentTest, ::testing::Values(kShortConv, kGatedDelta),
+INSTANTIATE_TEST_SUITE_P(Models, RecurrentTest, ::testing::Values(kShortConv, kGatedDelta, kMamba2),
                          [](const auto& info) { return info.param.name; });
-INSTANTIATE_TEST_SUITE_P(Models, RecurrentFaultTest, ::testing::Values(kShortConv, kGatedDelta),
+INSTANTIATE_TEST_SUITE_P(Models, RecurrentFaultTest,
+                         ::testing::Values(kShortConv, kGatedDelta, kMamba2),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
