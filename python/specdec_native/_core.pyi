@@ -92,6 +92,7 @@ class ModelInfo:
     weight_bytes: int
     kv_cache_dtype: str
     kv_cache_bytes: int
+    state_bytes: int
 
 class GrammarMatcher:
     def mask(self) -> npt.NDArray[Any]: ...  # uint32; bit t % 32 of word t // 32: token t may come

@@ -36,6 +36,19 @@ class ChainBatch {
     }
     cu_rows_.push_back(static_cast<int32_t>(token_ids_.size()));
     is_tree_.assign(requests.size(), 0);
+    const size_t num_requests = requests.size();
+    no_pending_.assign(num_requests + 1, 0);
+    no_records_.assign(token_ids_.size(), -1);
+    for (size_t i = 0; i < num_requests; ++i) {
+      const auto rows = static_cast<int32_t>(requests[i].tokens.size());
+      for (int32_t row = 0; row < rows; ++row) parents_.push_back(row - 1);
+      // The state after all rows of a request stays in its slot.
+      const int32_t slot = (requests[i].first_block - 1) / blocks_per_request;
+      slots_in_.push_back(requests[i].base_len > 0 ? slot : -1);
+      cu_stores_.push_back(static_cast<int32_t>(stores_.size()));
+      if (rows > 0) stores_.push_back({.num_tokens = rows, .slot = slot});
+    }
+    cu_stores_.push_back(static_cast<int32_t>(stores_.size()));
     view_ = {.num_requests = static_cast<int>(requests.size()),
              .num_rows = static_cast<int>(token_ids_.size()),
              .token_ids = token_ids_.data(),
@@ -45,7 +58,13 @@ class ChainBatch {
              .base_lens = base_lens_.data(),
              .block_tables = blocks_.data(),
              .max_blocks_per_request = blocks_per_request,
-             .is_tree = is_tree_.data()};
+             .is_tree = is_tree_.data(),
+             .recurrent = {.slots_in = slots_in_.data(),
+                           .cu_pending = no_pending_.data(),
+                           .cu_stores = cu_stores_.data(),
+                           .stores = stores_.data(),
+                           .parents = parents_.data(),
+                           .records = no_records_.data()}};
   }
   ChainBatch(const ChainBatch&) = delete;
   ChainBatch& operator=(const ChainBatch&) = delete;
@@ -56,6 +75,8 @@ class ChainBatch {
   std::vector<int32_t> token_ids_, positions_, cu_rows_, base_lens_, blocks_;
   std::vector<int64_t> slots_;
   std::vector<uint8_t> is_tree_;
+  std::vector<int32_t> slots_in_, no_pending_, cu_stores_, parents_, no_records_;
+  std::vector<StateStore> stores_;
   BatchView view_;
 };
 
@@ -77,6 +98,11 @@ class ChainRunner {
                        .block_size = kBlockSize,
                        .num_kv_heads = layer.heads.num_kv_heads,
                        .head_dim = layer.heads.head_dim};
+      states_.push_back(make_state(layer.state, backend, num_requests));
+      if (layer.is_recurrent()) {
+        layers_.emplace_back();
+        continue;
+      }
       const size_t bytes = backend.kv_layer_bytes(view);
       storage_.push_back(backend.allocate(bytes, "keys"));
       view.keys = storage_.back().data();
@@ -92,7 +118,7 @@ class ChainRunner {
   // One step; logits [num_rows, vocab] of all its rows.
   std::vector<float> step(std::span<const ChainBatch::Request> requests) {
     const ChainBatch batch(requests, kBlockSize, blocks_per_request_);
-    decoder_.forward({batch.view(), layers_});
+    decoder_.forward({batch.view(), layers_, states_});
     std::vector<int32_t> rows(batch.view().num_rows);
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
     std::vector<float> logits(rows.size() * decoder_.config().vocab_size);
@@ -116,11 +142,24 @@ class ChainRunner {
   }
 
  private:
+  LayerStateView make_state(const StateShape& shape, Backend& backend, int num_slots) {
+    LayerStateView state = {.shape = shape};
+    if (shape.empty()) return state;
+    const auto allocate = [&](int64_t size) {
+      const auto bytes = static_cast<size_t>(num_slots * size) * sizeof(float);
+      return storage_.emplace_back(backend.allocate(bytes, "states")).as<float>();
+    };
+    state.tails = allocate(shape.tail_size());
+    if (shape.num_heads > 0) state.matrices = allocate(shape.matrix_size());
+    return state;
+  }
+
   Decoder decoder_;
   int max_rows_;
   int blocks_per_request_;
   std::vector<Buffer> storage_;
   std::vector<PagedKvView> layers_;
+  std::vector<LayerStateView> states_;
 };
 
 }  // namespace specdec::testing

@@ -21,6 +21,87 @@
 
 namespace specdec::testing {
 
+// Stands for the tokens up to and including `token`, where `before` stands for those before it;
+// odd.
+inline uint64_t content_after(uint64_t before, int32_t token) {
+  return (before * 1000003 + static_cast<uint64_t>(token) + 1) | 1;
+}
+
+// The recurrent states after the plans executed so far: what each slot and each record has read.
+class ShadowStates {
+ public:
+  explicit ShadowStates(const StateConfig& config)
+      : slots_(config.total_slots()), records_(config.num_records(), kNone) {}
+
+  void execute(const ExecutionPlan& plan) {
+    std::map<int, int> num_users;  // sequences that read or store a slot
+    for (const ScheduledSequence& scheduled : plan.sequences) {
+      const StateAccess& access = scheduled.states;
+      if (slots_.empty()) {
+        ASSERT_TRUE(access.stores.empty() && scheduled.kept_states.empty());
+        continue;
+      }
+      std::set<int> used;
+      if (access.slot_in >= 0) used.insert(access.slot_in);
+      for (const StateStore& store : access.stores) used.insert(store.slot);
+      for (const int slot : used) ++num_users[slot];
+      run(scheduled);
+    }
+    for (const auto& [slot, count] : num_users) {
+      // A cached state may be read by several.
+      ASSERT_TRUE(count == 1 || !stored_.contains(slot)) << "slot " << slot;
+    }
+    stored_.clear();
+  }
+
+  void accept(const ScheduledSequence& scheduled, std::span<const int> accepted,
+              std::span<const int32_t> tokens) {
+    for (size_t i = 0; i < accepted.size() && !slots_.empty(); ++i) {
+      records_.at(scheduled.states.first_record + accepted[i] - 1) = tokens[i];
+    }
+  }
+
+ private:
+  static constexpr int32_t kNone = -1;
+
+  void run(const ScheduledSequence& scheduled) {
+    const Sequence& sequence = *scheduled.sequence;
+    const StateAccess& access = scheduled.states;
+    const int num_pending = static_cast<int>(access.pending.size());
+    const int begin = scheduled.base_len - num_pending;
+    std::vector<uint64_t> contents = {1};  // of the sequence's first i tokens
+    for (const int32_t token : sequence.tokens()) {
+      contents.push_back(content_after(contents.back(), token));
+    }
+    uint64_t content = access.slot_in < 0 ? 1 : slots_.at(access.slot_in);
+    ASSERT_EQ(content, contents[begin]) << "sequence " << sequence.ordinal;
+    for (int i = 0; i < num_pending; ++i) {
+      content = content_after(content, records_.at(access.pending[i]));
+      ASSERT_EQ(content, contents[begin + i + 1]) << "record " << i;
+    }
+    const int num_committed = access.num_committed_rows();
+    ASSERT_GE(num_committed, 1);
+    ASSERT_LE(scheduled.base_len + num_committed, sequence.num_tokens());
+    int previous = 0;
+    for (const StateStore& store : access.stores) {
+      ASSERT_GE(store.num_tokens, std::max(previous, 1));
+      previous = store.num_tokens;
+      slots_.at(store.slot) = contents.at(begin + store.num_tokens);
+      stored_.insert(store.slot);
+    }
+    ASSERT_EQ(access.stores.back().slot, sequence.states.slot);
+    for (int draft = 0; draft < scheduled.num_rows - num_committed; ++draft) {
+      const int record = access.first_record + draft;
+      ASSERT_EQ(std::ranges::count(access.pending, record), 0) << "written while it is read";
+      records_.at(record) = kNone;
+    }
+  }
+
+  std::vector<uint64_t> slots_;
+  std::vector<int32_t> records_;  // the draft's token once it is accepted
+  std::set<int> stored_;          // slots, by the plan
+};
+
 // The contents of KV slots after the plans executed so far.
 class ShadowKv {
  public:
@@ -72,7 +153,7 @@ class ShadowKv {
     std::vector<uint64_t> contents;
     uint64_t content = 1;
     for (const int32_t token : tokens) {
-      content = (content * 1000003 + static_cast<uint64_t>(token) + 1) | 1;
+      content = content_after(content, token);
       contents.push_back(content);
     }
     return contents;
@@ -131,7 +212,8 @@ class SchedulerHarness {
       : options_(options),
         pool_(options.num_blocks),
         scheduler_(options.config, pool_),
-        kv_(options.num_blocks, options.config.block_size) {}
+        kv_(options.num_blocks, options.config.block_size),
+        states_(options.config.states) {}
 
   Sequence& add(std::vector<int32_t> prompt, const SequenceOptions& options) {
     auto entry = std::make_unique<Entry>(next_ordinal_++, std::move(prompt), options, options_);
@@ -168,6 +250,7 @@ class SchedulerHarness {
       plan.set_num_drafts(i, pick_drafts(plan.sequences[i]));
     }
     kv_.execute(plan);
+    states_.execute(plan);
     return plan;
   }
 
@@ -188,8 +271,11 @@ class SchedulerHarness {
     StepResult result;
     for (const ScheduledSequence& scheduled : plan.sequences) {
       std::vector<int32_t>& tokens = result.tokens.emplace_back();
+      std::vector<int>& accepted = result.accepted.emplace_back();
       if (!scheduled.samples) continue;
       const int num_accepted = pick_accepted ? pick_accepted(scheduled) : 0;
+      // The last nodes of the tree, so that others before them are rejected.
+      for (int i = num_accepted; i > 0; --i) accepted.push_back(scheduled.num_rows - i);
       for (int i = 0; i <= num_accepted; ++i) tokens.push_back(next_token(*scheduled.sequence, i));
     }
     return advance(plan, result);
@@ -197,6 +283,8 @@ class SchedulerHarness {
   std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result) {
     for (size_t i = 0; i < std::min(plan.sequences.size(), result.tokens.size()); ++i) {
       kv_.accept(*plan.sequences[i].sequence, result.tokens[i]);
+      if (result.accepted.empty()) continue;
+      states_.accept(plan.sequences[i], result.accepted[i], result.tokens[i]);
     }
     std::vector<SequenceUpdate> updates = scheduler_.advance(plan, result);
     check_integrity();
@@ -441,6 +529,7 @@ class SchedulerHarness {
   BlockPool pool_;
   Scheduler scheduler_;
   ShadowKv kv_;
+  ShadowStates states_;
   uint64_t next_ordinal_ = 0;
   std::vector<std::unique_ptr<Entry>> entries_;
 };

@@ -75,7 +75,7 @@ class TappedEngine {
     for (const auto& [id, tokens] : tokens_) {
       SCOPED_TRACE(id);
       const std::vector<BlockRef> blocks =
-          impl_->prefix_cache().match(tokens, static_cast<int>(tokens.size()));
+          impl_->prefix_cache().match(tokens, static_cast<int>(tokens.size())).blocks;
       const std::vector<std::byte> expected = in_one_pass(tokens);
       const size_t block_bytes = row_bytes() * static_cast<size_t>(config_.block_size);
       for (size_t i = 0; i < blocks.size(); ++i, ++num_blocks) {

@@ -259,6 +259,7 @@ struct ModelInfo {
   int64_t weight_bytes = 0;  // resident, as packed
   std::string kv_cache_dtype;
   int64_t kv_cache_bytes = 0;
+  int64_t state_bytes = 0;  // of recurrent layers' states; 0: the model has none
 };
 
 }  // namespace specdec

@@ -48,6 +48,7 @@ inline constexpr std::tuple kFields<ModelInfo> = {
     field("weight_bytes", &ModelInfo::weight_bytes),
     field("kv_cache_dtype", &ModelInfo::kv_cache_dtype),
     field("kv_cache_bytes", &ModelInfo::kv_cache_bytes),
+    field("state_bytes", &ModelInfo::state_bytes),
 };
 
 template <>

@@ -18,6 +18,8 @@ struct PartFacts {
   double query_elements = 0;   // of a row's queries
   double kv_bytes = 0;         // of a token's keys and values, as the KV cache holds them
   bool owns_kv = true;         // false: the keys and values are another layer's
+  double state_bytes = 0;      // of a recurrent layer's state of a sequence
+  double state_flops = 0;      // operations of a row with the state
   int num_exchanges = 0;       // between the ranks that share the part
   double received_floats = 0;  // that a rank receives per row in the exchanges
 };
@@ -44,7 +46,8 @@ struct ModelFacts {
   ModelFacts stage(int index, int num_stages) const;
 
   // Weights and KV cache that a pass over `num_rows` rows of `batch` requests with `context` tokens
-  // each reads. Experts count if some row needs them, assuming that rows choose at random.
+  // each reads, and states that it reads and writes. Experts count if some row needs them, assuming
+  // that rows choose at random.
   double pass_bytes(double num_rows, double batch, double context) const;
   // A multiplication and an addition count as two operations. `num_scored` of the rows run the LM
   // head; all rows if omitted.

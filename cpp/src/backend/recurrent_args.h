@@ -8,16 +8,20 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/state_access.h"
 
 namespace specdec {
 
 struct BatchView;
 
+// The most taps of a convolution.
+inline constexpr int kMaxConvWidth = 4;
+
 // What a recurrent layer keeps of a sequence: the last inputs of a convolution, and for each head a
 // matrix S.
 struct StateShape {
   int conv_channels = 0;
-  int conv_width = 0;     // taps: a row's own and those of the rows before it
+  int conv_width = 0;     // taps, 2 or more: a row's own and those of the rows before it
   int num_key_heads = 0;  // a divisor of num_heads
   int num_heads = 0;      // 0: no matrices
   int key_dim = 0;
@@ -44,12 +48,6 @@ struct LayerStateView {
   // [num_records, record_size]: the row's keys [num_key_heads, key_dim], updates [num_heads,
   // value_dim] and decays [num_heads].
   float* records = nullptr;
-};
-
-// The state after `num_tokens` of a request's pending records and rows goes to a slot.
-struct StateStore {
-  int32_t num_tokens = 0;
-  int32_t slot = 0;
 };
 
 // How a batch's rows continue the states of their sequences: first come the state in a slot, then

@@ -23,6 +23,7 @@ void CpuBackend::short_conv(const ShortConvArgs& args) {
   const StateShape& shape = args.state.shape;
   SPECDEC_CHECK(args.out_dtype == DType::kF32 || args.out_dtype == act_dtype_);
   SPECDEC_CHECK(shape.conv_channels > 0 && shape.conv_width >= 2 && shape.conv_width <= kMaxTaps);
+  static_assert(kMaxTaps == kMaxConvWidth);
   recurrent_work_.plan(*args.batch, false);
   const auto kernel = args.out_dtype == DType::kBF16 ? kernels_.recurrence.conv_to_bf16
                                                      : kernels_.recurrence.conv_to_f32;

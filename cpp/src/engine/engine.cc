@@ -163,6 +163,7 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
   for (size_t i = 0; i < outcome.sequences.size(); ++i) {
     SequenceOutcome& sequence = outcome.sequences[i];
     result.tokens.push_back(std::move(sequence.tokens));
+    result.accepted.push_back(std::move(sequence.accepted));
     Request& request = step.completions[i]->request;
     for (PositionLogprobs& position : sequence.prompt_logprobs) {
       output_of(outputs, request).new_prompt_logprobs.push_back(std::move(position));

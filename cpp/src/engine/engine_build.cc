@@ -39,7 +39,8 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
                       .max_num_batched_tokens = config.max_num_batched_tokens,
                       .block_size = config.block_size,
                       .enable_prefix_caching = config.enable_prefix_caching,
-                      .num_groups = num_groups()},
+                      .num_groups = num_groups(),
+                      .states = models_.states()},
       *pool_);
   if (config.speculative.enabled()) {
     drafting_ = std::make_unique<Drafting>(config.speculative, models_.model().vocab_size,
@@ -95,7 +96,9 @@ void Engine::Impl::fill_model_info() {
   info_.isa = models_.backend().isa();
   info_.num_layers = model.num_layers;
   info_.hidden_size = model.hidden_size;
-  const AttentionHeads& heads = model.layers.front().heads;
+  const auto attends = [](const LayerSpec& layer) { return !layer.is_recurrent(); };
+  const auto first = std::ranges::find_if(model.layers, attends);
+  const AttentionHeads heads = first != model.layers.end() ? first->heads : AttentionHeads{};
   info_.num_heads = heads.num_heads;
   info_.num_kv_heads = heads.num_kv_heads;
   info_.head_dim = heads.head_dim;
@@ -112,6 +115,7 @@ void Engine::Impl::fill_model_info() {
   info_.weight_bytes = target.model().weight_bytes() + draft_models.weight_bytes();
   info_.kv_cache_dtype = std::string(name_of(target.cache().layers()[0].dtype));
   info_.kv_cache_bytes = target.cache().size_bytes() + draft_models.kv_cache_bytes();
+  info_.state_bytes = target.state_bytes();
 }
 
 }  // namespace specdec

@@ -73,6 +73,10 @@ void EngineModels::load(const BackendMaker& make_backend) {
   const EngineConfig& config = config_;
   model_ = load_model_config(config.model, config.hf_overrides);
   check_stored_as(config.quantization, model_.stored_format);
+  if (model_.has_states() && device.kind == DeviceKind::kGpu) {
+    throw InvalidArgument("device", str_cat("the recurrent layers of ", model_.architecture,
+                                            " run on CPUs only; write device='cpu'"));
+  }
   model_.random_weights = config.load_format == LoadFormat::kDummy;
   coordinates_ = find_coordinates();
   draft_models_ = std::make_unique<DraftModels>(config, model_, coordinates_);
@@ -121,8 +125,9 @@ RankCoordinates EngineModels::find_coordinates() {
 
 void EngineModels::allocate_caches(int64_t reserved_bytes) {
   const StepGuard hot(*backend_);
-  const int64_t block_bytes =
-      target_->cache_block_bytes(kv_format_) + draft_models_->cache_block_bytes(kv_format_);
+  // A stage of a model may have recurrent layers alone.
+  const int64_t block_bytes = std::max<int64_t>(
+      target_->cache_block_bytes(kv_format_) + draft_models_->cache_block_bytes(kv_format_), 1);
   const int num_kv_heads = std::max(model_.most_kv_heads(), draft_models_->num_kv_heads());
   MemoryInfo memory = own_memory();
   memory.free_bytes -= reserved_bytes;
@@ -133,6 +138,14 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
   if (cache_.max_model_len < longest_) {
     log_info("max_model_len lowered from ", longest_, " to ", cache_.max_model_len,
              ", what the KV cache holds");
+  }
+  if (model_.has_states()) {
+    const std::vector<StateShape> shapes = target_->state_shapes();
+    states_ =
+        resolve_states(config_, block_bytes, cache_.num_blocks, StateCache::slot_bytes(shapes),
+                       StateCache::record_bytes(shapes), own_memory());
+    states_.num_cached = static_cast<int>(agree(states_.num_cached));
+    target_->allocate_states(states_.total_slots(), states_.num_records());
   }
   target_->allocate_cache(cache_.num_blocks, kv_format_);
   draft_models_->allocate_caches(cache_.num_blocks, kv_format_, target_->features());

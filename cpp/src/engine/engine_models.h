@@ -36,6 +36,7 @@ class EngineModels {
   const ModelConfig& model() const { return model_; }
   int max_model_len() const { return max_model_len_; }
   const CacheSize& cache() const { return cache_; }
+  const StateConfig& states() const { return states_; }
   Backend& backend() const { return *backend_; }
   ModelRunner& target() const { return *target_; }
   DraftModels& draft_models() const { return *draft_models_; }
@@ -63,6 +64,7 @@ class EngineModels {
   int longest_ = 0;  // tokens of a sequence that the checkpoint, or the user, allows
   int max_model_len_ = 0;
   CacheSize cache_;
+  StateConfig states_;
 };
 
 }  // namespace specdec

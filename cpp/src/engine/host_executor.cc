@@ -35,7 +35,7 @@ void HostExecutor::launch(const Step& step) {
                                                  .base_len = scheduled.base_len,
                                                  .tree = step.trees[i]});
     try {
-      sequence.first_row = add_rows(launched.inputs, sequence);
+      sequence.first_row = add_rows(launched.inputs, sequence, scheduled.states);
     } catch (...) {
       launched.outcome.sequences[i].error = std::current_exception();
       sequence = {};
@@ -44,15 +44,17 @@ void HostExecutor::launch(const Step& step) {
   runner_.begin_forward(launched.inputs);
 }
 
-int HostExecutor::add_rows(BatchInputs& inputs, const SequenceStep& step) {
+int HostExecutor::add_rows(BatchInputs& inputs, const SequenceStep& step,
+                           const StateAccess& access) {
   const Sequence& sequence = step.completion->sequence;
   const DraftTree* tree = step.tree;
-  if (tree == nullptr) {
-    return inputs.add_chain(sequence.tokens().subspan(step.base_len, step.num_rows), step.base_len,
-                            sequence.blocks);
-  }
-  if (tree->is_chain()) return inputs.add_chain(tree->tokens(), step.base_len, sequence.blocks);
-  return inputs.add_tree(tree->tokens(), tree->parents(), step.base_len, sequence.blocks);
+  const StateAccess* const states = access.stores.empty() ? nullptr : &access;
+  const auto add_chain = [&](std::span<const int32_t> tokens) {
+    return inputs.add_chain(tokens, step.base_len, sequence.blocks, /*keeps_state=*/false, states);
+  };
+  if (tree == nullptr) return add_chain(sequence.tokens().subspan(step.base_len, step.num_rows));
+  if (tree->is_chain()) return add_chain(tree->tokens());
+  return inputs.add_tree(tree->tokens(), tree->parents(), step.base_len, sequence.blocks, states);
 }
 
 StepOutcome HostExecutor::wait() {

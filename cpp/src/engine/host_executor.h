@@ -34,7 +34,7 @@ class HostExecutor final : public StepExecutor {
     std::vector<SequenceStep> steps;  // by index in the plan; without rows where packing failed
     StepOutcome outcome;
   };
-  static int add_rows(BatchInputs& inputs, const SequenceStep& step);
+  static int add_rows(BatchInputs& inputs, const SequenceStep& step, const StateAccess& states);
   void compact_kv(std::span<const SequenceStep> steps, std::span<const SequenceOutcome> outcomes);
 
   ModelRunner& runner_;

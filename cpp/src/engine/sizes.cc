@@ -183,4 +183,29 @@ CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int 
   return size;
 }
 
+StateConfig resolve_states(const EngineConfig& config, int64_t block_bytes, int num_blocks,
+                           int64_t slot_bytes, int64_t record_bytes, const MemoryInfo& memory) {
+  StateConfig states = {.num_slots = config.max_num_seqs};
+  if (config.speculative.enabled()) states.max_drafts = config.speculative.max_nodes();
+  slot_bytes = std::max<int64_t>(slot_bytes, 1);  // a stage may have no recurrent layer
+  const int64_t seat_bytes = slot_bytes + 2 * states.max_drafts * record_bytes;
+  const int64_t blocks_per_state = std::max<int64_t>(slot_bytes / block_bytes, 1);
+  const int64_t cache_bytes = block_bytes * num_blocks;
+  states.interval = static_cast<int>(
+      std::min<int64_t>(blocks_per_state, kMaxCacheTokens / config.block_size) * config.block_size);
+  int64_t num_cached = cache_bytes / slot_bytes + states.num_slots;
+  if (memory.free_bytes > 0) {
+    const int64_t left = memory.free_bytes - cache_bytes - states.num_slots * seat_bytes;
+    require(left >= slot_bytes, "max_num_seqs",
+            str_cat("the recurrent states of ", states.num_slots, " sequences take ",
+                    mebibytes(states.num_slots * seat_bytes), ", and ",
+                    mebibytes(memory.free_bytes - cache_bytes),
+                    " of memory are free beside the KV cache; lower max_num_seqs, or ",
+                    "kv_cache_memory_bytes"));
+    num_cached = std::min(num_cached, left / 2 / slot_bytes);
+  }
+  states.num_cached = static_cast<int>(std::clamp<int64_t>(num_cached, 1, 1 << 20));
+  return states;
+}
+
 }  // namespace specdec

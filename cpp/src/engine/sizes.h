@@ -6,6 +6,7 @@
 #include "backend/backend.h"
 #include "model/config.h"
 #include "runtime/kv_cache.h"
+#include "sched/state_planner.h"
 #include "specdec/config.h"
 
 namespace specdec {
@@ -44,5 +45,13 @@ struct CacheSize {
 // shares the blocks has: positions times heads are counted in 32 bits.
 CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int max_model_len,
                              int64_t block_bytes, int num_kv_heads, const MemoryInfo& memory);
+
+// States of a model with recurrent layers: one for each sequence that may run, and for cached
+// prefixes as many as take the memory of the KV cache, a state for every run of tokens whose keys
+// and values take as much as the state. Throws InvalidArgument("max_num_seqs") where the states of
+// running sequences do not fit. `slot_bytes` and `record_bytes`: of a state and of a draft's
+// record.
+StateConfig resolve_states(const EngineConfig& config, int64_t block_bytes, int num_blocks,
+                           int64_t slot_bytes, int64_t record_bytes, const MemoryInfo& memory);
 
 }  // namespace specdec

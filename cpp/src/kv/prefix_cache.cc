@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "core/check.h"
 
 namespace specdec {
 
-PrefixCache::PrefixCache(BlockPool& pool, int block_size)
+PrefixCache::PrefixCache(BlockPool& pool, int block_size, BlockPool* states)
     : pool_(pool),
+      states_(states),
       block_size_(block_size),
       nodes_(static_cast<size_t>(pool.num_blocks()) + 1),
       edges_(0, EdgeHash{this}, EdgeEqual{this}) {
@@ -16,24 +18,39 @@ PrefixCache::PrefixCache(BlockPool& pool, int block_size)
   tokens_.resize(nodes_.size() * block_size);
   edges_.reserve(pool.num_blocks());  // no rehash while serving
   pool_.set_eviction_listener([this](BlockId block) { forget(block); });
+  if (states_ == nullptr) return;
+  nodes_of_states_.assign(static_cast<size_t>(states_->num_blocks()) + 1, kNullBlock);
+  states_->set_eviction_listener([this](BlockId state) { forget_state(nodes_of_states_[state]); });
 }
 
 PrefixCache::~PrefixCache() {
   pool_.set_eviction_listener(nullptr);
-  for (const BlockId block : edges_) pool_.set_cached(block, false);
+  if (states_ != nullptr) states_->set_eviction_listener(nullptr);
+  for (const BlockId block : edges_) {
+    forget_state(block);
+    pool_.set_cached(block, false);
+  }
 }
 
-std::vector<BlockRef> PrefixCache::match(std::span<const int32_t> tokens, int max_tokens,
-                                         std::string_view salt) {
+PrefixMatch PrefixCache::match(std::span<const int32_t> tokens, int max_tokens,
+                               std::string_view salt) {
   const int64_t limit = std::min<int64_t>(max_tokens, static_cast<int64_t>(tokens.size()));
-  std::vector<BlockRef> blocks;
+  std::vector<BlockId> path;
+  size_t num_blocks = 0;  // of the path, that the caller can use
   BlockId node = kNullBlock;
   for (int64_t begin = 0; begin + block_size_ <= limit; begin += block_size_) {
     node = find_child(make_edge(node, tokens.subspan(begin, block_size_), salt));
     if (node == kNullBlock) break;
-    blocks.push_back(pool_.share(node));
+    path.push_back(node);
+    if (states_ == nullptr || nodes_[node].state != kNullBlock) num_blocks = path.size();
   }
-  return blocks;
+  PrefixMatch match;
+  match.num_known_tokens = static_cast<int>(path.size()) * block_size_;
+  for (size_t i = 0; i < num_blocks; ++i) match.blocks.push_back(pool_.share(path[i]));
+  if (states_ != nullptr && num_blocks > 0) {
+    match.state = states_->share(nodes_[path[num_blocks - 1]].state);
+  }
+  return match;
 }
 
 void PrefixCache::insert(std::span<const int32_t> tokens, const BlockTable& blocks,
@@ -43,14 +60,8 @@ void PrefixCache::insert(std::span<const int32_t> tokens, const BlockTable& bloc
   SPECDEC_CHECK_LE(num_full, blocks.num_blocks());
   const std::span<const BlockId> ids = blocks.ids();
 
-  // A block of this sequence that is in the tree ends this sequence's own prefix there. The walk
-  // therefore starts at the deepest such block instead of at the root.
-  int depth = num_full;
-  while (depth > 0 && nodes_[ids[depth - 1]].depth == 0) --depth;
-  BlockId node = depth > 0 ? ids[depth - 1] : kNullBlock;
-  SPECDEC_CHECK_EQ(nodes_[node].depth, depth);
-
-  for (; depth < num_full; ++depth) {
+  BlockId node = deepest_own(blocks, num_full);
+  for (int depth = nodes_[node].depth; depth < num_full; ++depth) {
     const Edge edge = make_edge(
         node, tokens.subspan(static_cast<size_t>(depth) * block_size_, block_size_), salt);
     BlockId child = find_child(edge);
@@ -60,6 +71,28 @@ void PrefixCache::insert(std::span<const int32_t> tokens, const BlockTable& bloc
     }
     node = child;
   }
+}
+
+void PrefixCache::insert_state(std::span<const int32_t> tokens, const BlockTable& blocks,
+                               std::string_view salt, const BlockRef& state) {
+  SPECDEC_CHECK(states_ != nullptr && static_cast<bool>(state));
+  const BlockId block = find(tokens, blocks, salt);
+  if (block == kNullBlock || nodes_[block].state != kNullBlock) return;
+  states_->set_cached(state.id(), true);
+  nodes_[block].state = state.id();
+  nodes_of_states_[state.id()] = block;
+}
+
+void PrefixCache::drop_state(std::span<const int32_t> tokens, const BlockTable& blocks,
+                             std::string_view salt) {
+  const BlockId block = find(tokens, blocks, salt);
+  if (block == kNullBlock || nodes_[block].state == kNullBlock) return;
+  if (states_->ref_count(nodes_[block].state) == 0) forget_state(block);
+}
+
+int PrefixCache::num_cached_states() const {
+  return static_cast<int>(std::ranges::count_if(
+      edges_, [this](BlockId block) { return nodes_[block].state != kNullBlock; }));
 }
 
 int PrefixCache::reset() {
@@ -98,6 +131,38 @@ BlockId PrefixCache::find_child(const Edge& edge) const {
   return found == edges_.end() ? kNullBlock : *found;
 }
 
+// A block of a sequence that is in the tree ends the sequence's own prefix there. Walks therefore
+// start at the deepest such block instead of at the root.
+BlockId PrefixCache::deepest_own(const BlockTable& blocks, int num_full) const {
+  const std::span<const BlockId> ids = blocks.ids();
+  int depth = num_full;
+  while (depth > 0 && nodes_[ids[depth - 1]].depth == 0) --depth;
+  const BlockId node = depth > 0 ? ids[depth - 1] : kNullBlock;
+  SPECDEC_CHECK_EQ(nodes_[node].depth, depth);
+  return node;
+}
+
+BlockId PrefixCache::find(std::span<const int32_t> tokens, const BlockTable& blocks,
+                          std::string_view salt) const {
+  const int num_tokens = static_cast<int>(tokens.size());
+  const int num_full = num_tokens / block_size_;
+  SPECDEC_CHECK_EQ(num_tokens, num_full * block_size_);
+  BlockId node = deepest_own(blocks, num_full);
+  for (int depth = nodes_[node].depth; depth < num_full; ++depth) {
+    const auto begin = static_cast<size_t>(depth) * block_size_;
+    node = find_child(make_edge(node, tokens.subspan(begin, block_size_), salt));
+    if (node == kNullBlock) return kNullBlock;
+  }
+  return node;
+}
+
+void PrefixCache::forget_state(BlockId block) {
+  const BlockId state = std::exchange(nodes_[block].state, kNullBlock);
+  if (state == kNullBlock) return;
+  nodes_of_states_[state] = kNullBlock;
+  states_->set_cached(state, false);
+}
+
 void PrefixCache::add_child(const Edge& edge, BlockId block) {
   Node& node = nodes_[block];
   SPECDEC_CHECK_EQ(node.depth, 0);
@@ -126,6 +191,7 @@ void PrefixCache::forget(BlockId block) {
 
 void PrefixCache::remove_leaf(BlockId block) {
   Node& node = nodes_[block];
+  forget_state(block);
   edges_.erase(block);
   if (node.previous_sibling != kNullBlock) {
     nodes_[node.previous_sibling].next_sibling = node.next_sibling;
@@ -144,6 +210,10 @@ void PrefixCache::check_integrity() const {
   for (BlockId block = 1; block <= pool_.num_blocks(); ++block) {
     const Node& node = nodes_[block];
     SPECDEC_CHECK_EQ(pool_.is_cached(block), node.depth > 0);
+    if (node.state != kNullBlock) {
+      SPECDEC_CHECK(node.depth > 0 && states_->is_cached(node.state));
+      SPECDEC_CHECK_EQ(nodes_of_states_[node.state], block);
+    }
     if (node.depth == 0) continue;
     ++num_nodes;
     SPECDEC_CHECK_EQ(node.depth, nodes_[node.parent].depth + 1);

@@ -1,6 +1,10 @@
 // A radix tree over full blocks of committed tokens: the path of block contents from the root is a
 // prefix, and the node holds the block with its KV. Tokens are compared, not hashes, so a hit is
 // exact. The edges below the root also carry a salt: prefixes of different salts share no block.
+//
+// For models with recurrent layers a node may also hold a state: that after the last token of its
+// block. States have a pool of their own, and are evicted by themselves. Without a state at its
+// end, a prefix is no hit.
 #pragma once
 
 #include <cstddef>
@@ -16,24 +20,38 @@
 
 namespace specdec {
 
+// What the cache has of a sequence's tokens.
+struct PrefixMatch {
+  std::vector<BlockRef> blocks;
+  BlockRef state;            // after the last of these blocks; none without blocks or states
+  int num_known_tokens = 0;  // in cached blocks; with states this may be more than `blocks` have
+};
+
 class PrefixCache {
  public:
-  // Registers itself as the pool's eviction listener; the pool must outlive the cache.
-  PrefixCache(BlockPool& pool, int block_size);
+  // Registers itself as the pools' eviction listener; the pools must outlive the cache. `states`:
+  // of models with recurrent layers, else null.
+  PrefixCache(BlockPool& pool, int block_size, BlockPool* states = nullptr);
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
   // The longest cached run of full blocks that starts `tokens`, was inserted with the same `salt`
-  // and covers at most `max_tokens`.
-  std::vector<BlockRef> match(std::span<const int32_t> tokens, int max_tokens,
-                              std::string_view salt = {});
+  // and covers at most `max_tokens`; with states, the longest that ends with one.
+  PrefixMatch match(std::span<const int32_t> tokens, int max_tokens, std::string_view salt = {});
 
   // Caches the full blocks of a sequence: `tokens` are committed (their KV is written) and stored
   // in `blocks`. Where another block already holds the same prefix, the cache keeps that other
   // block.
   void insert(std::span<const int32_t> tokens, const BlockTable& blocks,
               std::string_view salt = {});
+
+  // Caches the state after `tokens`, full blocks of a sequence that are stored in `blocks`. Does
+  // nothing where the prefix is not cached, or has a state.
+  void insert_state(std::span<const int32_t> tokens, const BlockTable& blocks,
+                    std::string_view salt, const BlockRef& state);
+  // Drops the state after `tokens`, unless somebody refers to it.
+  void drop_state(std::span<const int32_t> tokens, const BlockTable& blocks, std::string_view salt);
 
   // Drops every cached block nobody refers to; returns how many.
   int reset();
@@ -43,6 +61,7 @@ class PrefixCache {
                           std::string_view salt = {});
 
   int num_cached_blocks() const { return static_cast<int>(edges_.size()); }
+  int num_cached_states() const;
   void check_integrity() const;
 
  private:
@@ -52,7 +71,8 @@ class PrefixCache {
     BlockId first_child = kNullBlock;
     BlockId next_sibling = kNullBlock;
     BlockId previous_sibling = kNullBlock;
-    int depth = 0;  // blocks from the root to here; 0: not in the tree (or the root)
+    int depth = 0;               // blocks from the root to here; 0: not in the tree (or the root)
+    BlockId state = kNullBlock;  // of the pool of states; null: none
     size_t edge_hash = 0;
     std::string salt = {};  // of the edge; empty below other nodes than the root
   };
@@ -86,14 +106,23 @@ class PrefixCache {
   std::span<const int32_t> edge_tokens(BlockId child) const;
   BlockId find_child(const Edge& edge) const;  // the null block where there is none
   void add_child(const Edge& edge, BlockId block);
+  // The deepest of a sequence's first `num_full` own blocks that is in the tree: there its own
+  // prefix ends. Null: none is.
+  BlockId deepest_own(const BlockTable& blocks, int num_full) const;
+  // The node of `tokens`, full blocks of a sequence; null where the tree has none.
+  BlockId find(std::span<const int32_t> tokens, const BlockTable& blocks,
+               std::string_view salt) const;
+  void forget_state(BlockId block);
   // Takes a block and all blocks below it out of the tree. Does not allocate.
   void forget(BlockId block);
   void remove_leaf(BlockId block);
 
   BlockPool& pool_;
+  BlockPool* states_;  // null: the model has none
   const int block_size_;
-  std::vector<Node> nodes_;      // by block id
-  std::vector<int32_t> tokens_;  // [num_blocks + 1, block_size], the edge to each node
+  std::vector<BlockId> nodes_of_states_;  // by state: the block whose node holds it
+  std::vector<Node> nodes_;               // by block id
+  std::vector<int32_t> tokens_;           // [num_blocks + 1, block_size], the edge to each node
   std::unordered_set<BlockId, EdgeHash, EdgeEqual> edges_;
 };
 

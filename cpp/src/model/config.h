@@ -174,6 +174,8 @@ struct ModelConfig {
   bool has_sinks = false;  // of attention
   bool qkv_bias = false;
   bool out_bias = false;        // attention output projection
+  bool mixer_bias = false;      // projections before and after a recurrence
+  bool conv_bias = false;       // of recurrent layers
   int mixer_norm_groups = 1;    // of Mamba2: runs of its outputs that are normalised by themselves
   bool attention_gate = false;  // sigmoids of a projection are factors of attention's output
   bool mlp_bias = false;

@@ -29,6 +29,8 @@ constexpr auto kWrappers = std::to_array<Wrapper>({
     {"Qwen2_5_VLForConditionalGeneration", "qwen2"},
     {"Qwen3VLForConditionalGeneration", "qwen3"},
     {"Qwen3VLMoeForConditionalGeneration", "qwen3_moe"},
+    {"Qwen3_5ForConditionalGeneration", "qwen3_5_text"},
+    {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"},
 });
 
 // Other names of text parts that compute what a family does for text.

@@ -282,8 +282,10 @@ void Decoder::Impl::run_short_conv(const Layer& layer, const BatchView& batch,
   const NormParams norm = layer.attention_norm.params();
   const RecurrentMixer& mixer = layer.mixer;
   float* const in = work.mixer_in.as<float>();
-  backend.linear(
-      {.weight = mixer.in.get(), .in = block_input(layer, norm, batch.num_rows), .out = in});
+  backend.linear({.weight = mixer.in.get(),
+                  .in = block_input(layer, norm, batch.num_rows),
+                  .bias = mixer.in_bias.as<float>(),
+                  .out = in});
   const int64_t channels = state.shape.conv_channels;
   backend.short_conv({.x = in + 2 * channels,
                       .input_gates = in,
@@ -310,7 +312,8 @@ void Decoder::Impl::run_recurrence(const Layer& layer, const BatchView& batch,
   const int64_t width = mixer.in->out_features();
   float* const in = work.mixer_in.as<float>();
   float* const conv = work.mixer_conv.as<float>();
-  backend.linear({.weight = mixer.in.get(), .in = rows, .out = in});
+  backend.linear(
+      {.weight = mixer.in.get(), .in = rows, .bias = mixer.in_bias.as<float>(), .out = in});
   backend.short_conv({.x = in + (is_delta ? 0 : num_values),
                       .stride = width,
                       .weight = mixer.conv_weight.as<float>(),

@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "core/str_cat.h"
 #include "model/load_experts.h"
+#include "model/load_mixer.h"
 #include "model/parts.h"
 #include "model/rope.h"
 #include "model/tensor_loader.h"
@@ -172,6 +173,23 @@ std::vector<RowRange> pairs_apart(int first, int count, int head_dim, int rotary
   return order;
 }
 
+// Of a tensor with each head's rows of q (part 0) and of its output's gate (part 1) together: the
+// rows of one part of this rank's heads.
+TensorPart gated_query_part(const TensorLoader& loader, const std::string& prefix,
+                            const AttentionHeads& heads, int64_t part) {
+  const HeadShare& share = loader.shard().share_of(heads);
+  TensorPart rows = {str_cat(prefix, loader.config().names.qkv[0]), 2 * heads.q_size()};
+  if (loader.config().random_weights) {  // which need no order
+    const int64_t first = part * heads.num_heads + share.first_head;
+    rows.order = {{first * heads.head_dim, int64_t{share.num_heads} * heads.head_dim}};
+    return rows;
+  }
+  for (int head = share.first_head; head < share.first_head + share.num_heads; ++head) {
+    rows.order.push_back({(int64_t{2} * head + part) * heads.head_dim, heads.head_dim});
+  }
+  return rows;
+}
+
 // q, k and v of this rank's heads, as parts of the tensors that hold them.
 std::vector<TensorPart> qkv_parts(const TensorLoader& loader, const std::string& prefix,
                                   const LayerSpec& layer) {
@@ -193,7 +211,9 @@ std::vector<TensorPart> qkv_parts(const TensorLoader& loader, const std::string&
     }
     return {fused};
   }
-  std::vector<TensorPart> parts = {{str_cat(prefix, names.qkv[0]), q_rows, {q}}};
+  std::vector<TensorPart> parts = {config.attention_gate
+                                       ? gated_query_part(loader, prefix, layer.heads, 0)
+                                       : TensorPart{str_cat(prefix, names.qkv[0]), q_rows, {q}}};
   if (layer.kv_source >= 0) return parts;
   parts.push_back({str_cat(prefix, names.qkv[1]), kv_rows, {kv}});
   parts.push_back({str_cat(prefix, names.qkv[layer.values_are_keys ? 1 : 2]), kv_rows, {kv}});
@@ -221,6 +241,11 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
     layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
   }
   layer.qkv = loader.linear(qkv_parts(loader, prefix, layer.spec), in_features, config.qkv_bias);
+  if (config.attention_gate) {
+    TensorPart gates = gated_query_part(loader, prefix, heads, 1);
+    gates.name = weight_of(gates.name);
+    layer.attention_gate = loader.matrix(MatrixRole::kLayer, {gates}, in_features);
+  }
   const HeadShare& share = loader.shard().share_of(heads);
   layer.heads = {share.num_heads, share.num_kv_heads, heads.head_dim};
   layer.all_heads = loader.shard().attention(heads).all_heads;
@@ -427,7 +452,11 @@ std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string&
                                         const LayerSpec& spec) {
   auto layer = std::make_shared<Layer>();
   layer->spec = spec;
-  load_attention(loader, prefix, *layer);
+  if (spec.is_recurrent()) {
+    load_mixer(loader, prefix, *layer);
+  } else {
+    load_attention(loader, prefix, *layer);
+  }
   load_mlp(loader, prefix, *layer);
   load_streams(loader, prefix, layer->mixing);
   load_laurel(loader, prefix, layer->laurel);

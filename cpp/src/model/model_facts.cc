@@ -57,11 +57,9 @@ int num_received(const std::vector<SliceRun>& runs) {
 // Bytes that a rank receives from the others when every rank holds an equal part.
 double from_others(double total, int num_ranks) { return total * (num_ranks - 1) / num_ranks; }
 
-PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShard& shard,
-                         const FactsFormats& formats) {
-  const LayerSpec& layer = whole.layers[index];
-  const double hidden = whole.hidden_size;
-  const double inner = static_cast<double>(shard.largest_inner(layer.inner_size));
+// A layer's attention and the projection of its result.
+PartFacts facts_of_attention(const ModelConfig& whole, const LayerSpec& layer,
+                             const ModelShard& shard, const FactsFormats& formats) {
   AttentionHeads heads = {.head_dim = layer.heads.head_dim};  // the largest share
   for (const HeadShare& share : shard.attention(layer.heads).all_heads.by_rank) {
     heads.num_heads = std::max(heads.num_heads, share.num_heads);
@@ -74,7 +72,39 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
                  .query_elements = q_size,
                  .kv_bytes = kv_size * kv_element_bytes(whole, formats, heads.head_dim),
                  .owns_kv = layer.kv_source < 0};
-  part.weights = (inputs * (q_size + (part.owns_kv ? kv_size : 0.0)) + q_size) * hidden;
+  part.weights = (inputs * (q_size + (part.owns_kv ? kv_size : 0.0)) + q_size) * whole.hidden_size;
+  if (whole.attention_gate) part.weights += q_size * whole.hidden_size;
+  return part;
+}
+
+// What a recurrent layer has in place of attention. Ranks do not share it.
+PartFacts facts_of_mixer(const ModelConfig& whole, const LayerSpec& layer) {
+  const StateShape& shape = layer.state;
+  const double channels = shape.conv_channels;
+  const auto values = static_cast<double>(shape.value_size());
+  const auto matrix = static_cast<double>(shape.matrix_size());
+  double width = 0;  // of the mixer's projections, before and after it
+  if (layer.mixer == Mixer::kShortConv) {
+    width = 4.0 * channels;
+  } else {
+    // The convolution's inputs, gates of the output, the output and one or two numbers per head.
+    width =
+        channels + 2.0 * values + (layer.mixer == Mixer::kGatedDelta ? 2.0 : 1.0) * shape.num_heads;
+  }
+  return {.weights = width * whole.hidden_size,
+          .owns_kv = false,
+          .state_bytes = kFloatBytes * (static_cast<double>(shape.tail_size()) + matrix),
+          // A row's keys and queries are multiplied by the matrix, and its update is added.
+          .state_flops = 2.0 * channels * shape.conv_width + 3.0 * 2.0 * matrix};
+}
+
+PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShard& shard,
+                         const FactsFormats& formats) {
+  const LayerSpec& layer = whole.layers[index];
+  const double hidden = whole.hidden_size;
+  const double inner = static_cast<double>(shard.largest_inner(layer.inner_size));
+  PartFacts part = layer.is_recurrent() ? facts_of_mixer(whole, layer)
+                                        : facts_of_attention(whole, layer, shard, formats);
   const int shared_inner = layer.shared_inner_size;
   if (layer.mlp == MlpKind::kExperts) {
     part.weights += hidden * whole.num_experts;
@@ -192,6 +222,7 @@ double ModelFacts::pass_bytes(double num_rows, double batch, double context) con
   double kv = 0;
   for (const PartFacts& layer : layers) {
     kv += (batch * attended(layer, context) + (layer.owns_kv ? num_rows : 0.0)) * layer.kv_bytes;
+    kv += 2.0 * batch * layer.state_bytes;
   }
   return held_bytes(*this, chosen) + kv;
 }
@@ -201,7 +232,7 @@ double ModelFacts::pass_flops(double num_rows, double context,
   double row = 2.0 * input.weights;
   for (const PartFacts& layer : layers) {
     row += 2.0 * (layer.weights + num_experts_per_token * layer.expert_weights) +
-           4.0 * layer.query_elements * attended(layer, context);
+           4.0 * layer.query_elements * attended(layer, context) + layer.state_flops;
   }
   return num_rows * row + 2.0 * num_scored.value_or(num_rows) * output.weights;
 }

@@ -82,6 +82,7 @@ std::optional<std::vector<SliceRun>> share_inner(int inner_size, int size) {
 
 bool can_share(const ModelConfig& config, int size) {
   if (size == 1) return true;
+  if (config.has_states()) return false;
   return std::ranges::all_of(config.layers, [&](const LayerSpec& layer) {
     return share_attention(layer.heads, size).has_value() &&
            share_inner(layer.inner_size, size).has_value() &&
@@ -93,6 +94,11 @@ bool can_share(const ModelConfig& config, int size) {
   std::string sizes;
   for (const int other : tensor_parallel_sizes(config)) {
     sizes += str_cat(sizes.empty() ? "" : ", ", other);
+  }
+  if (config.has_states()) {
+    throw InvalidArgument(
+        field, str_cat("ranks cannot share the recurrent layers of ", config.architecture,
+                       " yet; write 1, or share it by pipeline_parallel_size"));
   }
   const LayerSpec& layer = config.layers.front();
   throw InvalidArgument(
@@ -154,6 +160,7 @@ ModelShard::ModelShard(const ModelConfig& whole, const RankCoordinates& coordina
   check_kv_sources(whole, coordinates);
   if (!can_share(whole, size)) refuse(whole, size, field);
   for (const LayerSpec& layer : whole.layers) {
+    if (layer.is_recurrent()) continue;
     const auto is_same = [&](const Attention& known) { return known.heads == layer.heads; };
     if (std::ranges::none_of(attentions_, is_same)) attentions_.push_back(share(layer.heads));
   }
@@ -221,9 +228,11 @@ ModelConfig ModelShard::config_of_share(const ModelConfig& whole) const {
   share.layers.assign(whole.layers.begin() + first_layer, whole.layers.begin() + end_layer);
   for (LayerSpec& layer : share.layers) {
     if (layer.kv_source >= 0) layer.kv_source -= first_layer;
-    const HeadShare& own = share_of(layer.heads);
-    layer.heads.num_heads = own.num_heads;
-    layer.heads.num_kv_heads = own.num_kv_heads;
+    if (!layer.is_recurrent()) {
+      const HeadShare& own = share_of(layer.heads);
+      layer.heads.num_heads = own.num_heads;
+      layer.heads.num_kv_heads = own.num_kv_heads;
+    }
     for (int* size : {&layer.inner_size, &layer.shared_inner_size}) {
       if (*size > 0) *size = static_cast<int>(inner_slices(*size).in_features());
     }

@@ -99,6 +99,7 @@ struct RecurrentMixer {
   // Mixer::kGatedDelta: queries, keys, values, gates of the output. Mixer::kMamba2: gates of the
   // output, values, keys (B), queries (C), steps.
   std::unique_ptr<const PackedLinear> in;
+  Buffer in_bias;                             // float32 [rows of in]; empty without
   std::unique_ptr<const PackedLinear> gates;  // [2 * heads, hidden] of kGatedDelta: gates, steps
   Buffer conv_weight;                         // float32, as in ShortConvArgs
   Buffer conv_bias;                           // empty without

@@ -19,6 +19,13 @@ void BatchInputs::clear() {
   ancestor_mask_.clear();
   mask_words_ = 1;
   has_tree_ = false;
+  slots_in_.clear();
+  cu_pending_.assign(1, 0);
+  pending_.clear();
+  cu_stores_.assign(1, 0);
+  stores_.clear();
+  state_parents_.clear();
+  records_.clear();
   tables_.clear();
   block_tables_.clear();
 }
@@ -48,6 +55,11 @@ void BatchInputs::cut(int num_rows, int num_requests, bool has_tree) {
   shrink(is_tree_, num_requests);
   shrink(tables_, num_requests);
   has_tree_ = has_tree;
+  shrink(slots_in_, num_requests);
+  for (auto* starts : {&cu_pending_, &cu_stores_}) shrink(*starts, num_requests + 1);
+  shrink(pending_, cu_pending_.back());
+  shrink(stores_, cu_stores_.back());
+  for (auto* of_rows : {&state_parents_, &records_}) shrink(*of_rows, num_rows);
   shrink(ancestor_mask_, has_tree ? static_cast<size_t>(num_rows) * mask_words_ : 0);
 }
 
@@ -74,8 +86,25 @@ void BatchInputs::begin_tree_masks(int mask_words) {
   ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
 }
 
+void BatchInputs::add_states(const StateAccess& states, int num_rows,
+                             std::span<const int32_t> parents) {
+  SPECDEC_CHECK_EQ(slots_in_.size() + 1, base_lens_.size());  // all requests have them, or none
+  slots_in_.push_back(states.slot_in);
+  pending_.insert(pending_.end(), states.pending.begin(), states.pending.end());
+  cu_pending_.push_back(static_cast<int32_t>(pending_.size()));
+  stores_.insert(stores_.end(), states.stores.begin(), states.stores.end());
+  cu_stores_.push_back(static_cast<int32_t>(stores_.size()));
+  const int num_committed = states.num_committed_rows();
+  SPECDEC_CHECK_LE(num_committed, num_rows);
+  for (int row = 0; row < num_rows; ++row) {
+    state_parents_.push_back(parents.empty() ? row - 1 : parents[row]);
+    const int draft = row - num_committed;
+    records_.push_back(draft < 0 ? -1 : states.first_record + draft);
+  }
+}
+
 int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks,
-                           bool keeps_state) {
+                           bool keeps_state, const StateAccess* states) {
   return add_whole([&](int) {
     begin_request(tokens, base_len, /*first_slot=*/0, blocks);
     is_tree_.push_back(0);
@@ -87,6 +116,7 @@ int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len, const 
     if (of_draft_head_ && keeps_state) state_slots_.back() = slot_mapping_.back();
     for (size_t i = 0; i < tokens.size(); ++i) positions_.push_back(base_len + static_cast<int>(i));
     if (has_tree_) ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
+    if (states != nullptr) add_states(*states, static_cast<int>(tokens.size()), {});
   });
 }
 
@@ -109,7 +139,7 @@ void BatchInputs::add_masks(int num_masks, int32_t token, int64_t feature_slot) 
 }
 
 int BatchInputs::add_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents,
-                          int base_len, const BlockTable& blocks) {
+                          int base_len, const BlockTable& blocks, const StateAccess* states) {
   SPECDEC_CHECK_EQ(tokens.size(), parents.size());
   return add_whole([&](int first_row) {
     begin_request(tokens, base_len, /*first_slot=*/0, blocks);
@@ -129,6 +159,7 @@ int BatchInputs::add_tree(std::span<const int32_t> tokens, std::span<const int32
       }
       mask[i / 64] |= uint64_t{1} << (i % 64);
     }
+    if (states != nullptr) add_states(*states, static_cast<int>(tokens.size()), parents);
   });
 }
 
@@ -192,6 +223,15 @@ BatchView BatchInputs::view() {
   view.ancestor_mask = has_tree_ ? ancestor_mask_.data() : nullptr;
   view.mask_words = mask_words_;
   view.num_tree_slots = num_tree_slots_.data();
+  if (!slots_in_.empty()) {
+    view.recurrent = {.slots_in = slots_in_.data(),
+                      .cu_pending = cu_pending_.data(),
+                      .pending = pending_.data(),
+                      .cu_stores = cu_stores_.data(),
+                      .stores = stores_.data(),
+                      .parents = state_parents_.data(),
+                      .records = records_.data()};
+  }
   return view;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/op_args.h"
+#include "core/state_access.h"
 #include "kv/block_table.h"
 
 namespace specdec {
@@ -23,8 +24,9 @@ class BatchInputs {
   // tokens whose KV is in the cache. The block table must have room for base_len + tokens.size()
   // slots and outlive the batch. For a draft head, the last row stores its state if drafts follow.
   // Returns the index of the first row.
+  // `states`: of a model with recurrent layers, else null.
   int add_chain(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks,
-                bool keeps_state = false);
+                bool keeps_state = false, const StateAccess* states = nullptr);
 
   // Rows after the chain that was added last, at its next positions and slots, whose text is not
   // known: `token` stands for it, and in a head the features at `feature_slot`.
@@ -33,7 +35,7 @@ class BatchInputs {
   // A tree: tokens[0] is the root (the last committed token), parents[i] < i the row that row i
   // continues, parents[0] = -1.
   int add_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents, int base_len,
-               const BlockTable& blocks);
+               const BlockTable& blocks, const StateAccess* states = nullptr);
 
   // Adds further nodes of a tree whose earlier nodes are in the cache: `num_slots_before` of them,
   // the root at slot base_len first. The new nodes take the slots after these, in order. depths[i]
@@ -60,6 +62,8 @@ class BatchInputs {
                      const BlockTable& blocks);
   void begin_tree_masks(int mask_words);
   void widen_masks(int mask_words);
+  // Row i of the request continues parents[i], or the row before it where there are no parents.
+  void add_states(const StateAccess& states, int num_rows, std::span<const int32_t> parents);
   void read_block_tables();
 
   bool of_draft_head_;
@@ -75,6 +79,14 @@ class BatchInputs {
   std::vector<uint64_t> ancestor_mask_;  // [num_rows, mask_words_] once there is a tree
   int mask_words_ = 1;
   bool has_tree_ = false;
+  // As RecurrentRows; empty but for the zeros of other models.
+  std::vector<int32_t> slots_in_;
+  std::vector<int32_t> cu_pending_{0};
+  std::vector<int32_t> pending_;
+  std::vector<int32_t> cu_stores_{0};
+  std::vector<StateStore> stores_;
+  std::vector<int32_t> state_parents_;
+  std::vector<int32_t> records_;
   std::vector<const BlockTable*> tables_;
   std::vector<int32_t> block_tables_;  // of the first max_blocks_ of each; empty: not read yet
   int max_blocks_ = 0;

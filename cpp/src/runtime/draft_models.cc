@@ -148,6 +148,12 @@ DraftModels::Loading DraftModels::draft_model_loading(int id, Backend& backend,
   ModelConfig model = load_model_config(drafter.model);
   model.random_weights = target_.random_weights;
   check_vocabulary(model, target_);
+  if (model.has_states()) {
+    throw InvalidArgument(
+        "model", str_cat("the draft model ", drafter.model, " (", model.architecture,
+                         ") has recurrent layers, which only targets may have; choose one "
+                         "whose layers all have attention, or draft by 'ngram' or 'suffix'"));
+  }
   check_stored_as(drafter.quantization, model.stored_format);
   const RankCoordinates coordinates = {.ranks = ranks_of(id)};
   ModelShard(model, coordinates,

@@ -22,7 +22,7 @@ PagedKvView layer_view(const KvLayerShape& layer, const KvFormat& format, int nu
 int64_t bytes_of(const Backend& backend, const KvCacheShape& shape, int num_blocks) {
   int64_t bytes = 0;
   for (const KvLayerShape& layer : shape.layers) {
-    if (layer.source >= 0) continue;
+    if (layer.source >= 0 || layer.num_kv_heads == 0) continue;
     const PagedKvView view = layer_view(layer, shape.format, num_blocks);
     bytes += 2 * static_cast<int64_t>(backend.kv_layer_bytes(view));
   }
@@ -41,6 +41,10 @@ KvCache::KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks) {
         continue;
       }
       PagedKvView view = layer_view(layer, shape.format, num_blocks + 1);
+      if (layer.num_kv_heads == 0) {
+        layers_.push_back(view);
+        continue;
+      }
       for (void** part : {&view.keys, &view.values}) {
         const size_t bytes = backend.kv_layer_bytes(view);
         buffers_.push_back(backend.allocate(bytes, "the KV cache"));

@@ -16,7 +16,7 @@ struct KvFormat {
 
 // What a layer keeps per token.
 struct KvLayerShape {
-  int num_kv_heads = 0;
+  int num_kv_heads = 0;  // 0: no keys and values, in recurrent layers
   int head_dim = 0;
   int source = -1;  // index of an earlier layer, whose keys and values these are; -1: its own
 };

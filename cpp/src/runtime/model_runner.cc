@@ -82,6 +82,7 @@ void ModelRunner::rehearse(const KvFormat& format) {
   const auto max_rows = static_cast<int>(std::bit_ceil(static_cast<unsigned>(limits_.max_rows)));
   backend_.rehearse([&] {
     const KvCache cache(backend_, cache_shape(format), /*num_blocks=*/1);
+    const StateCache states(backend_, state_shapes(), /*num_slots=*/1, /*num_records=*/1);
     const auto features = make_features(/*num_blocks=*/1, format);
     Taps taps = taps_;
     if (features != nullptr) taps.features = features->rows();
@@ -92,6 +93,7 @@ void ModelRunner::rehearse(const KvFormat& format) {
         const BatchView batch = {.num_requests = 1, .num_rows = rows, .max_blocks_per_request = 1};
         model_->forward({.batch = batch,
                          .kv_layers = cache.layers(),
+                         .states = states.layers(),
                          .taps = taps,
                          .features = taps.features,
                          .level = level});
@@ -119,6 +121,16 @@ void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format) {
   cache_ = std::make_unique<KvCache>(backend_, cache_shape(format), num_blocks);
   features_ = make_features(num_blocks, format);
   if (features_ != nullptr) taps_.features = features_->rows();
+}
+
+std::vector<StateShape> ModelRunner::state_shapes() const {
+  std::vector<StateShape> shapes;
+  for (const LayerSpec& layer : model_->config().layers) shapes.push_back(layer.state);
+  return shapes;
+}
+
+void ModelRunner::allocate_states(int num_slots, int num_records) {
+  states_ = std::make_unique<StateCache>(backend_, state_shapes(), num_slots, num_records);
 }
 
 void ModelRunner::set_features(const PagedRowsView& features) {
@@ -172,8 +184,11 @@ void ModelRunner::forward(const BatchView& batch, int level) {
 }
 
 void ModelRunner::run(const BatchView& batch, const PassKind& kind) {
+  std::span<const LayerStateView> states;
+  if (states_ != nullptr) states = states_->layers();
   model_->forward({.batch = batch,
                    .kv_layers = cache_->layers(),
+                   .states = states,
                    .taps = taps_,
                    .features = taps_.features,
                    .level = kind.level,

@@ -14,6 +14,7 @@
 #include "runtime/feature_cache.h"
 #include "runtime/kv_cache.h"
 #include "runtime/row_processing.h"
+#include "runtime/state_cache.h"
 #include "specdec/quantization.h"
 #include "specdec/request_output.h"
 
@@ -67,6 +68,9 @@ class ModelRunner final : public StepModel {
   // before allocate_cache().
   void rehearse(const KvFormat& format);
   void allocate_cache(int num_blocks, const KvFormat& format);
+  // For a model with recurrent layers: what each layer keeps, and the memory for so many states.
+  std::vector<StateShape> state_shapes() const;
+  void allocate_states(int num_slots, int num_records);
   // For a draft head: the rows that its target fills or, before caches exist, their shape. The last
   // row gets the features that the head reads where none are known.
   void set_features(const PagedRowsView& features);
@@ -117,6 +121,7 @@ class ModelRunner final : public StepModel {
   const RunnerLimits& limits() const { return limits_; }
   const Model& model() const { return *model_; }
   const KvCache& cache() const { return *cache_; }
+  int64_t state_bytes() const { return states_ != nullptr ? states_->size_bytes() : 0; }
 
   // Tokens that samples may be of.
   int num_tokens() const {
@@ -136,6 +141,7 @@ class ModelRunner final : public StepModel {
   RunnerLimits limits_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<StateCache> states_;  // null: no layer is recurrent
   Taps taps_;
   std::unique_ptr<FeatureCache> features_;  // null: nothing is tapped
   // State of the last forward().

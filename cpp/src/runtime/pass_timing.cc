@@ -46,9 +46,12 @@ class TimedRunner {
     for (int row = 0; row < num_rows; ++row) row_ids.push_back(row);
     const std::vector<SampleRow> rows(num_rows, SampleRow{.temperature = 0.0f});
     std::vector<SampleResult> results(num_rows);
+    const StateAccess states = {.stores = {{num_rows, 0}}};
+    const bool has_states = runner_.model().config().has_states();
     const double start = seconds_on(clock_);
     inputs_.clear();
-    inputs_.add_chain(tokens, first_slot_, blocks_);
+    inputs_.add_chain(tokens, first_slot_, blocks_, /*keeps_state=*/false,
+                      has_states ? &states : nullptr);
     runner_.forward(inputs_);
     runner_.sample(row_ids, rows, LogprobsMode::kRaw, results);
     return seconds_on(clock_) - start;

@@ -40,6 +40,8 @@ struct BatchHeader {
   bool has_num_tree_slots = false;
   bool has_feature_slots = false;
   bool has_state_slots = false;
+  int32_t num_pending = -1;  // records and stores of recurrent layers; -1: the model has none
+  int32_t num_stores = 0;
 };
 
 // Calls visit(member, number of elements) for every array that the header says is there.
@@ -58,18 +60,32 @@ void each_array(const BatchHeader& header, auto& batch, Visit&& visit) {
   if (header.has_num_tree_slots) visit(batch.num_tree_slots, requests);
   if (header.has_feature_slots) visit(batch.feature_slots, rows);
   if (header.has_state_slots) visit(batch.state_slots, rows);
+  if (header.num_pending < 0) return;
+  auto& recurrent = batch.recurrent;
+  visit(recurrent.slots_in, requests);
+  visit(recurrent.cu_pending, requests + 1);
+  visit(recurrent.pending, static_cast<size_t>(header.num_pending));
+  visit(recurrent.cu_stores, requests + 1);
+  visit(recurrent.stores, static_cast<size_t>(header.num_stores));
+  visit(recurrent.parents, rows);
+  visit(recurrent.records, rows);
 }
 
 void put_batch(MessageWriter& writer, const BatchView& batch) {
-  const BatchHeader header = {.num_requests = batch.num_requests,
-                              .num_rows = batch.num_rows,
-                              .max_blocks_per_request = batch.max_blocks_per_request,
-                              .mask_words = batch.mask_words,
-                              .has_trees = batch.is_tree != nullptr,
-                              .has_masks = batch.ancestor_mask != nullptr,
-                              .has_num_tree_slots = batch.num_tree_slots != nullptr,
-                              .has_feature_slots = batch.feature_slots != nullptr,
-                              .has_state_slots = batch.state_slots != nullptr};
+  const RecurrentRows& recurrent = batch.recurrent;
+  const bool has_states = recurrent.slots_in != nullptr;
+  const BatchHeader header = {
+      .num_requests = batch.num_requests,
+      .num_rows = batch.num_rows,
+      .max_blocks_per_request = batch.max_blocks_per_request,
+      .mask_words = batch.mask_words,
+      .has_trees = batch.is_tree != nullptr,
+      .has_masks = batch.ancestor_mask != nullptr,
+      .has_num_tree_slots = batch.num_tree_slots != nullptr,
+      .has_feature_slots = batch.feature_slots != nullptr,
+      .has_state_slots = batch.state_slots != nullptr,
+      .num_pending = has_states ? recurrent.cu_pending[batch.num_requests] : -1,
+      .num_stores = has_states ? recurrent.cu_stores[batch.num_requests] : 0};
   writer.put(header);
   each_array(header, batch,
              [&](const auto* values, size_t count) { writer.put_all(std::span(values, count)); });

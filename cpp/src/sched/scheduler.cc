@@ -34,6 +34,13 @@ int most_slots_ahead(const Sequence& sequence, int max_depth, const TreeShape& s
   return most;
 }
 
+std::unique_ptr<StatePlanner> make_states(const SchedulerConfig& config) {
+  if (config.states.num_slots == 0) return nullptr;
+  SPECDEC_CHECK_GE(config.states.num_slots, config.max_num_seqs);
+  return std::make_unique<StatePlanner>(config.states, config.block_size,
+                                        config.enable_prefix_caching);
+}
+
 }  // namespace
 
 void ExecutionPlan::set_num_drafts(size_t index, int num_drafts) {
@@ -46,7 +53,10 @@ void ExecutionPlan::set_num_drafts(size_t index, int num_drafts) {
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config, BlockPool& pool)
-    : config_(config), pool_(pool), prefix_cache_(pool, config.block_size) {
+    : config_(config),
+      pool_(pool),
+      states_(make_states(config)),
+      prefix_cache_(pool, config.block_size, states_ ? states_->cached() : nullptr) {
   SPECDEC_CHECK_GE(config.max_num_seqs, 1);
   SPECDEC_CHECK_GE(config.max_num_batched_tokens, 1);
   SPECDEC_CHECK_GE(config.num_groups, 1);
@@ -126,7 +136,9 @@ std::vector<SequenceUpdate> Scheduler::advance(const ExecutionPlan& plan, const 
   std::vector<SequenceUpdate> updates;
   updates.reserve(plan.sequences.size());
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
-    updates.push_back(commit(plan.sequences[i], result.tokens[i], on_finish));
+    std::span<const int> accepted;
+    if (!result.accepted.empty()) accepted = result.accepted.at(i);
+    updates.push_back(commit(plan.sequences[i], result.tokens[i], accepted, on_finish));
   }
   return updates;
 }
@@ -178,6 +190,7 @@ void Scheduler::request_drafts(const DraftBudget& budget, ExecutionPlan& plan) c
   for (ScheduledSequence& scheduled : plan.sequences) {
     if (scheduled.sequence->max_draft_depth(1) == 0) continue;
     scheduled.draft_budget = budget.wanted(*scheduled.sequence, plan.num_decoding);
+    if (states_) SPECDEC_CHECK_LE(scheduled.draft_budget, config_.states.max_drafts);
     SPECDEC_CHECK_GE(scheduled.draft_budget, 0);
     num_wanted += scheduled.draft_budget;
   }
@@ -253,10 +266,11 @@ void Scheduler::plan_admissions(ExecutionPlan& plan, int& most) {
 }
 
 bool Scheduler::try_admit(Sequence& sequence, ExecutionPlan& plan) {
+  PrefixMatch match;
   if (config_.enable_prefix_caching && sequence.use_prefix_cache) {
     // Not the last token: its row must run, for its logits.
-    sequence.blocks.adopt(
-        prefix_cache_.match(sequence.tokens(), sequence.num_tokens() - 1, sequence.cache_salt));
+    match = prefix_cache_.match(sequence.tokens(), sequence.num_tokens() - 1, sequence.cache_salt);
+    sequence.blocks.adopt(std::move(match.blocks));
   }
   const int num_cached = sequence.blocks.capacity_tokens();
   const int num_rows = std::min(rows_left(plan), sequence.num_tokens() - num_cached);
@@ -271,6 +285,7 @@ bool Scheduler::try_admit(Sequence& sequence, ExecutionPlan& plan) {
     return false;
   }
   SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_cached + num_rows));
+  if (states_) states_->admit(sequence, num_cached, match);
   sequence.num_computed_tokens = num_cached;
   if (!was_preempted) {
     sequence.num_cached_prompt_tokens = std::min(num_cached, sequence.num_prompt_tokens());
@@ -317,6 +332,11 @@ void Scheduler::schedule(Sequence& sequence, int num_rows, ExecutionPlan& plan) 
   const bool samples = base_len + num_rows == sequence.num_tokens();
   plan.sequences.push_back(
       {.sequence = &sequence, .base_len = base_len, .num_rows = num_rows, .samples = samples});
+  if (states_) {
+    ScheduledSequence& scheduled = plan.sequences.back();
+    scheduled.states =
+        states_->plan_rows(sequence, base_len, num_rows, samples, scheduled.kept_states);
+  }
   sequence.num_rows_under_way += num_rows;
   sequence.samples_under_way = samples;
   plan.num_rows += num_rows;
@@ -334,7 +354,8 @@ void Scheduler::unschedule(Sequence& sequence, ExecutionPlan& plan) {
 }
 
 SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
-                                 const std::vector<int32_t>& tokens, const FinishHook& on_finish) {
+                                 const std::vector<int32_t>& tokens, std::span<const int> accepted,
+                                 const FinishHook& on_finish) {
   Sequence& sequence = *scheduled.sequence;
   SPECDEC_CHECK(sequence.is_running());
   SPECDEC_CHECK_GE(scheduled.num_rows, 1);
@@ -372,6 +393,10 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
     prefix_cache_.insert(sequence.tokens().first(sequence.num_computed_tokens), sequence.blocks,
                          sequence.cache_salt);
   }
+  if (states_) {
+    states_->commit(sequence, scheduled.states, accepted);
+    states_->publish(sequence, scheduled.kept_states, prefix_cache_);
+  }
   if (update.finished) {
     if (on_finish) on_finish(sequence);
     leave_running(sequence);
@@ -388,6 +413,7 @@ void Scheduler::enqueue(Sequence& sequence) { insert_sorted(waiting_, sequence);
 void Scheduler::leave_running(Sequence& sequence) {
   erase_sorted(running_, sequence);
   sequence.blocks.clear();
+  if (states_) states_->release(sequence);
 }
 
 void Scheduler::follow_leader(Sequence& sequence) {

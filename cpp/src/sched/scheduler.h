@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -20,6 +21,7 @@
 #include "kv/block_pool.h"
 #include "kv/prefix_cache.h"
 #include "sched/sequence.h"
+#include "sched/state_planner.h"
 
 namespace specdec {
 
@@ -31,6 +33,7 @@ struct SchedulerConfig {
   // Steps that may be under way at once. If there are several, each takes its share of the
   // sequences, so that some are left for the others.
   int num_groups = 1;
+  StateConfig states = {};
 };
 
 // Rows of one sequence in one step: tokens [base_len, base_len + num_rows).
@@ -44,6 +47,9 @@ struct ScheduledSequence {
   int draft_budget = 0;
   int max_draft_depth = 0;   // longest path to draft: at most draft_budget
   int num_tokens_ahead = 0;  // its share of the sequence's num_tokens_under_way
+  // Of models with recurrent layers.
+  StateAccess states = {};
+  std::vector<KeptState> kept_states = {};
 };
 
 // Limits on the drafts of a step.
@@ -77,6 +83,9 @@ struct ExecutionPlan {
 // sample.
 struct StepResult {
   std::vector<std::vector<int32_t>> tokens;
+  // The nodes of its tree that were accepted, from the root down: needed of models with recurrent
+  // layers; else it may be left empty.
+  std::vector<std::vector<int>> accepted = {};
 };
 
 // The outcome for plan.sequences[i]: how many of its tokens were kept (a stop token cuts the rest).
@@ -159,11 +168,11 @@ class Scheduler {
   // preempted, or has to wait for blocks of steps under way.
   int reserve_rows(Sequence& sequence, int max_rows, ExecutionPlan& plan);
   void preempt_last(ExecutionPlan& plan);
-  static void schedule(Sequence& sequence, int num_rows, ExecutionPlan& plan);
+  void schedule(Sequence& sequence, int num_rows, ExecutionPlan& plan);
   static void unschedule(Sequence& sequence, ExecutionPlan& plan);
 
   SequenceUpdate commit(const ScheduledSequence& scheduled, const std::vector<int32_t>& tokens,
-                        const FinishHook& on_finish);
+                        std::span<const int> accepted, const FinishHook& on_finish);
   void enqueue(Sequence& sequence);
   void leave_running(Sequence& sequence);
 
@@ -178,6 +187,7 @@ class Scheduler {
 
   SchedulerConfig config_;
   BlockPool& pool_;
+  std::unique_ptr<StatePlanner> states_;  // of models with recurrent layers; else null
   PrefixCache prefix_cache_;
   std::deque<Sequence*> waiting_;                           // by precedence
   std::vector<Sequence*> running_;                          // by precedence

@@ -13,6 +13,7 @@ namespace specdec {
 void Scheduler::check_integrity() const {
   pool_.check_integrity();
   prefix_cache_.check_integrity();
+  if (states_) states_->check_integrity(running_);
   check_waiting();
   check_running();
 }

@@ -27,6 +27,18 @@ struct Finished {
 };
 using SequenceState = std::variant<Waiting, Prefilling, Decoding, Preempted, Finished>;
 
+// A running sequence's recurrent state, in models with recurrent layers.
+struct SequenceStates {
+  int slot = -1;           // where its state lies; -1: it does not run
+  BlockRef source;         // the cached state that its first rows continue, until these have run
+  bool is_stored = false;  // the slot has a state, once the steps under way have run
+  int num_tokens = 0;      // that this state, or before it the source, has read
+  std::vector<int32_t> pending;  // records of the committed tokens after these
+  int turn = 0;                  // drafts of a step and of the next one write different records
+  int num_known_tokens = 0;      // as PrefixMatch has it: where the sequence leaves a known text
+  int num_latest_tokens = 0;     // of the cached state that the next one replaces; 0: none
+};
+
 class Sequence {
  public:
   // `params` is borrowed from the request and must outlive the sequence. `ordinal` is unique and
@@ -78,6 +90,7 @@ class Sequence {
   // The most tokens that steps under way, planned ahead of their outcomes, may yet append.
   int num_tokens_under_way = 0;
   BlockTable blocks;
+  SequenceStates states;
   // Another completion of the same prompt. This sequence waits for its prefill, to share its blocks
   // through the prefix cache. Null when there is none. Set before Scheduler::add(), which borrows
   // the leader; the scheduler clears it once waiting has no more use.

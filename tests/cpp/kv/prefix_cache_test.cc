@@ -38,7 +38,7 @@ class PrefixCacheTest : public ::testing::Test {
   }
   std::vector<BlockId> match(const Tokens& tokens, int max_tokens = 1000) {
     BlockTable table(kBlockSize);  // gives back tail first, as sequences do
-    table.adopt(cache_.match(tokens, max_tokens));
+    table.adopt(cache_.match(tokens, max_tokens).blocks);
     return head(table, table.num_blocks());
   }
   std::vector<BlockId> head(const BlockTable& table, int num_blocks) {
@@ -74,7 +74,7 @@ TEST_F(PrefixCacheTest, MatchCoversAtMostMaxTokens) {
 
 TEST_F(PrefixCacheTest, MatchHoldsItsBlocks) {
   BlockTable table = computed({1, 2, 3, 4});
-  const std::vector<BlockRef> blocks = cache_.match(Tokens{1, 2, 3, 4}, 4);
+  const std::vector<BlockRef> blocks = cache_.match(Tokens{1, 2, 3, 4}, 4).blocks;
   table.clear();
   EXPECT_EQ(pool_.num_free(), 6);
   EXPECT_EQ(pool_.ref_count(blocks[0].id()), 1);
@@ -134,7 +134,7 @@ TEST_F(PrefixCacheTest, EvictingAParentDetachesWhatHangsBelow) {
   BlockTable first = computed({1, 2});
   BlockTable second = computed({1, 2, 3, 4});
   BlockTable third(kBlockSize);
-  third.adopt(cache_.match(Tokens{1, 2, 3, 4}, 4));
+  third.adopt(cache_.match(Tokens{1, 2, 3, 4}, 4).blocks);
   ASSERT_TRUE(third.reserve(pool_, 6));
   cache_.insert(Tokens{1, 2, 3, 4, 5, 6}, third);
   const BlockId used_child = second.ids()[1];
@@ -170,7 +170,7 @@ TEST_F(PrefixCacheTest, InsertingAgainAddsOnlyWhatIsNew) {
 TEST_F(PrefixCacheTest, ResetDropsOnlyUnusedBlocks) {
   BlockTable first = computed({1, 2, 3, 4});
   BlockTable second(kBlockSize);
-  second.adopt(cache_.match(Tokens{1, 2}, 2));
+  second.adopt(cache_.match(Tokens{1, 2}, 2).blocks);
   first.clear();
   EXPECT_EQ(cache_.reset(), 1);
   EXPECT_EQ(match({1, 2, 3, 4}), head(second, 1));
@@ -186,14 +186,14 @@ TEST_F(PrefixCacheTest, SaltsShareNoBlock) {
   BlockTable plain = computed(tokens);
   BlockTable a(kBlockSize), b(kBlockSize);
   ASSERT_TRUE(a.reserve(pool_, 4) && b.reserve(pool_, 2));
-  EXPECT_TRUE(cache_.match(tokens, 4, "a").empty());
+  EXPECT_TRUE(cache_.match(tokens, 4, "a").blocks.empty());
   cache_.insert(tokens, a, "a");
   cache_.insert(Tokens{1, 2}, b, "b");
   EXPECT_EQ(cache_.num_cached_blocks(), 5);
-  EXPECT_EQ(ids_of(cache_.match(tokens, 4)), head(plain, 2));
-  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "a")), head(a, 2));
-  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "b")), head(b, 1));
-  EXPECT_TRUE(cache_.match(tokens, 4, "ab").empty());
+  EXPECT_EQ(ids_of(cache_.match(tokens, 4).blocks), head(plain, 2));
+  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "a").blocks), head(a, 2));
+  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "b").blocks), head(b, 1));
+  EXPECT_TRUE(cache_.match(tokens, 4, "ab").blocks.empty());
 
   // A salt is evicted as any other prefix is, and may come back.
   plain.clear();
@@ -201,12 +201,12 @@ TEST_F(PrefixCacheTest, SaltsShareNoBlock) {
   b.clear();
   BlockTable other(kBlockSize);
   ASSERT_TRUE(other.reserve(pool_, 14));
-  EXPECT_TRUE(cache_.match(tokens, 4, "a").empty());
-  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "b")).size(), 1u);  // was given back last
+  EXPECT_TRUE(cache_.match(tokens, 4, "a").blocks.empty());
+  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "b").blocks).size(), 1u);  // was given back last
   other.clear();
   ASSERT_TRUE(other.reserve(pool_, 4));
   cache_.insert(tokens, other, "a");
-  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "a")), head(other, 2));
+  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "a").blocks), head(other, 2));
 }
 
 TEST_F(PrefixCacheTest, RefusesMoreTokensThanBlocks) {
@@ -248,8 +248,8 @@ TEST(PrefixCacheExactnessTest, EqualHashesAreNotAHit) {
   BlockTable table(3);
   ASSERT_TRUE(table.reserve(pool, 3));
   cache.insert(cached, table);
-  EXPECT_EQ(cache.match(cached, 3).size(), 1u);
-  EXPECT_TRUE(cache.match(other, 3).empty());
+  EXPECT_EQ(cache.match(cached, 3).blocks.size(), 1u);
+  EXPECT_TRUE(cache.match(other, 3).blocks.empty());
 }
 
 TEST(PrefixCacheLifeTest, DestroyingTheCacheFreesItsBlocks) {
@@ -260,7 +260,7 @@ TEST(PrefixCacheLifeTest, DestroyingTheCacheFreesItsBlocks) {
     BlockTable table(kBlockSize);
     ASSERT_TRUE(table.reserve(pool, 6));
     cache.insert(Tokens{1, 2, 3, 4, 5, 6}, table);
-    in_use.adopt(cache.match(Tokens{1, 2}, 2));
+    in_use.adopt(cache.match(Tokens{1, 2}, 2).blocks);
   }
   EXPECT_EQ(pool.num_evictable(), 0);
   EXPECT_EQ(pool.num_free(), 3);
@@ -379,7 +379,7 @@ TEST(PrefixCacheRandomTest, AgreesWithANaiveListOfPrefixes) {
       }
       const int limit = static_cast<int>(pick(kMaxTokens));
       const std::vector<BlockId> expected = model.match(sequence.model_tokens(), limit);
-      std::vector<BlockRef> blocks = cache.match(sequence.tokens, limit, sequence.salt);
+      std::vector<BlockRef> blocks = cache.match(sequence.tokens, limit, sequence.salt).blocks;
       ASSERT_EQ(ids_of(blocks), expected);
       num_hits += !blocks.empty();
       sequence.table.adopt(std::move(blocks));
@@ -420,6 +420,108 @@ TEST(PrefixCacheRandomTest, AgreesWithANaiveListOfPrefixes) {
   EXPECT_EQ(pool.num_free(), kNumBlocks);
   EXPECT_EQ(cache.reset(), static_cast<int>(model.prefixes.size()));
   EXPECT_EQ(pool.num_evictable(), 0);
+}
+
+// With states, of which a prefix needs one at its end.
+class PrefixStatesTest : public ::testing::Test {
+ protected:
+  BlockTable computed(const Tokens& tokens) {
+    BlockTable table(kBlockSize);
+    EXPECT_TRUE(table.reserve(pool_, static_cast<int>(tokens.size())));
+    cache_.insert(tokens, table);
+    return table;
+  }
+  // Caches a state after the first `num_tokens` tokens; returns its id.
+  BlockId add_state(const Tokens& tokens, int num_tokens, const BlockTable& table) {
+    const std::optional<BlockRef> state = states_.allocate();
+    EXPECT_TRUE(state.has_value());
+    cache_.insert_state(std::span(tokens).first(num_tokens), table, {}, *state);
+    return state->id();
+  }
+  // The tokens of the blocks that a sequence of these tokens would get, and the state's id.
+  std::pair<int, BlockId> match(const Tokens& tokens) {
+    PrefixMatch match = cache_.match(tokens, 1000);
+    const std::pair found{static_cast<int>(match.blocks.size()) * kBlockSize, match.state.id()};
+    BlockTable table(kBlockSize);
+    table.adopt(std::move(match.blocks));
+    return found;
+  }
+  void TearDown() override {
+    pool_.check_integrity();
+    states_.check_integrity();
+    cache_.check_integrity();
+  }
+
+  static constexpr std::pair<int, BlockId> kNothing{0, kNullBlock};
+  const Tokens tokens_ = {1, 2, 3, 4, 5, 6, 7, 8};
+  BlockPool pool_{8};
+  BlockPool states_{2};
+  PrefixCache cache_{pool_, kBlockSize, &states_};
+};
+
+TEST_F(PrefixStatesTest, APrefixEndsWhereThereIsAState) {
+  const BlockTable table = computed(tokens_);
+  EXPECT_EQ(match(tokens_), kNothing);
+  EXPECT_EQ(cache_.match(tokens_, 1000).num_known_tokens, 8);
+  const BlockId four = add_state(tokens_, 4, table);
+  EXPECT_EQ(match(tokens_), std::pair(4, four));
+  EXPECT_EQ(match({1, 2, 3, 4}), std::pair(4, four));
+  EXPECT_EQ(match({1, 2, 3, 9}), kNothing);
+  const BlockId eight = add_state(tokens_, 8, table);
+  EXPECT_EQ(match(tokens_), std::pair(8, eight));
+  EXPECT_EQ(match({1, 2, 3, 4, 5, 6, 9, 9}), std::pair(4, four));
+  EXPECT_EQ(cache_.num_cached_states(), 2);
+}
+
+TEST_F(PrefixStatesTest, StatesAreEvictedByThemselvesOldestFirst) {
+  const BlockTable table = computed(tokens_);
+  const BlockId four = add_state(tokens_, 4, table);
+  add_state(tokens_, 8, table);
+  EXPECT_EQ(match({1, 2, 3, 4}), std::pair(4, four));  // a hit makes it recent again
+  const BlockId six = add_state(tokens_, 6, table);    // takes the memory of the state after 8
+  EXPECT_EQ(match(tokens_), std::pair(6, six));
+  EXPECT_EQ(cache_.match(tokens_, 1000).num_known_tokens, 8);  // keys and values are still there
+}
+
+TEST_F(PrefixStatesTest, AStateThatIsReadIsNotEvicted) {
+  const BlockTable table = computed(tokens_);
+  add_state(tokens_, 4, table);
+  add_state(tokens_, 8, table);
+  const PrefixMatch first = cache_.match(Tokens{1, 2, 3, 4}, 4), second = cache_.match(tokens_, 8);
+  EXPECT_FALSE(states_.allocate().has_value());
+}
+
+TEST_F(PrefixStatesTest, ABlockTakesItsStateAlong) {
+  BlockTable table = computed(tokens_);
+  add_state(tokens_, 8, table);
+  table.clear();
+  EXPECT_EQ(cache_.reset(), 4);
+  EXPECT_EQ(cache_.num_cached_states(), 0);
+  EXPECT_EQ(states_.num_evictable(), 0);
+  EXPECT_EQ(states_.num_free(), 2);
+}
+
+TEST_F(PrefixStatesTest, DropsAStateUnlessItIsRead) {
+  const BlockTable table = computed(tokens_);
+  const BlockId four = add_state(tokens_, 4, table);
+  {
+    const PrefixMatch reader = cache_.match(tokens_, 8);
+    cache_.drop_state(std::span(tokens_).first(4), table, {});
+  }
+  EXPECT_EQ(match(tokens_), std::pair(4, four));
+  cache_.drop_state(std::span(tokens_).first(4), table, {});
+  EXPECT_EQ(match(tokens_), kNothing);
+  EXPECT_EQ(states_.num_evictable(), 0);
+}
+
+TEST_F(PrefixStatesTest, OnePrefixHasOneState) {
+  const BlockTable table = computed(tokens_), same = computed(tokens_);
+  const BlockId first = add_state(tokens_, 8, table);
+  EXPECT_NE(add_state(tokens_, 8, same), first);
+  EXPECT_EQ(match(tokens_), std::pair(8, first));
+  EXPECT_EQ(cache_.num_cached_states(), 1);
+  add_state({9, 9}, 2, same);  // of a prefix that is not cached
+  EXPECT_EQ(cache_.num_cached_states(), 1);
 }
 
 }  // namespace

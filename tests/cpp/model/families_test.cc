@@ -284,8 +284,6 @@ INSTANTIATE_TEST_SUITE_P(
                 "topk_group: 1"},
         Refusal{"TooManyGroups", "Glm4MoeForCausalLM", R"(,"n_routed_experts":128,"n_group":64)",
                 "n_group: expected at most 32"},
-        Refusal{"GraniteMamba", "GraniteMoeHybridForCausalLM",
-                R"(,"layer_types":["mamba","attention","attention"])", "layers of Mamba 2"},
         Refusal{"GraniteLayerThetas", "GraniteSWAForCausalLM", R"(,"layer_rope_theta":[1e4])",
                 "layer_rope_theta: expected 3 entries, found 1"},
         Refusal{"CohereNormOfHeads", "CohereForCausalLM", R"(,"use_qk_norm":true)", "use_qk_norm"},

@@ -88,6 +88,23 @@ TEST(ModelFactsTest, OfLayersThatReadOthersKeysAndTheirOwnEmbeddings) {
             2 * (20 * kToken + 100 * 2 * kToken));
 }
 
+TEST(ModelFactsTest, OfRecurrentLayers) {
+  const ModelFacts facts = facts_of(
+      "Qwen3_5ForCausalLM",
+      R"(,"num_key_value_heads":4,"linear_num_key_heads":2,"linear_num_value_heads":6,)"
+      R"("linear_key_head_dim":32,"linear_value_head_dim":64,"full_attention_interval":2)")[0];
+  constexpr double kMlp = 3.0 * 512 * 1024, kMatrix = 6.0 * 32 * 64;
+  constexpr double kChannels = 2 * 2 * 32 + 6 * 64, kValues = 6 * 64;
+  constexpr double kState = 4 * (3 * kChannels + kMatrix);
+  // Projections to the channels, the gates of the output, and two numbers for each head.
+  EXPECT_EQ(facts.layers[0].weights, 512 * (kChannels + 2 * kValues + 2 * 6) + kMlp);
+  EXPECT_EQ(facts.layers[1].weights, kAttention + 512.0 * 512 + kMlp);  // with a gate
+  EXPECT_EQ(facts.memory_bytes(1) - facts.memory_bytes(0), 2 * kToken);
+  EXPECT_EQ(facts.pass_bytes(0, 2, 100) - facts.pass_bytes(0, 1, 100),
+            2 * 100 * kToken + 2 * 2 * kState);
+  EXPECT_EQ(facts.layers[0].state_flops, 2 * 4 * kChannels + 6 * kMatrix);
+}
+
 TEST(ModelFactsTest, FormatsChangeBytesAndNotOperations) {
   const auto weights = [](const FactsFormats& formats) {
     const ModelFacts facts = llama(kFourKvHeads, formats)[0];
@@ -233,6 +250,12 @@ TEST(ModelFactsTest, WeightsAreThoseThatALoadedModelReads) {
            {"Qwen3Moe",
             llama + R"(,"num_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":128,)"
                     R"("mlp_only_layers":[1])"},
+           {"Lfm2", llama + R"(,"full_attn_idxs":[1])"},
+           {"Qwen3_5", llama + R"(,"full_attention_interval":2,"linear_num_value_heads":16,)"
+                               R"("linear_num_key_heads":4,"linear_key_head_dim":64)"},
+           {"GraniteMoeHybrid", llama +
+                                    R"(,"shared_intermediate_size":1024,"num_local_experts":0,)"
+                                    R"("layer_types":["mamba","attention"],"mamba_n_heads":16)"},
            {"GPTNeoX", R"("intermediate_size":1024)"},
            {"OPT", R"("ffn_dim":1024,"word_embed_proj_dim":256,"do_layer_norm_before":false)"}}) {
     TempDirectory directory;

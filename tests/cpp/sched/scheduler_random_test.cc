@@ -251,6 +251,16 @@ RandomCase in_groups(RandomCase random_case, int num_groups) {
   return random_case;
 }
 
+// Of a model with recurrent layers: `num_cached` states of prefixes, one every `interval` tokens.
+RandomCase recurrent(RandomCase random_case, int num_cached, int interval) {
+  random_case.name += "Recurrent";
+  random_case.options.config.states = {.num_slots = random_case.options.config.max_num_seqs,
+                                       .num_cached = num_cached,
+                                       .max_drafts = random_case.max_drafts,
+                                       .interval = interval};
+  return random_case;
+}
+
 RandomCase with_priorities(RandomCase random_case) {
   random_case.name += "Priorities";
   random_case.num_priorities = 3;
@@ -293,8 +303,13 @@ INSTANTIATE_TEST_SUITE_P(
                       with_priorities(kRoomForExactlyOne), with_priorities(drafting(kFewRows, 2)),
                       in_groups(kTinyPool, 2), in_groups(kFewRows, 3),
                       in_groups(kOneTokenBlocks, 4), in_groups(drafting(kTinyPool, 6), 3),
-                      in_groups(drafting(kFewRows, 2), 2),
-                      in_groups(with_priorities(kTinyPool), 2)),
+                      in_groups(drafting(kFewRows, 2), 2), in_groups(with_priorities(kTinyPool), 2),
+                      recurrent(drafting(kTinyPool, 6), 40, 4),
+                      recurrent(drafting(kTinyPoolNoPrefixCache, 6), 0, 4),
+                      recurrent(drafting(kRoomForExactlyOne, 20), 3, 8),
+                      recurrent(drafting(kOneTokenBlocks, 5), 6, 3),
+                      recurrent(in_groups(drafting(kTinyPool, 6), 3), 5, 12),
+                      recurrent(in_groups(kFewRows, 3), 4, 1000)),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

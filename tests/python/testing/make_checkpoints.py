@@ -17,7 +17,11 @@ from safetensors.torch import save_file
 
 VOCAB_SIZE = 160
 MAX_POSITIONS = 256
-LESS_ONE = ("Gemma", "Gemma2", "Gemma3", "VaultGemma", "Nemotron")  # weights of norms
+# Weights of norms
+LESS_ONE = (
+    *("Gemma", "Gemma2", "Gemma3", "VaultGemma", "Nemotron"),
+    *("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
+)
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,52 @@ GRANITE = {
     "embedding_multiplier": 1.7,
     "residual_multiplier": 0.6,
     "logits_scaling": 1.4,
+}
+
+# One layer of attention among three that keep a state.
+LFM2 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "conv_L_cache": 3,
+    "block_auto_adjust_ff_dim": False,
+    "tie_word_embeddings": False,
+}
+LFM2_MOE = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "num_dense_layers": 1,
+    "tie_word_embeddings": False,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+}
+
+# Three heads of values to one of keys, of another size. A quarter of attention's heads is rotated.
+QWEN3_HYBRID = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+QWEN3_HYBRID_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+TWO_HEADS_OF_VALUES = {"linear_num_value_heads": 4, "linear_value_head_dim": 16}
+MAMBA = {
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 24,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 32,
 }
 
 # Windows in layers 0, 1, 2 of four: the pattern of most families.
@@ -291,6 +341,24 @@ VARIANTS: dict[str, Variant] = {
         "GraniteMoeHybrid",
         GRANITE | EXPERTS | {"shared_intermediate_size": 48, "layer_types": ["full_attention"] * 3},
     ),
+    "granite_mamba": Variant(
+        "GraniteMoeHybrid",
+        GRANITE | MAMBA | {"num_local_experts": 0, "shared_intermediate_size": 80},
+    ),
+    "granite_mamba_moe": Variant(
+        "GraniteMoeHybrid",
+        GRANITE
+        | MAMBA
+        | EXPERTS
+        | {
+            "shared_intermediate_size": 48,
+            "mamba_n_groups": 1,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "mamba_d_conv": 3,
+            "position_embedding_type": "rope",
+        },
+    ),
     "granite_swa": Variant(
         "GraniteSWA", GRANITE | WINDOWS | {"layer_rope_theta": [0, 1e4, 1e4, 3e4]}
     ),
@@ -318,11 +386,52 @@ VARIANTS: dict[str, Variant] = {
         {"head_dim": 16}
         | rope("yarn", mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3, **YARN),
     ),
+    "lfm2": Variant("Lfm2", LFM2),
+    "lfm2_biases": Variant(
+        "Lfm2",
+        LFM2
+        | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": True}
+        # The inner size is 256.
+        | {"block_ff_dim": 300, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.2},
+    ),
+    "lfm2_moe": Variant("Lfm2Moe", LFM2_MOE),
+    "lfm2_moe_stacked": Variant(
+        "Lfm2Moe", LFM2_MOE | {"use_expert_bias": False}, stacked_experts=True
+    ),
     "mellum": Variant(
         "Mellum",
         QWEN3_MOE
         | GEMMA_WINDOWS
         | {"mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": True},
+    ),
+    "qwen3_next": Variant("Qwen3Next", QWEN3_HYBRID | QWEN3_HYBRID_MOE),
+    "qwen3_next_dense_layers": Variant(
+        "Qwen3Next",
+        QWEN3_HYBRID
+        | QWEN3_HYBRID_MOE
+        | TWO_HEADS_OF_VALUES
+        | {"mlp_only_layers": [0], "decoder_sparse_step": 2, "norm_topk_prob": False},
+    ),
+    "qwen3_5": Variant("Qwen3_5", QWEN3_HYBRID, text_config=True),
+    "qwen3_5_half_rotated": Variant(
+        "Qwen3_5",
+        QWEN3_HYBRID
+        | TWO_HEADS_OF_VALUES
+        | rope(
+            "default",
+            partial_rotary_factor=0.5,
+            mrope_section=[2, 1, 1],
+            mrope_interleaved=True,
+        )
+        | {"tie_word_embeddings": True, "linear_conv_kernel_dim": 3},
+        text_config=True,
+    ),
+    "qwen3_5_moe": Variant("Qwen3_5Moe", QWEN3_HYBRID | QWEN3_HYBRID_MOE, text_config=True),
+    "qwen3_5_moe_stacked": Variant(
+        "Qwen3_5Moe",
+        QWEN3_HYBRID | QWEN3_HYBRID_MOE,
+        text_config=True,
+        stacked_experts=True,
     ),
     "qwen2_moe": Variant(
         "Qwen2Moe",
@@ -391,13 +500,18 @@ def build(variant: Variant) -> Any:
             values = torch.randn(parameter.shape, generator=generator)
             if name.endswith("bias"):
                 values *= 0.2
+            elif name.endswith("A_log"):  # heads that forget soon and late
+                values = 1.5 * values - 1
             elif parameter.dim() == 1:  # some are stored less one
-                values = 0.2 * values + (0 if variant.family in LESS_ONE else 1)
+                less_one = variant.family in LESS_ONE and "linear_attn" not in name
+                values = 0.2 * values + (0 if less_one else 1)
             elif "embed" not in name:
                 values *= parameter.shape[-1] ** -0.5
             parameter.copy_(values if "lm_head" not in name else 2 * values)
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):  # moves choices of a router's probabilities
+            if name.endswith(
+                ("correction_bias", "expert_bias")
+            ):  # moves choices of a router's probabilities
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
             if name.endswith("layer_scalar"):
                 buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))

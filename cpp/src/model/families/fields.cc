@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "core/k_slices.h"
 #include "core/str_cat.h"
 #include "model/config_rope.h"
 #include "model/rope.h"
@@ -128,6 +129,52 @@ void check_rotary_dim(const JsonFields& fields, const ModelConfig& config, bool 
     if (rope.kind == RopeKind::kDynamic && rotary == 2) {
       fields.fail("head_dim", "dynamic rope scaling needs more than 2 rotary elements");
     }
+  }
+}
+
+int parse_conv_width(const JsonFields& fields, const char* key, int absent) {
+  const int width = fields.get_int(key, absent, 2);
+  if (width > kMaxConvWidth) {
+    fields.fail(key, str_cat(width, ", expected at most ", kMaxConvWidth));
+  }
+  return width;
+}
+
+void check_state_sizes(const JsonFields& fields, const char* key_dim_key, const StateShape& state) {
+  if (state.key_dim % kNumSlices != 0) {
+    fields.fail(key_dim_key, str_cat(state.key_dim, ", expected a multiple of ", kNumSlices));
+  }
+  // A row's keys and queries, values and gates of the output have as many elements at most.
+  constexpr int64_t kMost = 1 << 24;
+  if (state.key_size() > kMost || state.value_size() > kMost || state.matrix_size() > kMost * 16) {
+    fields.fail(key_dim_key, "the states are too large");
+  }
+}
+
+void parse_recurrent_layers(const JsonFields& fields, const RecurrentLayers& recurrent,
+                            const std::function<bool(int)>& is_recurrent, ModelConfig& config) {
+  const char* key = recurrent.types_key;
+  const std::vector<std::string> types = fields.get_strings(key);
+  if (fields.has(key) && types.size() != config.layers.size()) {
+    fields.fail(key, str_cat("expected ", config.num_layers, " entries, found ", types.size()));
+  }
+  const auto is_listed = [&](const std::string& type) {
+    if (std::ranges::find(recurrent.types, type) != recurrent.types.end()) return true;
+    if (type == "full_attention" || type == "attention") return false;
+    fields.fail(key, str_cat("'", type, "' is not implemented; known: ", *recurrent.types.begin(),
+                             ", full_attention"));
+  };
+  for (int i = 0; i < config.num_layers; ++i) {
+    if (!(types.empty() ? is_recurrent(i) : is_listed(types[i]))) continue;
+    LayerSpec& layer = config.layers[i];
+    layer.mixer = recurrent.mixer;
+    layer.state = recurrent.state;
+    layer.heads = {};
+    layer.rope = -1;
+    layer.attention_scale = 0.0f;
+  }
+  if (std::ranges::all_of(config.layers, &LayerSpec::is_recurrent)) {
+    fields.fail(key, "no layer is of attention, and models need one");
   }
 }
 
@@ -301,6 +348,17 @@ void parse_experts(const JsonFields& fields, const ExpertDefaults& defaults,
     spec.mlp = MlpKind::kExperts;
     if (inner_size > 0) spec.inner_size = inner_size;
   }
+}
+
+void parse_sparse_layers(const JsonFields& fields, const ExpertDefaults& defaults,
+                         bool renormalizes, ModelConfig& config) {
+  const int step = fields.get_int("decoder_sparse_step", 1);
+  const std::vector<double> dense = fields.get_numbers("mlp_only_layers");
+  const auto has_experts = [&](int layer) {
+    return (layer + 1) % step == 0 && std::ranges::find(dense, double(layer)) == dense.end();
+  };
+  parse_experts(fields, defaults, has_experts, config);
+  config.renormalize_experts = fields.get_bool("norm_topk_prob", renormalizes);
 }
 
 void parse_sigmoid_router(const JsonFields& fields, bool renormalizes, ModelConfig& config) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
+#include <string_view>
 
 #include "model/config.h"
 #include "model/json_file.h"
@@ -56,6 +58,23 @@ void parse_windows_but_each(const JsonFields& fields, int window, int pattern, M
 void parse_ropes_by_window(const JsonFields& fields, double theta, double sliding_theta,
                            ModelConfig& config);
 
+// The recurrent layers of a family, which are alike.
+struct RecurrentLayers {
+  Mixer mixer = Mixer::kAttention;
+  StateShape state = {};
+  std::initializer_list<std::string_view> types;  // their names in layer_types
+  const char* types_key = "layer_types";
+};
+// The number of taps of a recurrent layer's convolution.
+int parse_conv_width(const JsonFields& fields, const char* key, int absent);
+// Throws CheckpointError naming `key_dim_key` where the matrices of a state cannot be computed
+// with.
+void check_state_sizes(const JsonFields& fields, const char* key_dim_key, const StateShape& state);
+// Makes the layers recurrent that layer_types names, or, where config.json has none, those for
+// which `is_recurrent` of the layer's index holds. The others are of full attention; one must be.
+void parse_recurrent_layers(const JsonFields& fields, const RecurrentLayers& recurrent,
+                            const std::function<bool(int)>& is_recurrent, ModelConfig& config);
+
 // num_kv_shared_layers: the last layers read the keys and values of the last layer before them that
 // has their kind of attention. The windows must be known.
 void parse_shared_kv(const JsonFields& fields, int absent, ModelConfig& config);
@@ -102,6 +121,11 @@ struct ExpertDefaults {
 // experts is one of the keys num_local_experts, num_experts, n_routed_experts and moe_num_experts.
 void parse_experts(const JsonFields& fields, const ExpertDefaults& defaults,
                    const std::function<bool(int)>& has_experts, ModelConfig& config);
+
+// The same where layers of dense MLPs are listed in mlp_only_layers, or are not each
+// decoder_sparse_step-th; norm_topk_prob, absent `renormalizes`.
+void parse_sparse_layers(const JsonFields& fields, const ExpertDefaults& defaults,
+                         bool renormalizes, ModelConfig& config);
 
 // The router of DeepSeek-V3 and its kin: sigmoids, a bias that takes part in the choice, groups.
 void parse_sigmoid_router(const JsonFields& fields, bool renormalizes, ModelConfig& config);

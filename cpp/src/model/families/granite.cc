@@ -1,5 +1,5 @@
-// Granite: Llama with multipliers; with experts, with an MLP beside them, and with windows and
-// sinks. HyperCLOVA X: the same with norms on outputs.
+// Granite: Llama with multipliers; with experts, with an MLP beside them, with windows and
+// sinks, and with layers of Mamba 2. HyperCLOVA X: the same with norms on outputs.
 #include <algorithm>
 
 #include "core/str_cat.h"
@@ -96,7 +96,71 @@ void parse_granite_moe_swa(const JsonFields& fields, ModelConfig& config) {
   parse_windows_and_sinks(fields, config);
 }
 
-// Granite 4, whose layers must all be attention. It may have only the MLP beside the experts.
+// Steps of the recurrences are not limited: [0, infinity], as transformers writes it.
+void check_step_limit(const JsonFields& fields) {
+  constexpr const char* kKey = "time_step_limit";
+  const nlohmann::json* limit = fields.find(kKey);
+  if (limit == nullptr) return;
+  const bool is_none = limit->is_array() && limit->size() == 2 && limit->at(0) == 0 &&
+                       limit->at(1) == nlohmann::json{{"__float__", "Infinity"}};
+  if (!is_none) fields.fail(kKey, "is not [0, infinity], and limits are not implemented");
+}
+
+StateShape parse_mamba_state(const JsonFields& fields, const ModelConfig& config) {
+  const int heads = fields.get_int("mamba_n_heads", 128);
+  const int64_t size = int64_t{fields.get_int("mamba_expand", 2)} * config.hidden_size;
+  const nlohmann::json* head_dim = fields.find("mamba_d_head");
+  const bool is_quotient = head_dim == nullptr || *head_dim == "auto";
+  StateShape state = {
+      .conv_width = parse_conv_width(fields, "mamba_d_conv", 4),
+      .num_key_heads = fields.get_int("mamba_n_groups", 1),
+      .num_heads = heads,
+      .key_dim = fields.get_int("mamba_d_state", 256),
+      .value_dim = is_quotient ? static_cast<int>(size / heads) : fields.get_int("mamba_d_head")};
+  if (state.value_size() != size) {
+    fields.fail("mamba_n_heads", str_cat(heads, " heads of ", state.value_dim,
+                                         " are not mamba_expand * hidden_size, ", size));
+  }
+  if (heads % state.num_key_heads != 0) {
+    fields.fail("mamba_n_groups",
+                str_cat(state.num_key_heads, " does not divide mamba_n_heads, ", heads));
+  }
+  check_state_sizes(fields, "mamba_d_state", state);
+  state.conv_channels = static_cast<int>(state.value_size() + 2 * state.key_size());
+  return state;
+}
+
+// Layers of Mamba 2.
+void parse_mamba(const JsonFields& fields, ModelConfig& config) {
+  const char* types_key = fields.has("layer_types") ? "layer_types" : "layers_block_type";
+  const std::vector<std::string> types = fields.get_strings(types_key);
+  const auto is_attention = [](const std::string& type) {
+    return type == "attention" || type == "full_attention";
+  };
+  fields.pass_over({"mamba_chunk_size", "time_step_min", "time_step_max"});
+  if (types.size() == config.layers.size() && std::ranges::all_of(types, is_attention)) {
+    return fields.pass_over({"mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head",
+                             "mamba_d_conv", "mamba_expand", "mamba_conv_bias", "mamba_proj_bias",
+                             "time_step_limit"});
+  }
+  const StateShape state = parse_mamba_state(fields, config);
+  parse_recurrent_layers(
+      fields,
+      {.mixer = Mixer::kMamba2,
+       .state = state,
+       .types = {"mamba", "linear_attention"},
+       .types_key = types_key},
+      [](int) { return true; }, config);
+  config.mixer_norm_groups = state.num_key_heads;
+  config.mixer_bias = fields.get_bool("mamba_proj_bias", false);
+  config.conv_bias = fields.get_bool("mamba_conv_bias", true);
+  check_step_limit(fields);
+  if (config.activation != Activation::kSilu) {
+    fields.fail("hidden_act", "only silu is implemented, which the convolutions have, too");
+  }
+}
+
+// Granite 4, with layers of Mamba 2. It may have only the MLP beside the experts.
 void parse_granite_moe_hybrid(const JsonFields& fields, ModelConfig& config) {
   constexpr const char* kInner = "shared_intermediate_size";
   if (fields.get_int("num_local_experts", 8, 0) == 0) {
@@ -110,23 +174,14 @@ void parse_granite_moe_hybrid(const JsonFields& fields, ModelConfig& config) {
     parse_granite_moe(fields, config);
     set_shared_inner(fields.get_int(kInner, 1024), config);
   }
-  const char* types_key = fields.has("layer_types") ? "layer_types" : "layers_block_type";
-  const std::vector<std::string> types = fields.get_strings(types_key);
-  const auto is_attention = [](const std::string& type) {
-    return type == "attention" || type == "full_attention";
-  };
-  if (types.size() != config.layers.size() || !std::ranges::all_of(types, is_attention)) {
-    fields.fail(types_key,
-                "layers of Mamba 2 are not implemented: expected 'attention' for every "
-                "layer");
+  const std::string norm = fields.get_string("normalization_function", "rmsnorm");
+  if (norm != "rmsnorm") {
+    fields.fail("normalization_function",
+                str_cat("'", norm, "' is not implemented; known: rmsnorm"));
   }
   const std::string positions = fields.get_string("position_embedding_type", "nope");
   for (LayerSpec& layer : config.layers) layer.rope = positions == "rope" ? 0 : -1;
-  for (const char* key : {"mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head",
-                          "mamba_d_conv", "mamba_expand", "mamba_chunk_size", "mamba_conv_bias",
-                          "mamba_proj_bias", "time_step_limit", "time_step_min", "time_step_max"}) {
-    fields.pass_over({key});
-  }
+  parse_mamba(fields, config);
 }
 
 void parse_hyperclovax(const JsonFields& fields, ModelConfig& config) {
@@ -146,6 +201,12 @@ constexpr TensorNames kExpertNames = {.router = "block_sparse_moe.router.layer",
                                       .shared_in = {"shared_mlp.input_linear"},
                                       .shared_out = "shared_mlp.output_linear"};
 
+constexpr TensorNames kHybridNames = [] {
+  TensorNames names = kExpertNames;
+  names.mixer = "mamba";
+  return names;
+}();
+
 constexpr TensorNames kSwaExpertNames = {
     .router = "block_sparse_moe.router",
     .stacked_experts = {"block_sparse_moe.experts.gate_up_proj",
@@ -161,7 +222,7 @@ extern const Family kGraniteMoe = {"GraniteMoeForCausalLM", "granitemoe", kExper
 extern const Family kGraniteMoeShared = {"GraniteMoeSharedForCausalLM", "granitemoeshared",
                                          kExpertNames, parse_granite_moe_shared};
 extern const Family kGraniteMoeHybrid = {"GraniteMoeHybridForCausalLM", "granitemoehybrid",
-                                         kExpertNames, parse_granite_moe_hybrid};
+                                         kHybridNames, parse_granite_moe_hybrid};
 extern const Family kGraniteSwa = {"GraniteSWAForCausalLM", "granite_swa", {}, parse_granite_swa};
 extern const Family kGraniteMoeSwa = {"GraniteMoeSWAForCausalLM", "granitemoe_swa", kSwaExpertNames,
                                       parse_granite_moe_swa};

@@ -1,6 +1,4 @@
 // Qwen2 and Qwen3, dense and with experts; what computes the same: MiMo and Mellum 2.
-#include <algorithm>
-
 #include "core/str_cat.h"
 #include "model/families/family.h"
 #include "model/families/fields.h"
@@ -23,18 +21,6 @@ void parse_qwen2(const JsonFields& fields, ModelConfig& config) {
   parse_late_windows(fields, config);
 }
 
-// Layers of dense MLPs are listed in mlp_only_layers, or are not each decoder_sparse_step-th.
-void parse_sparse_layers(const JsonFields& fields, const ExpertDefaults& defaults,
-                         ModelConfig& config) {
-  const int step = fields.get_int("decoder_sparse_step", 1);
-  const std::vector<double> dense = fields.get_numbers("mlp_only_layers");
-  const auto has_experts = [&](int layer) {
-    return (layer + 1) % step == 0 && std::ranges::find(dense, double(layer)) == dense.end();
-  };
-  parse_experts(fields, defaults, has_experts, config);
-  config.renormalize_experts = fields.get_bool("norm_topk_prob", false);
-}
-
 void parse_qwen2_moe(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(fields, {.max_position_embeddings = 32768, .num_kv_heads = 16}, config);
   config.qkv_bias = fields.get_bool("qkv_bias", true);
@@ -48,7 +34,7 @@ void parse_qwen2_moe(const JsonFields& fields, ModelConfig& config) {
                        .num_per_token = 4,
                        .inner_key = "moe_intermediate_size",
                        .inner_size = 1408},
-                      config);
+                      /*renormalizes=*/false, config);
   set_shared_inner(fields.get_int("shared_expert_intermediate_size", 5632), config);
 }
 
@@ -71,7 +57,7 @@ void parse_qwen3_moe(const JsonFields& fields, ModelConfig& config) {
                        .num_per_token = 8,
                        .inner_key = "moe_intermediate_size",
                        .inner_size = 768},
-                      config);
+                      /*renormalizes=*/false, config);
 }
 
 // Windows and ropes by layer; mlp_layer_types says which layers are dense.

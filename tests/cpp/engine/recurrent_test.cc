@@ -1,0 +1,355 @@
+// Models with recurrent layers through the engine: drafts, chunks, cached prefixes, preemptions,
+// other requests and stages change no bit of an answer. And the comparison notices where a state is
+// not that of its tokens.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/str_cat.h"
+#include "engine/engine_impl.h"
+#include "specdec/engine.h"
+#include "specdec/error.h"
+#include "testing/answers.h"
+#include "testing/checkpoint_files.h"
+#include "testing/thrown.h"
+#include "testing/with_drafter.h"
+#include "testing/wrapped_backend.h"
+
+namespace specdec {
+namespace {
+
+using testing::Answers;
+using testing::Asked;
+using Tokens = std::vector<int32_t>;
+
+constexpr int kVocab = 61;
+
+// Their weights are made up.
+struct ModelCase {
+  std::string name;
+  std::string config;  // members of config.json that all models do not have
+};
+void PrintTo(const ModelCase& model, std::ostream* stream) { *stream << model.name; }
+
+const ModelCase kShortConv{"ShortConv", R"("architectures": ["Lfm2ForCausalLM"],
+  "model_type": "lfm2", "block_ff_dim": 96, "block_auto_adjust_ff_dim": false, "conv_L_cache": 3,
+  "layer_types": ["conv", "full_attention", "conv", "conv"])"};
+const ModelCase kGatedDelta{"GatedDelta", R"("architectures": ["Qwen3_5ForCausalLM"],
+  "model_type": "qwen3_5_text", "intermediate_size": 96, "head_dim": 16,
+  "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
+  "linear_num_value_heads": 6, "linear_conv_kernel_dim": 4,
+  "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"])"};
+
+// Drafts right tokens of known answers and wrong ones beside them, as chains of random length.
+class KnownAnswers final : public CustomDrafter {
+ public:
+  void learn(Tokens tokens) { sequences_.push_back(std::move(tokens)); }
+
+  std::vector<Tokens> propose(std::span<const int32_t> tokens, int max_tokens) override {
+    std::vector<Tokens> drafts;
+    for (const Tokens& sequence : sequences_) {
+      if (sequence.size() <= tokens.size() ||
+          !std::equal(tokens.begin(), tokens.end(), sequence.begin())) {
+        continue;
+      }
+      const size_t end = std::min(sequence.size(), tokens.size() + max_tokens);
+      Tokens right(sequence.begin() + static_cast<ptrdiff_t>(tokens.size()),
+                   sequence.begin() + static_cast<ptrdiff_t>(end));
+      right.resize(1 + random_() % right.size());
+      Tokens wrong = right;
+      wrong[random_() % wrong.size()] = static_cast<int32_t>(random_() % kVocab);
+      drafts.push_back(wrong);
+      drafts.push_back(right);
+      if (random_() % 2) std::swap(drafts.front(), drafts.back());
+      break;
+    }
+    return drafts;
+  }
+
+ private:
+  std::vector<Tokens> sequences_;
+  std::mt19937 random_{5};
+};
+
+// What a test changes in a batch before its rows run.
+struct EditedRows {
+  Tokens slots_in;
+  Tokens pending;
+  std::vector<StateStore> stores;
+  const BatchView& batch;
+};
+using Edit = std::function<void(EditedRows& rows)>;
+
+class EditingBackend final : public testing::WrappedBackend {
+ public:
+  EditingBackend(std::unique_ptr<Backend> backend, Edit edit)
+      : WrappedBackend(*backend), backend_(std::move(backend)), edit_(std::move(edit)) {}
+
+  BatchView stage(const BatchView& batch) override {
+    BatchView staged = WrappedBackend::stage(batch);
+    RecurrentRows& rows = staged.recurrent;
+    rows_.emplace(
+        EditedRows{.slots_in = {rows.slots_in, rows.slots_in + batch.num_requests},
+                   .pending = {rows.pending, rows.pending + rows.cu_pending[batch.num_requests]},
+                   .stores = {rows.stores, rows.stores + rows.cu_stores[batch.num_requests]},
+                   .batch = staged});
+    edit_(*rows_);
+    rows.slots_in = rows_->slots_in.data();
+    rows.pending = rows_->pending.data();
+    rows.stores = rows_->stores.data();
+    return staged;
+  }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  Edit edit_;
+  std::optional<EditedRows> rows_;
+};
+
+Engine make_engine(const EngineConfig& config, const Edit& edit) {
+  return Engine::Impl::engine_of(
+      std::make_unique<Engine::Impl>(config, [&edit](const BackendConfig& backend) {
+        return std::make_unique<EditingBackend>(make_backend(backend), edit);
+      }));
+}
+
+class RecurrentTest : public ::testing::TestWithParam<ModelCase> {
+ protected:
+  RecurrentTest() {
+    std::ofstream(directory_.path() + "/config.json") << str_cat(
+        R"({"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,)",
+        R"( "num_key_value_heads": 2, "max_position_embeddings": 256, "torch_dtype": "float32",)",
+        R"( "vocab_size": )", kVocab, ", ", GetParam().config, "}");
+  }
+
+  EngineConfig config() const {
+    EngineConfig config;
+    config.model = directory_.path();
+    config.load_format = LoadFormat::kDummy;
+    config.device = "cpu";
+    config.num_threads = 2;
+    config.block_size = 4;
+    config.max_model_len = 96;
+    config.num_kv_blocks = 400;
+    config.max_num_seqs = 6;
+    config.max_num_batched_tokens = 64;
+    config.distributed_timeout_seconds = 3600;
+    return config;
+  }
+
+  // Greedy and sampled, long and short, some with the same beginning, one with two completions.
+  static std::vector<Asked> requests() {
+    std::mt19937 random(11);
+    Tokens beginning;
+    for (int i = 0; i < 26; ++i) beginning.push_back(static_cast<int32_t>(random() % kVocab));
+    std::vector<Asked> requests;
+    for (int i = 0; i < 10; ++i) {
+      Asked& asked = requests.emplace_back(Asked{.id = str_cat("r", i), .arrives = 2 * i});
+      asked.prompt = beginning;
+      asked.prompt.resize(1 + random() % beginning.size());
+      if (i == 7) asked.prompt = requests[4].prompt;
+      while (asked.prompt.size() < static_cast<size_t>(3 * i)) {
+        asked.prompt.push_back(static_cast<int32_t>(random() % kVocab));
+      }
+      asked.params.temperature = i % 3 == 0 ? 0.0f : 0.8f;
+      asked.params.seed = 40 + i;
+      asked.params.max_tokens = 18 + i;
+      asked.params.ignore_eos = true;
+      asked.params.logprobs = 2;
+      asked.params.n = i == 5 ? 2 : 1;
+      if (i == 3) asked.params.prompt_logprobs = 1;
+    }
+    return requests;
+  }
+
+  // Each alone, without drafts and cached prefixes, a prompt in one piece.
+  Answers expected() const {
+    EngineConfig alone = config();
+    alone.enable_prefix_caching = false;
+    Engine engine(alone);
+    return testing::run_alone(engine, requests());
+  }
+
+  std::shared_ptr<KnownAnswers> drafter_of(const Answers& answers) const {
+    auto drafter = std::make_shared<KnownAnswers>();
+    for (const Asked& asked : requests()) {
+      for (size_t i = 0; i < answers.at(asked.id).completions.size(); ++i) {
+        Tokens tokens = asked.prompt;
+        for (const std::string& token : answers.at(asked.id).completions[i].tokens) {
+          tokens.push_back(std::stoi(token));
+        }
+        drafter->learn(std::move(tokens));
+      }
+    }
+    return drafter;
+  }
+
+  testing::TempDirectory directory_;
+};
+
+TEST_P(RecurrentTest, NeitherDraftsNorNeighboursNorChunksNorPreemptionsChangeABit) {
+  const Answers answers = expected();
+  int64_t num_accepted = 0, num_preemptions = 0, num_cached = 0;
+  for (const int num_rows : {5, 13, 64}) {
+    for (const int num_blocks : {28, 400}) {
+      for (const int width : {1, 3}) {
+        SCOPED_TRACE(str_cat(num_rows, " rows, ", num_blocks, " blocks, width ", width));
+        EngineConfig drafting = testing::with_drafter(
+            config(), testing::custom(drafter_of(answers)), /*num_tokens=*/6, width);
+        drafting.max_num_batched_tokens = num_rows;
+        drafting.num_kv_blocks = num_blocks;
+        Engine engine(drafting);
+        EXPECT_EQ(testing::run_to_end(engine, requests()), answers);
+        num_accepted += engine.stats().acceptance.num_accepted_tokens;
+        num_preemptions += engine.stats().num_preemptions;
+        num_cached += engine.stats().num_cached_tokens;
+      }
+    }
+  }
+  EXPECT_GT(num_accepted, 500);
+  EXPECT_GT(num_preemptions, 20);
+  EXPECT_GT(num_cached, 100);
+}
+
+TEST_P(RecurrentTest, DraftersOfEveryKindChangeNoBit) {
+  const Answers answers = expected();
+  for (const DraftMethod method : {DraftMethod::kNgram, DraftMethod::kSuffix}) {
+    for (const DraftLengthPolicy policy : {DraftLengthPolicy::kFixed, DraftLengthPolicy::kAuto}) {
+      Engine engine(testing::with_drafter(config(), testing::drafter_of(method), 5, 2, policy));
+      EXPECT_EQ(testing::run_to_end(engine, requests()), answers) << name_of(method);
+    }
+  }
+}
+
+// Prompts that share one more token with what is cached each time; few states are kept.
+TEST_P(RecurrentTest, PrefixHitsOfEveryLengthChangeNoBit) {
+  EngineConfig cached = config();
+  cached.max_num_seqs = 1;
+  EngineConfig plain = cached;
+  plain.enable_prefix_caching = false;
+  Engine caching(cached), computing(plain);
+  std::mt19937 random(3);
+  Tokens text;
+  for (int i = 0; i < 60; ++i) text.push_back(static_cast<int32_t>(random() % kVocab));
+  Asked asked{.id = "r", .prompt = text};
+  asked.params.max_tokens = 9;
+  asked.params.temperature = 0.0f;
+  asked.params.ignore_eos = true;
+  asked.params.logprobs = 1;
+  for (int round = 0; round < 2; ++round) {
+    for (size_t length = 1; length <= text.size(); ++length) {
+      asked.prompt = text;
+      asked.prompt.resize(length);
+      const size_t num_others = round == 0 ? 1 : random() % 20;
+      for (size_t i = 0; i < num_others; ++i) {
+        asked.prompt.push_back(static_cast<int32_t>(random() % kVocab));
+      }
+      EXPECT_EQ(testing::run_to_end(caching, {asked}), testing::run_to_end(computing, {asked}))
+          << length << " tokens of the text and " << num_others << " others";
+    }
+  }
+  EXPECT_GT(caching.stats().num_cached_tokens, 1000);
+  EXPECT_EQ(computing.stats().num_cached_tokens, 0);
+}
+
+// A conversation's next turn begins after the state that the one before left.
+TEST_P(RecurrentTest, TheNextTurnContinuesTheLatestState) {
+  EngineConfig cached = config();
+  cached.num_kv_blocks = 24;
+  Engine engine(cached);
+  Asked asked{.id = "r", .prompt = Tokens(21, 7)};
+  asked.params.max_tokens = 19;
+  asked.params.ignore_eos = true;
+  const Answers first = testing::run_to_end(engine, {asked});
+  const Tokens answer = testing::tokens_of(first.at("r"));
+  asked.prompt.insert(asked.prompt.end(), answer.begin(), answer.end());
+  asked.prompt.push_back(3);
+  testing::run_to_end(engine, {asked});
+  EXPECT_EQ(engine.stats().num_cached_tokens, 36);  // of 39 that have been computed
+}
+
+TEST_P(RecurrentTest, StagesOfAPipelineChangeNoBit) {
+  const Answers answers = expected();
+  EngineConfig staged = testing::with_drafter(config(), testing::custom(drafter_of(answers)),
+                                              /*num_tokens=*/4, /*width=*/2);
+  staged.pipeline_parallel_size = 2;
+  staged.num_threads = 1;
+  staged.num_kv_blocks = 40;
+  Engine engine(staged);
+  EXPECT_EQ(testing::run_to_end(engine, requests()), answers);
+  EXPECT_GT(engine.stats().num_overlapped_steps, 10);
+}
+
+// ---- faults that the comparison must notice
+
+class RecurrentFaultTest : public RecurrentTest {
+ protected:
+  // Whether answers differ where `edit` changes the batches; it says how often it did.
+  void expect_noticed(const std::function<int(EditedRows& rows)>& edit) {
+    const Answers answers = expected();
+    int num_edits = 0;
+    Engine engine =
+        make_engine(testing::with_drafter(config(), testing::custom(drafter_of(answers)), 6, 3),
+                    [&](EditedRows& rows) { num_edits += edit(rows); });
+    EXPECT_NE(testing::run_to_end(engine, requests()), answers);
+    EXPECT_GT(num_edits, 0);
+  }
+};
+
+TEST_P(RecurrentFaultTest, WithoutAFaultAnswersAreEqual) {
+  const Answers answers = expected();
+  Engine engine = make_engine(
+      testing::with_drafter(config(), testing::custom(drafter_of(answers)), 6, 3), [](auto&) {});
+  EXPECT_EQ(testing::run_to_end(engine, requests()), answers);
+}
+
+TEST_P(RecurrentFaultTest, ARejectedDraftInTheStateIsNoticed) {
+  expect_noticed([](EditedRows& rows) {
+    for (int32_t& record : rows.pending) record ^= 1;
+    return static_cast<int>(rows.pending.size());
+  });
+}
+
+TEST_P(RecurrentFaultTest, AnAcceptedDraftThatTheStateLacksIsNoticed) {
+  expect_noticed([](EditedRows& rows) {
+    for (size_t i = 1; i < rows.pending.size(); ++i) rows.pending[i] = rows.pending[i - 1];
+    return std::max(static_cast<int>(rows.pending.size()) - 1, 0);
+  });
+}
+
+TEST_P(RecurrentFaultTest, AnotherStateAfterAPrefixHitIsNoticed) {
+  const int num_slots = config().max_num_seqs;
+  expect_noticed([num_slots](EditedRows& rows) {
+    int num_edits = 0;
+    for (int32_t& slot : rows.slots_in) {
+      if (slot <= num_slots) continue;
+      --slot;
+      ++num_edits;
+    }
+    return num_edits;
+  });
+}
+
+TEST_P(RecurrentFaultTest, AStateThatIsNotStoredIsNoticed) {
+  int num_steps = 0;
+  expect_noticed([&](EditedRows& rows) {
+    if (++num_steps % 5 != 0 || rows.stores.size() < 2) return 0;
+    std::swap(rows.stores.front().slot, rows.stores.back().slot);
+    return 1;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, RecurrentTest, ::testing::Values(kShortConv, kGatedDelta),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Models, RecurrentFaultTest, ::testing::Values(kShortConv, kGatedDelta),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace specdec
