@@ -40,13 +40,14 @@ class ConvInputs {
   // before: [kMaxTaps - 1, kConvSlab] the last inputs that the state in has, as of now.
   ConvInputs(const ShortConvTask& task, const RecurrentRequest& request, float* before)
       : task_(task), request_(request), before_(before) {
-    const int64_t count = task.end - task.begin;
+    const int64_t slot = request.slot_in < 0 ? 0 : request.slot_in;
     for (int i = 0; i < task.width - 1; ++i) {
+      const int64_t slot_row = slot * (task.width - 1) + i;
+      const float* from = task.tails + slot_row * task.num_channels + task.begin;
       float* to = before + i * kConvSlab;
-      const int64_t from = int64_t{request.slot_in} * (task.width - 1) + i;
-      for (int64_t c = 0; c < count; ++c) {
-        to[c] = request.slot_in < 0 ? 0.0f : task.tails[from * task.num_channels + task.begin + c];
-      }
+      for_each_vector(0, task.end - task.begin, [&](int64_t c, int n) {
+        store_lanes(to + c, request.slot_in < 0 ? zero() : load_lanes(from + c, n), n);
+      });
     }
   }
 
@@ -231,20 +232,18 @@ enum : int { kSlicesAtOnce = 2 };  // keeps the additions of a column's sums fro
 enum : int { kSlicesAtOnce = 1 };
 #endif
 
-// Prefetches the first vectors of a row into the second cache: the first one has to hold the slab
-// that is worked on.
-template <int kVectors>
-inline void prefetch_row(const float* row) {
-  for (int v = 0; v < kVectors; ++v) __builtin_prefetch(row + v * kLanes, 0, 2);
-}
+// A slab that is to be prefetched, or null.
+struct NextSlab {
+  const float* data;
+  int64_t stride;
+};
 
 // Applies updates to S, in order, and computes the dots with the result. kUpdates: their number;
-// -1: num_updates. kWrites: also writes the result to `to`. Prefetches `next`, unless it has no
-// data.
+// -1: num_updates. kWrites: also writes the result to `to`. Prefetches `next`.
 template <int kVectors, int kUpdates, DotsOf kDots, bool kWrites>
 [[gnu::always_inline]] inline void sweep(Slab from, Slab to, const Update* updates, int num_updates,
                                          int key_dim, const float* key, const float* query,
-                                         Slab next, Dots<kVectors>& dots) {
+                                         NextSlab next, Dots<kVectors>& dots) {
   const int run = key_dim / kSlices;
   F32x16 key_sums[kVectors][kSlices], query_sums[kVectors][kSlices];
   F32x16 update[kVectors];
@@ -262,7 +261,13 @@ template <int kVectors, int kUpdates, DotsOf kDots, bool kWrites>
 #pragma GCC unroll 8
       for (int a = 0; a < kSlicesAtOnce; ++a) {
         const int64_t k = (s + a) * run + i;
-        if (next.data != nullptr) prefetch_row<kVectors>(next.data + k * next.stride);
+        if (next.data != nullptr) {
+          // Into the second cache: the first one has to hold this slab.
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) {
+            __builtin_prefetch(next.data + k * next.stride + v * kLanes, 0, 2);
+          }
+        }
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
           F32x16 state = load(from.data + k * from.stride + v * kLanes);
@@ -317,7 +322,7 @@ class SlabRun {
         scratch_(scratch),
         spare_(level(num_levels)),
         state_(level(0)),
-        next_{const_cast<float*>(next), task.value_dim} {}
+        next_{next, task.value_dim} {}
 
   void run() {
     read_state();
@@ -428,8 +433,9 @@ class SlabRun {
     num_updates_ = 0;
   }
 
-  Slab take_next() {
-    const Slab next = next_;
+  // What the first pass over the slab prefetches.
+  NextSlab take_next() {
+    const NextSlab next = next_;
     next_.data = nullptr;
     return next;
   }
@@ -501,7 +507,7 @@ class SlabRun {
   float* const scratch_;
   const Slab spare_;
   Slab state_;  // before the updates, until the first visit
-  Slab next_;   // to be prefetched
+  NextSlab next_;
   int next_store_ = 0;
   bool stores_last_row_ = false;  // the next visit applies its update
   int num_updates_ = 0;
