@@ -79,6 +79,11 @@ class Workload {
     const KvFormat format = {.block_size = kBlockSize, .dtype = options.shared.dtype};
     runner_->allocate_cache(num_blocks_, format);
     kv_bytes_ = runner_->cache_block_bytes(format) * context_ / kBlockSize;
+    has_states_ = config.has_states();
+    if (has_states_) {
+      runner_->allocate_states(/*num_slots=*/1, /*num_records=*/2 * kMaxVerified);
+      state_bytes_ = 2 * StateCache::slot_bytes(runner_->state_shapes());
+    }
     blocks_.reserve(pool_, max_len);
     vocab_size_ = config.vocab_size;
     for (int begin = 0; begin < context_; begin += kChunk) {
@@ -90,10 +95,23 @@ class Workload {
   std::map<std::string, double> take_seconds() { return timed_.take_seconds(); }
   TimedBackend::ExpertBytes take_expert_bytes() { return timed_.take_expert_bytes(); }
   int64_t weight_bytes() const { return runner_->model().weight_bytes(); }
-  int64_t bytes() const { return weight_bytes() + kv_bytes_; }
+  int64_t bytes() const { return weight_bytes() + kv_bytes_ + state_bytes_; }
   int num_threads() const { return backend_->num_threads(); }
 
  private:
+  // Rows of a prompt, or one row and its drafts, half as many of which the step before accepted.
+  StateAccess state_access(int rows, int base_len) const {
+    StateAccess access;
+    access.slot_in = base_len == 0 ? -1 : 0;
+    if (rows > kMaxVerified || base_len < context_) {
+      access.stores = {{rows, 0}};
+      return access;
+    }
+    for (int i = 0; i < (rows - 1) / 2; ++i) access.pending.push_back(kMaxVerified + i);
+    access.stores = {{static_cast<int32_t>(access.pending.size()) + 1, 0}};
+    return access;
+  }
+
   // Forward of `rows` tokens from `base_len` on and greedy sampling.
   double run(int rows, int base_len) {
     const int num_sampled = rows > kMaxVerified ? 1 : rows;
@@ -104,7 +122,9 @@ class Workload {
     for (SampleRow& row : params) row.temperature = 0.0f;
     std::vector<SampleResult> results(num_sampled);
     BatchInputs inputs;
-    inputs.add_chain(tokens, base_len, blocks_);
+    const StateAccess states = state_access(rows, base_len);
+    inputs.add_chain(tokens, base_len, blocks_, /*keeps_state=*/false,
+                     has_states_ ? &states : nullptr);
     timed_.begin_step();
     const Stopwatch watch;
     runner_->forward(inputs);
@@ -122,6 +142,8 @@ class Workload {
   BlockTable blocks_;
   std::unique_ptr<ModelRunner> runner_;
   int64_t kv_bytes_ = 0;
+  bool has_states_ = false;  // of recurrent layers
+  int64_t state_bytes_ = 0;  // read and written by a step
   int vocab_size_ = 0;
 };
 

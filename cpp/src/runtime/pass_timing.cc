@@ -46,7 +46,8 @@ class TimedRunner {
     for (int row = 0; row < num_rows; ++row) row_ids.push_back(row);
     const std::vector<SampleRow> rows(num_rows, SampleRow{.temperature = 0.0f});
     std::vector<SampleResult> results(num_rows);
-    const StateAccess states = {.stores = {{num_rows, 0}}};
+    StateAccess states;
+    states.stores = {{num_rows, 0}};
     const bool has_states = runner_.model().config().has_states();
     const double start = seconds_on(clock_);
     inputs_.clear();

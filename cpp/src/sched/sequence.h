@@ -30,13 +30,13 @@ using SequenceState = std::variant<Waiting, Prefilling, Decoding, Preempted, Fin
 // A running sequence's recurrent state, in models with recurrent layers.
 struct SequenceStates {
   int slot = -1;           // where its state lies; -1: it does not run
-  BlockRef source;         // the cached state that its first rows continue, until these have run
+  BlockRef source = {};    // the cached state that its first rows continue, until these have run
   bool is_stored = false;  // the slot has a state, once the steps under way have run
   int num_tokens = 0;      // that this state, or before it the source, has read
-  std::vector<int32_t> pending;  // records of the committed tokens after these
-  int turn = 0;                  // drafts of a step and of the next one write different records
-  int num_known_tokens = 0;      // as PrefixMatch has it: where the sequence leaves a known text
-  int num_latest_tokens = 0;     // of the cached state that the next one replaces; 0: none
+  std::vector<int32_t> pending = {};  // records of the committed tokens after these
+  int turn = 0;               // drafts of a step and of the next one write different records
+  int num_known_tokens = 0;   // as PrefixMatch has it: where the sequence leaves a known text
+  int num_latest_tokens = 0;  // of the cached state that the next one replaces; 0: none
 };
 
 class Sequence {

@@ -43,9 +43,10 @@ StateAccess StatePlanner::plan_rows(Sequence& sequence, int base_len, int num_ro
   const int end = base_len + num_rows;
   const int begin = std::exchange(states.num_tokens, end);
   SPECDEC_CHECK_EQ(begin + static_cast<int>(states.pending.size()), base_len);
-  StateAccess access{.slot_in = states.slot,
-                     .pending = std::exchange(states.pending, {}),
-                     .first_record = (states.slot * 2 + states.turn) * config_.max_drafts};
+  StateAccess access;
+  access.slot_in = states.slot;
+  access.pending = std::exchange(states.pending, {});
+  access.first_record = (states.slot * 2 + states.turn) * config_.max_drafts;
   if (!std::exchange(states.is_stored, true)) {
     access.slot_in = states.source ? config_.num_slots + states.source.id() - 1 : -1;
   }

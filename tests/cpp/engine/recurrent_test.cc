@@ -151,7 +151,9 @@ class RecurrentTest : public ::testing::TestWithParam<ModelCase> {
     for (int i = 0; i < 26; ++i) beginning.push_back(static_cast<int32_t>(random() % kVocab));
     std::vector<Asked> requests;
     for (int i = 0; i < 10; ++i) {
-      Asked& asked = requests.emplace_back(Asked{.id = str_cat("r", i), .arrives = 2 * i});
+      Asked& asked = requests.emplace_back();
+      asked.id = str_cat("r", i);
+      asked.arrives = 2 * i;
       asked.prompt = beginning;
       asked.prompt.resize(1 + random() % beginning.size());
       if (i == 7) asked.prompt = requests[4].prompt;
@@ -238,7 +240,8 @@ TEST_P(RecurrentTest, PrefixHitsOfEveryLengthChangeNoBit) {
   std::mt19937 random(3);
   Tokens text;
   for (int i = 0; i < 60; ++i) text.push_back(static_cast<int32_t>(random() % kVocab));
-  Asked asked{.id = "r", .prompt = text};
+  Asked asked;
+  asked.id = "r";
   asked.params.max_tokens = 9;
   asked.params.temperature = 0.0f;
   asked.params.ignore_eos = true;
@@ -264,7 +267,9 @@ TEST_P(RecurrentTest, TheNextTurnContinuesTheLatestState) {
   EngineConfig cached = config();
   cached.num_kv_blocks = 24;
   Engine engine(cached);
-  Asked asked{.id = "r", .prompt = Tokens(21, 7)};
+  Asked asked;
+  asked.id = "r";
+  asked.prompt = Tokens(21, 7);
   asked.params.max_tokens = 19;
   asked.params.ignore_eos = true;
   const Answers first = testing::run_to_end(engine, {asked});
