@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from specdec_native.checkpoints.gguf_file import GgufTensor
 _LAYER = re.compile(r"blk\.\d+\.")
 _Floats = npt.NDArray[np.float32]
 _Order = npt.NDArray[np.intp]
+_Change = Callable[[_Floats], _Floats]
 
 
 def recurrent_tensors(tensor: GgufTensor, config: dict[str, Any]) -> Iterator[GgufTensor]:
@@ -129,16 +130,17 @@ def _conv(tensor: GgufTensor) -> GgufTensor:
     return dataclasses.replace(tensor, shape=(channels, 1, width), change=_unchanged)
 
 
-def _vector(tensor: GgufTensor, change: Any = None) -> GgufTensor:
-    shape = (math.prod(tensor.shape),)
-    return dataclasses.replace(tensor, shape=shape, change=change or _unchanged)
-
-
 def _unchanged(values: _Floats) -> _Floats:
     return values
 
 
-def _log_of_rates(tensor: GgufTensor) -> Any:
+def _vector(tensor: GgufTensor, change: _Change = _unchanged) -> GgufTensor:
+    """Values of whatever axes, behind each other."""
+    shape = (math.prod(tensor.shape),)
+    return dataclasses.replace(tensor, shape=shape, change=change)
+
+
+def _log_of_rates(tensor: GgufTensor) -> _Change:
     def change(rates: _Floats) -> _Floats:
         if not (np.isfinite(rates) & (rates < 0)).all():
             raise _error(tensor, "has a value that is no finite number below 0, as -exp(A_log) is")
