@@ -193,6 +193,11 @@ class GgufTensor:
     def picked(self, order: npt.NDArray[np.intp]) -> GgufTensor:
         """Those rows of a matrix, or values of a vector."""
         assert isinstance(self.data, _StoredArray)
+        if self.data.shape[0] != self.shape[0]:
+            raise CheckpointError(
+                f"tensor {self.name} is a vector of type {self.type_name}; supported: F32, F16",
+                self.data.path,
+            )
         shape = (len(order), *self.shape[1:])
         return dataclasses.replace(self, shape=shape, data=_PickedRows(self.data, order))
 

@@ -308,6 +308,15 @@ def test_heads_that_are_no_whole_groups_are_decoded_if_asked(tmp_path: Path) -> 
         convert_gguf(source, tmp_path / "kept", keep_integers=True)
 
 
+def test_vectors_of_heads_are_not_quantised(tmp_path: Path) -> None:
+    variant = changed("qwen3_5", linear_num_value_heads=32)
+    architecture, metadata, tensors = contents(variant, tmp_path / "original")
+    name = "blk.0.ssm_dt.bias"
+    source = write_gguf(tmp_path / "m.gguf", architecture, metadata, tensors, {name: Type.Q8_0})
+    with pytest.raises(CheckpointError, match=f"{name} is a vector of type Q8_0; supported: F32"):
+        convert(source)
+
+
 def test_what_is_said_of_stored_weights(tmp_path: Path) -> None:
     variant = changed("qwen3_5", linear_value_head_dim=32)
     architecture, metadata, tensors = contents(variant, tmp_path / "original")
