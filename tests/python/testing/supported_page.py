@@ -61,7 +61,6 @@ REASONS = {
     "blt": "patches of bytes in place of tokens",
     "cohere_compass_text": ENCODER,
     "hrm_text": "layers that a token passes several times",
-    "lfm2": RECURRENT,
     "moshi": MULTIMODAL,
     "recurrent_gemma": RECURRENT,
     "rwkv": RECURRENT,
