@@ -258,9 +258,14 @@ def families() -> dict[str, Family]:
 
 
 def known_families() -> dict[str, Family]:
-    """Those that the engine has."""
+    """Those that the engine has, without configs of a whole that name its text part's class."""
     known = set(_core.known_architectures())
-    return {name: family for name, family in families().items() if family.architecture in known}
+    return {
+        name: family
+        for name, family in families().items()
+        if family.architecture in known
+        and "text_config" not in family.config_class.sub_configs_defaults
+    }
 
 
 def refusal_of_class(family: Family, directory: Path) -> str:

@@ -119,7 +119,8 @@ def refusals() -> dict[str, list[str]]:
 
 def name_of(family: Family) -> str:
     """The class, with the model type where it has several."""
-    several = [other for other in families().values() if other.architecture == family.architecture]
+    known = known_families().values()
+    several = [other for other in known if other.architecture == family.architecture]
     name = family.architecture.removesuffix(SUFFIX)
     return name if len(several) == 1 else f"{name} ({family.model_type})"
 
