@@ -27,6 +27,7 @@ RUNS: list[tuple[str, list[str]]] = [
     ("linear_bench", ["--format=int8"]),
     ("linear_bench", ["--format=int4_grouped"]),
     ("attention_bench", []),
+    ("recurrent_bench", []),
     ("draft_head_bench", []),
     ("draft_head_bench", ["--format=int8"]),
     ("sampler_bench", []),

@@ -1,6 +1,8 @@
 // Weights, states and batches of a recurrent layer for tests, in host memory.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <span>
@@ -8,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/backend.h"
 #include "backend/op_args.h"
 #include "testing/values.h"
 
@@ -206,6 +209,7 @@ class RecurrentStep {
     backend.recurrence(recurrence_args());
   }
 
+  int num_rows() const { return batch_.num_rows(); }
   const std::vector<uint8_t>& conv_out() const { return conv_out_; }
   const std::vector<float>& out() const { return out_; }
   // The bytes of both results of a row.

@@ -51,13 +51,14 @@ struct LayerStateView {
 };
 
 // How a batch's rows continue the states of their sequences: first come the state in a slot, then
-// the pending records in their order, then the rows.
+// the pending records in their order, then the rows. A record that is written is not pending, and a
+// slot that a request stores to is not read or stored to by another.
 struct RecurrentRows {
   const int32_t* slots_in = nullptr;    // [num_requests]; -1: no token has been read, zeros
   const int32_t* cu_pending = nullptr;  // [num_requests + 1]
   const int32_t* pending = nullptr;     // [cu_pending[num_requests]] records
-  // Of each request in rising order of num_tokens, which is at least 1. Those rows are a chain from
-  // the first. A slot that is stored to may be the one that is read.
+  // Of each request in rising order of num_tokens, which is at least 1 and may be that of several.
+  // Those rows are a chain from the first. A slot that is stored to may be the one that is read.
   const int32_t* cu_stores = nullptr;  // [num_requests + 1]
   const StateStore* stores = nullptr;  // [cu_stores[num_requests]]
   const int32_t* parents = nullptr;    // [num_rows] index among the request's rows; -1: the state

@@ -105,16 +105,28 @@ void CpuBackend::recurrence(const RecurrenceArgs& args) {
 
   const int64_t num_slabs = num_parts(shape.value_dim, kColumnSlab);
   const int64_t request_slabs = shape.num_heads * num_slabs;
+  const auto slab_of = [&](int64_t item) -> ColumnSlab {
+    const int64_t slab = item % request_slabs;
+    const int64_t first = slab % num_slabs * kColumnSlab;
+    return {.head = static_cast<int>(slab / num_slabs),
+            .begin = static_cast<int>(first),
+            .end = static_cast<int>(std::min<int64_t>(first + kColumnSlab, shape.value_dim))};
+  };
+  const auto request_of = [&](int64_t item) -> const RecurrentRequest& {
+    return recurrent_work_.requests()[item / request_slabs];
+  };
+  const auto state_of = [&](int64_t item) -> const float* {
+    const int64_t slot = request_of(item).slot_in;
+    if (slot < 0) return nullptr;
+    const ColumnSlab slab = slab_of(item);
+    return args.state.matrices + slot * shape.matrix_size() +
+           int64_t{slab.head} * shape.key_dim * shape.value_dim + slab.begin;
+  };
   const auto body = [&](int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t slab = i % request_slabs;
-      const int64_t first = slab % num_slabs * kColumnSlab;
-      const int64_t limit = std::min<int64_t>(first + kColumnSlab, shape.value_dim);
-      kernels_.recurrence.run(task, recurrent_work_.requests()[i / request_slabs],
-                              {.head = static_cast<int>(slab / num_slabs),
-                               .begin = static_cast<int>(first),
-                               .end = static_cast<int>(limit)},
-                              num_levels, scratch + thread * thread_floats);
+      const float* next = i + 1 < end ? state_of(i + 1) : nullptr;
+      kernels_.recurrence.run(task, request_of(i), slab_of(i), num_levels, next,
+                              scratch + thread * thread_floats);
     }
   };
   pool_.parallel_for(batch.num_requests * request_slabs, 1, body);

@@ -20,6 +20,7 @@ SimdFunctions simd_functions() {
       apply<log>,
       apply<erf>,
       apply<sigmoid>,
+      apply<softplus>,
       [](const float* x, uint16_t* out) { store_bf16(out, load(x)); },
       [](const float* x) { return reduce_add(load(x)); },
       [](const float* x) { return reduce_max(load(x)); },

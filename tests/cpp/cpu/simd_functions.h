@@ -12,6 +12,7 @@ struct SimdFunctions {
   void (*log)(const float* x, float* out);
   void (*erf)(const float* x, float* out);
   void (*sigmoid)(const float* x, float* out);
+  void (*softplus)(const float* x, float* out);
   void (*to_bf16)(const float* x, uint16_t* out);
   float (*reduce_add)(const float* x);
   float (*reduce_max)(const float* x);

@@ -109,6 +109,15 @@ TEST_P(Simd, ErfAndSigmoidAreAccurate) {
   EXPECT_LE(worst_error(simd().sigmoid, exact_sigmoid, evenly(-80, 80, 200000), true), 4e-7);
 }
 
+TEST_P(Simd, SoftplusIsAccurate) {
+  const auto exact = [](double x) { return std::log1p(std::exp(x)); };
+  EXPECT_LE(worst_error(simd().softplus, exact, evenly(-80.0, 80.0, 400000), true), 5e-7);
+  EXPECT_LE(worst_error(simd().softplus, exact, evenly(-2.0, 2.0, 400000), true), 5e-7);
+  for (const float x : {20.5f, 1e4f, 3e38f}) EXPECT_EQ(first_lane(simd().softplus, x), x);
+  EXPECT_EQ(first_lane(simd().softplus, -200.0f), 0.0f);
+  EXPECT_TRUE(std::isnan(first_lane(simd().softplus, NAN)));
+}
+
 TEST_P(Simd, StoreBf16RoundsLikeTheScalarConversion) {
   std::mt19937 random(4);
   std::vector<uint32_t> patterns = {0x3f808000u, 0x3f818000u, 0x3f807fffu, 0x3f808001u,

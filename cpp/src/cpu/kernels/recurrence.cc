@@ -40,13 +40,14 @@ class ConvInputs {
   // before: [kMaxTaps - 1, kConvSlab] the last inputs that the state in has, as of now.
   ConvInputs(const ShortConvTask& task, const RecurrentRequest& request, float* before)
       : task_(task), request_(request), before_(before) {
-    const int64_t count = task.end - task.begin;
+    const int64_t slot = request.slot_in < 0 ? 0 : request.slot_in;
     for (int i = 0; i < task.width - 1; ++i) {
+      const int64_t slot_row = slot * (task.width - 1) + i;
+      const float* from = task.tails + slot_row * task.num_channels + task.begin;
       float* to = before + i * kConvSlab;
-      const int64_t from = int64_t{request.slot_in} * (task.width - 1) + i;
-      for (int64_t c = 0; c < count; ++c) {
-        to[c] = request.slot_in < 0 ? 0.0f : task.tails[from * task.num_channels + task.begin + c];
-      }
+      for_each_vector(0, task.end - task.begin, [&](int64_t c, int n) {
+        store_lanes(to + c, request.slot_in < 0 ? zero() : load_lanes(from + c, n), n);
+      });
     }
   }
 
@@ -231,12 +232,18 @@ enum : int { kSlicesAtOnce = 2 };  // keeps the additions of a column's sums fro
 enum : int { kSlicesAtOnce = 1 };
 #endif
 
+// A slab that is to be prefetched, or null.
+struct NextSlab {
+  const float* data;
+  int64_t stride;
+};
+
 // Applies updates to S, in order, and computes the dots with the result. kUpdates: their number;
-// -1: num_updates. Where there are none and `from` is `to`, nothing is written.
+// -1: num_updates. kWrites: also writes the result to `to`. Prefetches `next`.
 template <int kVectors, int kUpdates, DotsOf kDots, bool kWrites>
 [[gnu::always_inline]] inline void sweep(Slab from, Slab to, const Update* updates, int num_updates,
                                          int key_dim, const float* key, const float* query,
-                                         Dots<kVectors>& dots) {
+                                         NextSlab next, Dots<kVectors>& dots) {
   const int run = key_dim / kSlices;
   F32x16 key_sums[kVectors][kSlices], query_sums[kVectors][kSlices];
   F32x16 update[kVectors];
@@ -254,6 +261,13 @@ template <int kVectors, int kUpdates, DotsOf kDots, bool kWrites>
 #pragma GCC unroll 8
       for (int a = 0; a < kSlicesAtOnce; ++a) {
         const int64_t k = (s + a) * run + i;
+        if (next.data != nullptr) {
+          // Into the second cache: the first one has to hold this slab.
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) {
+            __builtin_prefetch(next.data + k * next.stride + v * kLanes, 0, 2);
+          }
+        }
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
           F32x16 state = load(from.data + k * from.stride + v * kLanes);
@@ -299,7 +313,7 @@ template <int kVectors, bool kIsDelta>
 class SlabRun {
  public:
   SlabRun(const RecurrenceTask& task, const RecurrentRequest& request, const ColumnSlab& slab,
-          int num_levels, float* scratch)
+          int num_levels, const float* next, float* scratch)
       : task_(task),
         request_(request),
         slab_(slab),
@@ -307,7 +321,8 @@ class SlabRun {
         columns_(slab.end - slab.begin),
         scratch_(scratch),
         spare_(level(num_levels)),
-        state_(level(0)) {}
+        state_(level(0)),
+        next_{next, task.value_dim} {}
 
   void run() {
     read_state();
@@ -410,12 +425,19 @@ class SlabRun {
     Dots<kVectors> dots;
     if (num_updates_ == 1) {
       sweep<kVectors, 1, kNoDots, true>(from, to, updates_, 1, task_.key_dim, nullptr, nullptr,
-                                        dots);
+                                        take_next(), dots);
     } else {
       sweep<kVectors, -1, kNoDots, true>(from, to, updates_, num_updates_, task_.key_dim, nullptr,
-                                         nullptr, dots);
+                                         nullptr, take_next(), dots);
     }
     num_updates_ = 0;
+  }
+
+  // What the first pass over the slab prefetches.
+  NextSlab take_next() {
+    const NextSlab next = next_;
+    next_.data = nullptr;
+    return next;
   }
 
   void visit(const RowVisit& visit, bool is_first) {
@@ -428,14 +450,17 @@ class SlabRun {
     if (!is_first && !visit.applies) num_updates_ = 0;
     Dots<kVectors> dots;
     if (num_updates_ == 1) {
-      sweep<kVectors, 1, kDots, true>(from, to, updates_, 1, task_.key_dim, key, query, dots);
+      sweep<kVectors, 1, kDots, true>(from, to, updates_, 1, task_.key_dim, key, query, take_next(),
+                                      dots);
     } else if (num_updates_ > 0) {
       sweep<kVectors, -1, kDots, true>(from, to, updates_, num_updates_, task_.key_dim, key, query,
-                                       dots);
+                                       take_next(), dots);
     } else if (from.data != to.data) {
-      sweep<kVectors, 0, kDots, true>(from, to, nullptr, 0, task_.key_dim, key, query, dots);
+      sweep<kVectors, 0, kDots, true>(from, to, nullptr, 0, task_.key_dim, key, query, take_next(),
+                                      dots);
     } else {
-      sweep<kVectors, 0, kDots, false>(from, to, nullptr, 0, task_.key_dim, key, query, dots);
+      sweep<kVectors, 0, kDots, false>(from, to, nullptr, 0, task_.key_dim, key, query, take_next(),
+                                       dots);
     }
     num_updates_ = 0;
     if (stores_last_row_) write_state(to);
@@ -482,6 +507,7 @@ class SlabRun {
   float* const scratch_;
   const Slab spare_;
   Slab state_;  // before the updates, until the first visit
+  NextSlab next_;
   int next_store_ = 0;
   bool stores_last_row_ = false;  // the next visit applies its update
   int num_updates_ = 0;
@@ -491,18 +517,18 @@ class SlabRun {
 
 template <bool kIsDelta>
 void run_slab(const RecurrenceTask& task, const RecurrentRequest& request, const ColumnSlab& slab,
-              int num_levels, float* scratch) {
+              int num_levels, const float* next, float* scratch) {
   if (slab.end - slab.begin <= kLanes) {
-    SlabRun<1, kIsDelta>(task, request, slab, num_levels, scratch).run();
+    SlabRun<1, kIsDelta>(task, request, slab, num_levels, next, scratch).run();
   } else {
-    SlabRun<2, kIsDelta>(task, request, slab, num_levels, scratch).run();
+    SlabRun<2, kIsDelta>(task, request, slab, num_levels, next, scratch).run();
   }
 }
 
 void run(const RecurrenceTask& task, const RecurrentRequest& request, const ColumnSlab& slab,
-         int num_levels, float* scratch) {
-  if (task.is_delta) return run_slab<true>(task, request, slab, num_levels, scratch);
-  run_slab<false>(task, request, slab, num_levels, scratch);
+         int num_levels, const float* next, float* scratch) {
+  if (task.is_delta) return run_slab<true>(task, request, slab, num_levels, next, scratch);
+  run_slab<false>(task, request, slab, num_levels, next, scratch);
 }
 
 // --- Gated norms ---

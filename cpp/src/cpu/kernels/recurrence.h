@@ -123,9 +123,10 @@ struct RecurrenceKernels {
   // The normalised keys and queries, dots, factors and decays of pairs [begin, end) of a row and a
   // key head.
   void (*prepare)(const RecurrenceTask& task, int64_t begin, int64_t end);
-  // scratch: [levels + 1, key_dim, kColumnSlab], for the levels of the request's visits.
+  // `next` is where the slab after this one lies in the state that will be read then, or null.
+  // scratch: [num_levels + 1, key_dim, kColumnSlab].
   void (*run)(const RecurrenceTask& task, const RecurrentRequest& request, const ColumnSlab& slab,
-              int num_levels, float* scratch);
+              int num_levels, const float* next, float* scratch);
   // Pairs [begin, end) of a row and a group.
   void (*gated_norm_to_f32)(const GatedNormTask& task, int64_t begin, int64_t end);
   void (*gated_norm_to_bf16)(const GatedNormTask& task, int64_t begin, int64_t end);
