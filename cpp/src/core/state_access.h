@@ -16,8 +16,8 @@ struct StateStore {
 // the last store are those of committed tokens; the others are drafts, and leave records.
 struct StateAccess {
   int32_t slot_in = -1;            // -1: no token has been read
-  std::vector<int32_t> pending;    // records of accepted drafts that the slot lacks
-  std::vector<StateStore> stores;  // in rising order of num_tokens
+  std::vector<int32_t> pending = {};    // records of accepted drafts that the slot lacks
+  std::vector<StateStore> stores = {};  // in rising order of num_tokens
   int32_t first_record = 0;        // draft i of the step writes record first_record + i
 
   int num_committed_rows() const {

@@ -11,6 +11,7 @@
 #include "model/decoder_workspace.h"
 #include "model/draft_head_fusion.h"
 #include "model/model_shard.h"
+#include "model/recurrent_mixers.h"
 #include "model/residual_streams.h"
 #include "model/stage_link.h"
 #include "model/weight_format.h"
@@ -70,6 +71,7 @@ struct Decoder::Impl {
         stages(shard.coordinates(), first_layer, config.hidden_size, backend) {
     if (parts.final_norm) final_norm_params = parts.final_norm->params();
     if (parts.streams) streams.emplace(config, *parts.streams, backend, row_limit);
+    if (config.has_states()) recurrent.emplace(config, backend, row_limit);
     if (parts.fusion) fusion.emplace(*parts.fusion, config.hidden_size, backend, row_limit);
   }
 
@@ -84,8 +86,6 @@ struct Decoder::Impl {
   void project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void gate_attention(const Layer& layer, int num_rows);
-  void run_short_conv(const Layer& layer, const BatchView& batch, const LayerStateView& state);
-  void run_recurrence(const Layer& layer, const BatchView& batch, const LayerStateView& state);
   void expand(const Layer& layer, const ProjectionInput& in);
   void expand(const Layer& layer, int num_rows);
   void run_experts(const Layer& layer, const ProjectionInput& router_in, Buffer& out,
@@ -122,6 +122,7 @@ struct Decoder::Impl {
   std::vector<Rope> ropes;  // as ModelConfig::ropes
   StageLink stages;
   std::optional<ResidualStreams> streams;
+  std::optional<RecurrentMixers> recurrent;
   NormParams final_norm_params;
   std::optional<DraftHeadFusion> fusion;  // of a draft head
 };
@@ -276,101 +277,13 @@ void Decoder::Impl::gate_attention(const Layer& layer, int num_rows) {
                       .dim = static_cast<int>(layer.attention_gate->out_features())});
 }
 
-// A gated short convolution, before its output projection, into work.mixed.
-void Decoder::Impl::run_short_conv(const Layer& layer, const BatchView& batch,
-                                   const LayerStateView& state) {
-  const NormParams norm = layer.attention_norm.params();
-  const RecurrentMixer& mixer = layer.mixer;
-  float* const in = work.mixer_in.as<float>();
-  backend.linear({.weight = mixer.in.get(),
-                  .in = block_input(layer, norm, batch.num_rows),
-                  .bias = mixer.in_bias.as<float>(),
-                  .out = in});
-  const int64_t channels = state.shape.conv_channels;
-  backend.short_conv({.x = in + 2 * channels,
-                      .input_gates = in,
-                      .output_gates = in + channels,
-                      .stride = 3 * channels,
-                      .weight = mixer.conv_weight.as<float>(),
-                      .bias = mixer.conv_bias.as<float>(),
-                      .batch = &batch,
-                      .state = state,
-                      .out = work.mixed.data(),
-                      .out_dtype = backend.act_dtype()});
-}
-
-// A convolution, a linear recurrence over its outputs and a gated norm, before the output
-// projection, into work.mixed.
-void Decoder::Impl::run_recurrence(const Layer& layer, const BatchView& batch,
-                                   const LayerStateView& state) {
-  const NormParams norm = layer.attention_norm.params();
-  const ProjectionInput rows = block_input(layer, norm, batch.num_rows);
-  const RecurrentMixer& mixer = layer.mixer;
-  const StateShape& shape = state.shape;
-  const bool is_delta = layer.spec.mixer == Mixer::kGatedDelta;
-  const int64_t num_keys = shape.key_size(), num_values = shape.value_size();
-  const int64_t width = mixer.in->out_features();
-  float* const in = work.mixer_in.as<float>();
-  float* const conv = work.mixer_conv.as<float>();
-  backend.linear(
-      {.weight = mixer.in.get(), .in = rows, .bias = mixer.in_bias.as<float>(), .out = in});
-  backend.short_conv({.x = in + (is_delta ? 0 : num_values),
-                      .stride = width,
-                      .weight = mixer.conv_weight.as<float>(),
-                      .bias = mixer.conv_bias.as<float>(),
-                      .silu = true,
-                      .batch = &batch,
-                      .state = state,
-                      .out = conv,
-                      .out_dtype = DType::kF32});
-  RecurrenceArgs recurrence = {.stride = shape.conv_channels,
-                               .decay_rates = mixer.decay_rates.as<float>(),
-                               .step_bias = mixer.step_bias.as<float>(),
-                               .skip = mixer.skip.as<float>(),
-                               .batch = &batch,
-                               .state = state,
-                               .out = work.mixer_out.as<float>()};
-  if (is_delta) {
-    float* const gates = work.mixer_gates.as<float>();
-    backend.linear({.weight = mixer.gates.get(), .in = rows, .out = gates});
-    recurrence.kind = RecurrenceKind::kGatedDelta;
-    recurrence.queries = conv;
-    recurrence.keys = conv + num_keys;
-    recurrence.values = conv + 2 * num_keys;
-    recurrence.gates = gates;
-    recurrence.steps = gates + shape.num_heads;
-    recurrence.step_stride = int64_t{2} * shape.num_heads;
-  } else {
-    recurrence.kind = RecurrenceKind::kStateSpace;
-    recurrence.values = conv;
-    recurrence.keys = conv + num_values;
-    recurrence.queries = conv + num_values + num_keys;
-    recurrence.steps = in + num_values + shape.conv_channels;
-    recurrence.step_stride = width;
-  }
-  backend.recurrence(recurrence);
-  const int num_groups = is_delta ? shape.num_heads : config.mixer_norm_groups;
-  backend.gated_norm({.x = work.mixer_out.as<float>(),
-                      .gates = in + (is_delta ? shape.conv_channels : 0),
-                      .gate_stride = width,
-                      .weight = mixer.norm_weight.as<float>(),
-                      .eps = config.norm_eps,
-                      .gates_first = !is_delta,
-                      .num_rows = batch.num_rows,
-                      .num_groups = num_groups,
-                      .dim = static_cast<int>(num_values / num_groups),
-                      .out = work.mixed.data()});
-}
-
 // Runs what mixes a layer's rows with those before them, before its output projection, into
 // work.mixed.
 void Decoder::Impl::mix(const Layer& layer, int index, const ModelPass& pass) {
-  if (layer.spec.mixer == Mixer::kAttention) {
-    return attend(layer, pass.batch, pass.kv_layers[index]);
-  }
-  const LayerStateView& state = pass.states[index];
-  if (layer.spec.mixer == Mixer::kShortConv) return run_short_conv(layer, pass.batch, state);
-  run_recurrence(layer, pass.batch, state);
+  if (!layer.spec.is_recurrent()) return attend(layer, pass.batch, pass.kv_layers[index]);
+  const NormParams norm = layer.attention_norm.params();
+  recurrent->run(layer, block_input(layer, norm, pass.batch.num_rows), pass.batch,
+                 pass.states[index], work.mixed.data());
 }
 
 // The first half of an MLP with sparse gates, into work.inner.

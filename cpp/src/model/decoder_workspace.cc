@@ -15,35 +15,6 @@ Buffer make_table(Backend& backend, const std::vector<float>& values) {
   return backend.make_vector(std::array{view});
 }
 
-// The most outputs of each kind that a recurrent layer has, per row.
-struct MixerSizes {
-  int64_t in = 0;
-  int64_t gates = 0;
-  int64_t conv = 0;
-  int64_t out = 0;
-  int64_t mixed = 0;
-};
-
-MixerSizes mixer_sizes(const ModelConfig& config) {
-  MixerSizes most;
-  for (const LayerSpec& layer : config.layers) {
-    const StateShape& shape = layer.state;
-    const auto grow = [](int64_t& size, int64_t wanted) { size = std::max(size, wanted); };
-    if (layer.mixer == Mixer::kShortConv) {
-      grow(most.in, int64_t{3} * shape.conv_channels);
-      grow(most.mixed, shape.conv_channels);
-    } else if (layer.is_recurrent()) {
-      const bool is_delta = layer.mixer == Mixer::kGatedDelta;
-      grow(most.in, shape.conv_channels + shape.value_size() + (is_delta ? 0 : shape.num_heads));
-      if (is_delta) grow(most.gates, int64_t{2} * shape.num_heads);
-      grow(most.conv, shape.conv_channels);
-      grow(most.out, shape.value_size());
-      grow(most.mixed, shape.value_size());
-    }
-  }
-  return most;
-}
-
 }  // namespace
 
 DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, Backend& backend, int max_rows) {
@@ -66,16 +37,14 @@ DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, Backend& backend, 
   hidden = rows(hidden_size, DType::kF32);
   if (config.any_layer(keeps_spare)) hidden_spare = rows(hidden_size, DType::kF32);
   if (config.embed_dim != 0) embedded = rows(config.embed_dim, DType::kF32);
-  const MixerSizes mixer = mixer_sizes(config);
-  if (q_size > 0) q = rows(q_size, act);
-  mixed = rows(std::max(q_size, mixer.mixed), act);
-  if (config.attention_gate) attention_gates = rows(q_size, DType::kF32);
-  if (mixer.in > 0) mixer_in = rows(mixer.in, DType::kF32);
-  if (mixer.gates > 0) mixer_gates = rows(mixer.gates, DType::kF32);
-  if (mixer.conv > 0) {
-    mixer_conv = rows(mixer.conv, DType::kF32);
-    mixer_out = rows(mixer.out, DType::kF32);
+  int64_t mixed_size = q_size;
+  for (const LayerSpec& layer : config.layers) {
+    mixed_size = std::max(mixed_size, layer.mixer == Mixer::kShortConv ? layer.state.conv_channels
+                                                                       : layer.state.value_size());
   }
+  if (q_size > 0) q = rows(q_size, act);
+  mixed = rows(mixed_size, act);
+  if (config.attention_gate) attention_gates = rows(q_size, DType::kF32);
   if (inner_size > 0) inner = rows(inner_size, act);
   if (config.any_layer([](const LayerSpec& layer) { return layer.mlp == MlpKind::kExperts; })) {
     router = rows(config.num_experts, DType::kF32);

@@ -19,10 +19,6 @@ struct DecoderWorkspace {
   Buffer q;                // [max_rows, num_heads * head_dim] act, of the layer with the most
   Buffer mixed;            // [max_rows, widest] act: what attention or another mixer gives
   Buffer attention_gates;  // [max_rows, num_heads * head_dim] float32, of gated attention
-  Buffer mixer_in;         // [max_rows, widest] float32: projections of recurrent layers
-  Buffer mixer_gates;      // [max_rows, 2 * heads] float32, of Mixer::kGatedDelta
-  Buffer mixer_conv;       // [max_rows, conv_channels] float32, of linear recurrences
-  Buffer mixer_out;        // [max_rows, heads * value_dim] float32, likewise
   Buffer inner;            // [max_rows, inner] act, of dense MLPs
   Buffer normed;           // [max_rows, hidden] act, with experts: what router and experts read
   Buffer router;           // [max_rows, num_experts] float32

@@ -18,99 +18,171 @@ class MixerLoader {
         names_(config_.names),
         block_(str_cat(layer, names_.mixer, ".")),
         spec_(spec),
-        shape_(spec.state) {}
+        whole_(spec.state),
+        own_(loader.shard().state_of(spec)) {
+    if (whole_.num_heads > 0) share_ = loader.shard().share_of(shared_heads_of(spec));
+  }
 
   RecurrentMixer load() {
     RecurrentMixer mixer;
     switch (spec_.mixer) {
       case Mixer::kShortConv:
-        load_in({int64_t{3} * shape_.conv_channels}, mixer);
+        load_in({{names_.mixer_in[0], int64_t{3} * whole_.conv_channels, thrice(channels())}},
+                mixer);
         break;
       case Mixer::kGatedDelta:
         load_delta_in(mixer);
         break;
-      case Mixer::kMamba2:
-        load_in({shape_.value_size() + shape_.conv_channels + shape_.num_heads}, mixer);
+      case Mixer::kMamba2:  // which ranks do not share
+        load_in({{names_.mixer_in[0],
+                  whole_.value_size() + whole_.conv_channels + whole_.num_heads,
+                  {}}},
+                mixer);
         break;
       case Mixer::kAttention:
         SPECDEC_CHECK(false);
     }
     load_conv(mixer);
-    if (shape_.num_heads > 0) load_recurrence(mixer);
+    if (whole_.num_heads > 0) load_recurrence(mixer);
     return mixer;
   }
 
   // The projection of the mixer's result.
   Linear load_out() {
-    const int64_t inputs = shape_.num_heads > 0 ? shape_.value_size() : shape_.conv_channels;
-    const SharedSums sums = loader_.inner_sums(static_cast<int>(inputs));
+    const bool has_heads = whole_.num_heads > 0;
+    const int64_t inputs = has_heads ? whole_.value_size() : whole_.conv_channels;
+    const SharedSums sums = has_heads ? loader_.attention_sums(shared_heads_of(spec_))
+                                      : loader_.inner_sums(static_cast<int>(inputs));
     return loader_.linear({{str_cat(block_, names_.mixer_out), config_.hidden_size}}, inputs,
                           config_.mixer_bias, {.sums = &sums});
   }
 
  private:
-  using Names = std::array<std::string_view, 2>;
+  // Rows of a tensor of the mixer, whose name comes without ".weight".
+  struct Rows {
+    std::string_view name;
+    int64_t count = 0;                 // in all
+    std::vector<RowRange> order = {};  // of those that this rank has; empty: all
+  };
 
-  // Tensors of so many rows, whose names come without ".weight".
-  std::vector<TensorPart> parts(const Names& names, std::span<const int64_t> rows) const {
+  // This rank's channels of a short convolution.
+  RowRange channels() const {
+    const KSlices slices = loader_.shard().inner_slices(whole_.conv_channels);
+    return {slices.begin(), slices.in_features()};
+  }
+  std::vector<RowRange> thrice(RowRange range) const {
+    std::vector<RowRange> order;
+    for (int64_t part = 0; part < 3; ++part) {
+      order.push_back({part * whole_.conv_channels + range.begin, range.count});
+    }
+    return order;
+  }
+  // This rank's heads, each with `rows` rows.
+  RowRange own_heads(int64_t rows) const {
+    return {share_.first_head * rows, share_.num_heads * rows};
+  }
+  RowRange own_key_heads(int64_t rows) const {
+    return {share_.first_kv_head * rows, share_.num_kv_heads * rows};
+  }
+  // Of the rows of q, k and v, which are also the channels of the convolution.
+  std::vector<RowRange> own_channels() const {
+    if (spec_.mixer == Mixer::kShortConv) return {channels()};
+    if (spec_.mixer == Mixer::kMamba2) return {{0, whole_.conv_channels}};
+    RowRange queries = own_key_heads(whole_.key_dim), keys = queries;
+    RowRange values = own_heads(whole_.value_dim);
+    keys.begin += whole_.key_size();
+    values.begin += 2 * whole_.key_size();
+    return {queries, keys, values};
+  }
+
+  std::vector<TensorPart> parts(const std::vector<Rows>& tensors) const {
     std::vector<TensorPart> parts;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      parts.push_back({str_cat(block_, names[i], ".weight"), rows[i]});
+    for (const Rows& rows : tensors) {
+      parts.push_back({str_cat(block_, rows.name, ".weight"), rows.count, rows.order});
     }
     return parts;
   }
 
-  // One tensor that has all of `part_rows` of each key head together.
-  std::vector<TensorPart> parts_by_head(const Names& names,
-                                        std::span<const int64_t> part_rows) const {
-    const int64_t rows = std::accumulate(part_rows.begin(), part_rows.end(), int64_t{0});
-    TensorPart part = {str_cat(block_, names[0], ".weight"), rows * shape_.num_key_heads};
-    // Random rows need no order, and a backend may make them up itself.
-    if (!config_.random_weights) part.order = parts_apart(shape_.num_key_heads, part_rows);
-    return {part};
-  }
-
-  void load_in(std::initializer_list<int64_t> rows, RecurrentMixer& mixer) {
-    const std::span<const int64_t> sizes(rows.begin(), rows.size());
-    mixer.in =
-        loader_.matrix(MatrixRole::kLayer, parts(names_.mixer_in, sizes), config_.hidden_size);
+  void load_in(const std::vector<Rows>& tensors, RecurrentMixer& mixer) {
+    mixer.in = loader_.matrix(MatrixRole::kLayer, parts(tensors), config_.hidden_size);
     if (!config_.mixer_bias) return;
-    SPECDEC_CHECK_EQ(rows.size(), 1u);  // no family needs more
-    mixer.in_bias = loader_.vector({{str_cat(block_, names_.mixer_in[0], ".bias"), sizes[0]}});
+    SPECDEC_CHECK_EQ(tensors.size(), 1u);  // no family needs more
+    const Rows& rows = tensors[0];
+    mixer.in_bias = loader_.vector({{str_cat(block_, rows.name, ".bias"), rows.count, rows.order}});
   }
 
   void load_delta_in(RecurrentMixer& mixer) {
     const int64_t hidden = config_.hidden_size;
-    std::vector<TensorPart> gates;
+    std::vector<Rows> gates;
     if (names_.mixer_by_key_head) {
-      const int64_t heads = shape_.num_heads / shape_.num_key_heads;
-      const int64_t keys = shape_.key_dim, values = heads * shape_.value_dim;
-      mixer.in = loader_.matrix(
-          MatrixRole::kLayer,
-          parts_by_head(names_.mixer_in, std::array{keys, keys, values, values}), hidden);
-      gates = parts_by_head(names_.mixer_gates, std::array{heads, heads});
+      const int64_t keys = whole_.key_dim, values = whole_.value_dim;
+      load_in({rows_by_key_head(names_.mixer_in[0], {keys, keys}, {values, values})}, mixer);
+      gates = {rows_by_key_head(names_.mixer_gates[0], {}, {1, 1})};
     } else {
-      load_in({shape_.conv_channels, shape_.value_size()}, mixer);
-      const int64_t heads = shape_.num_heads;
-      gates = parts(names_.mixer_gates, std::array{heads, heads});
+      load_in({{names_.mixer_in[0], whole_.conv_channels, own_channels()},
+               {names_.mixer_in[1], whole_.value_size(), {own_heads(whole_.value_dim)}}},
+              mixer);
+      gates = {{names_.mixer_gates[0], whole_.num_heads, {own_heads(1)}},
+               {names_.mixer_gates[1], whole_.num_heads, {own_heads(1)}}};
     }
-    mixer.gates = loader_.matrix(MatrixRole::kFloat, gates, hidden);
+    mixer.gates = loader_.matrix(MatrixRole::kFloat, parts(gates), hidden);
+  }
+
+  // One tensor that has all rows of each key head together: its own, then those of its heads, each
+  // in parts of so many rows per key head or head.
+  Rows rows_by_key_head(std::string_view name, const std::vector<int64_t>& of_key_head,
+                        const std::vector<int64_t>& of_head) const {
+    const int64_t num_heads = whole_.num_heads / whole_.num_key_heads;  // per key head
+    const int64_t stride = std::accumulate(of_key_head.begin(), of_key_head.end(), int64_t{0}) +
+                           num_heads * std::accumulate(of_head.begin(), of_head.end(), int64_t{0});
+    Rows rows = {name, stride * whole_.num_key_heads};
+    // Random rows need no order, and a backend may make them up itself.
+    if (config_.random_weights && loader_.shard().is_whole()) return rows;
+    int64_t first = 0;  // of the part, in a key head's rows
+    for (const int64_t size : of_key_head) {
+      for (int head = 0; head < share_.num_kv_heads; ++head) {
+        rows.order.push_back({(share_.first_kv_head + head) * stride + first, size});
+      }
+      first += size;
+    }
+    for (const int64_t size : of_head) {
+      for (int64_t head = share_.first_head; head < share_.first_head + share_.num_heads; ++head) {
+        rows.order.push_back({head / num_heads * stride + first + head % num_heads * size, size});
+      }
+      first += num_heads * size;
+    }
+    return rows;
   }
 
   void load_conv(RecurrentMixer& mixer) {
     const std::string name = str_cat(block_, names_.mixer_conv);
-    const int64_t channels = shape_.conv_channels;
-    mixer.conv_weight = loader_.vector_of(
-        loader_.read_floats(name + ".weight", {channels, 1, int64_t{shape_.conv_width}}));
-    if (config_.conv_bias) mixer.conv_bias = loader_.vector({{name + ".bias", channels}});
+    const int64_t channels = whole_.conv_channels, width = whole_.conv_width;
+    const std::vector<float> taps = loader_.read_floats(name + ".weight", {channels, 1, width});
+    mixer.conv_weight = loader_.vector_of(chosen(taps, own_channels(), width));
+    if (config_.conv_bias) {
+      mixer.conv_bias = loader_.vector({{name + ".bias", channels, own_channels()}});
+    }
+  }
+
+  // Runs of rows of `width` values each.
+  static std::vector<float> chosen(std::span<const float> values, std::span<const RowRange> order,
+                                   int64_t width) {
+    std::vector<float> out;
+    for (const RowRange& range : order) {
+      const auto from = values.subspan(static_cast<size_t>(range.begin * width),
+                                       static_cast<size_t>(range.count * width));
+      out.insert(out.end(), from.begin(), from.end());
+    }
+    return out;
   }
 
   void load_recurrence(RecurrentMixer& mixer) {
-    const int64_t heads = shape_.num_heads;
-    std::vector<float> rates = loader_.read_floats(block_ + "A_log", {heads});
+    const int64_t heads = whole_.num_heads;
+    const std::vector<RowRange> own = {own_heads(1)};
+    std::vector<float> rates = chosen(loader_.read_floats(block_ + "A_log", {heads}), own, 1);
     for (float& rate : rates) rate = -std::exp(rate);
     mixer.decay_rates = loader_.vector_of(rates);
-    mixer.step_bias = loader_.vector({{block_ + "dt_bias", heads}});
+    mixer.step_bias = loader_.vector({{block_ + "dt_bias", heads, own}});
     if (spec_.mixer == Mixer::kMamba2) mixer.skip = loader_.vector({{block_ + "D", heads}});
     mixer.norm_weight = load_norm();
   }
@@ -118,10 +190,10 @@ class MixerLoader {
   // Plain weights, without the config's norm_offset. The heads of Gated DeltaNet share them.
   Buffer load_norm() {
     const std::string name = str_cat(block_, names_.mixer_norm, ".weight");
-    if (spec_.mixer == Mixer::kMamba2) return loader_.vector({{name, shape_.value_size()}});
-    const std::vector<float> shared = loader_.read_floats(name, {int64_t{shape_.value_dim}});
+    if (spec_.mixer == Mixer::kMamba2) return loader_.vector({{name, whole_.value_size()}});
+    const std::vector<float> shared = loader_.read_floats(name, {int64_t{whole_.value_dim}});
     std::vector<float> weights;
-    for (int head = 0; head < shape_.num_heads; ++head) {
+    for (int head = 0; head < own_.num_heads; ++head) {
       weights.insert(weights.end(), shared.begin(), shared.end());
     }
     return loader_.vector_of(weights);
@@ -132,23 +204,12 @@ class MixerLoader {
   const TensorNames& names_;
   std::string block_;  // prefix of the names of its tensors
   const LayerSpec& spec_;
-  const StateShape& shape_;
+  const StateShape& whole_;
+  const StateShape own_;  // of this rank
+  HeadShare share_;       // its heads; none of a short convolution
 };
 
 }  // namespace
-
-std::vector<RowRange> parts_apart(int num_heads, std::span<const int64_t> part_rows) {
-  const int64_t rows_of_head = std::accumulate(part_rows.begin(), part_rows.end(), int64_t{0});
-  std::vector<RowRange> order;
-  int64_t first = 0;  // of the part, in a head's rows
-  for (const int64_t rows : part_rows) {
-    for (int head = 0; head < num_heads; ++head) {
-      order.push_back({head * rows_of_head + first, rows});
-    }
-    first += rows;
-  }
-  return order;
-}
 
 void load_mixer(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   const TensorNames& names = loader.config().names;
@@ -156,7 +217,7 @@ void load_mixer(TensorLoader& loader, const std::string& prefix, Layer& layer) {
     layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
   }
   MixerLoader mixer(loader, prefix, layer.spec);
-  layer.state = layer.spec.state;
+  layer.state = loader.shard().state_of(layer.spec);
   layer.mixer = mixer.load();
   layer.attention_out = mixer.load_out();
   if (layer.spec.norms_output()) {

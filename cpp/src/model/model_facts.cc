@@ -77,9 +77,10 @@ PartFacts facts_of_attention(const ModelConfig& whole, const LayerSpec& layer,
   return part;
 }
 
-// What a recurrent layer has in place of attention. Ranks do not share it.
-PartFacts facts_of_mixer(const ModelConfig& whole, const LayerSpec& layer) {
-  const StateShape& shape = layer.state;
+// What a recurrent layer has in place of attention, of the first rank.
+PartFacts facts_of_mixer(const ModelConfig& whole, const LayerSpec& layer,
+                         const ModelShard& shard) {
+  const StateShape shape = shard.state_of(layer);
   const double channels = shape.conv_channels;
   const auto values = static_cast<double>(shape.value_size());
   const auto matrix = static_cast<double>(shape.matrix_size());
@@ -103,7 +104,7 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
   const LayerSpec& layer = whole.layers[index];
   const double hidden = whole.hidden_size;
   const double inner = static_cast<double>(shard.largest_inner(layer.inner_size));
-  PartFacts part = layer.is_recurrent() ? facts_of_mixer(whole, layer)
+  PartFacts part = layer.is_recurrent() ? facts_of_mixer(whole, layer, shard)
                                         : facts_of_attention(whole, layer, shard, formats);
   const int shared_inner = layer.shared_inner_size;
   if (layer.mlp == MlpKind::kExperts) {
@@ -122,13 +123,17 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
   if (layer.gate_deviations) part.weights += hidden * (layer.inner_size - inner);
   if (shard.is_whole()) return part;
   part.num_exchanges = 2;
-  part.received_floats = hidden * (num_received(shard.attention(layer.heads).runs) +
-                                   num_received(shard.inner_runs(layer.inner_size)));
+  const AttentionHeads heads = shared_heads_of(layer);
+  const std::vector<SliceRun> mixer_runs = heads.num_heads > 0
+                                               ? shard.attention(heads).runs
+                                               : shard.inner_runs(layer.state.conv_channels);
+  part.received_floats =
+      hidden * (num_received(mixer_runs) + num_received(shard.inner_runs(layer.inner_size)));
   if (shared_inner > 0) {
     ++part.num_exchanges;
     part.received_floats += hidden * num_received(shard.inner_runs(shared_inner));
   }
-  if (whole.qk_norm == QkNorm::kAllHeads) {
+  if (whole.qk_norm == QkNorm::kAllHeads && !layer.is_recurrent()) {
     ++part.num_exchanges;
     part.received_floats += from_others(
         static_cast<double>(layer.heads.q_size() + layer.heads.kv_size()), shard.size());

@@ -80,12 +80,18 @@ std::optional<std::vector<SliceRun>> share_inner(int inner_size, int size) {
                       [](int64_t, int64_t) { return true; });
 }
 
+bool can_share_mixer(const LayerSpec& layer, int size) {
+  if (layer.mixer == Mixer::kShortConv)
+    return share_inner(layer.state.conv_channels, size).has_value();
+  // A norm over all heads, and convolutions of keys that all heads read, would be shared.
+  if (layer.mixer == Mixer::kMamba2) return false;
+  return share_attention(shared_heads_of(layer), size).has_value();
+}
+
 bool can_share(const ModelConfig& config, int size) {
   if (size == 1) return true;
-  if (config.has_states()) return false;
   return std::ranges::all_of(config.layers, [&](const LayerSpec& layer) {
-    return share_attention(layer.heads, size).has_value() &&
-           share_inner(layer.inner_size, size).has_value() &&
+    return can_share_mixer(layer, size) && share_inner(layer.inner_size, size).has_value() &&
            (layer.shared_inner_size == 0 || share_inner(layer.shared_inner_size, size).has_value());
   });
 }
@@ -97,8 +103,9 @@ bool can_share(const ModelConfig& config, int size) {
   }
   if (config.has_states()) {
     throw InvalidArgument(
-        field, str_cat("ranks cannot share the recurrent layers of ", config.architecture,
-                       " yet; write 1, or share it by pipeline_parallel_size"));
+        field, str_cat(size, " ranks cannot share the layers of ", config.architecture,
+                       " evenly enough; sizes that work: ", sizes,
+                       "; or give stages of layers to devices by pipeline_parallel_size"));
   }
   const LayerSpec& layer = config.layers.front();
   throw InvalidArgument(
@@ -130,6 +137,13 @@ void check_kv_sources(const ModelConfig& config, const RankCoordinates& coordina
 
 }  // namespace
 
+AttentionHeads shared_heads_of(const LayerSpec& layer) {
+  if (!layer.is_recurrent()) return layer.heads;
+  return {.num_heads = layer.state.num_heads,
+          .num_kv_heads = layer.state.num_key_heads,
+          .head_dim = layer.state.value_dim};
+}
+
 std::vector<int> tensor_parallel_sizes(const ModelConfig& config) {
   std::vector<int> sizes;
   for (int size = 1; size <= kMaxTensorParallel; ++size) {
@@ -160,9 +174,10 @@ ModelShard::ModelShard(const ModelConfig& whole, const RankCoordinates& coordina
   check_kv_sources(whole, coordinates);
   if (!can_share(whole, size)) refuse(whole, size, field);
   for (const LayerSpec& layer : whole.layers) {
-    if (layer.is_recurrent()) continue;
-    const auto is_same = [&](const Attention& known) { return known.heads == layer.heads; };
-    if (std::ranges::none_of(attentions_, is_same)) attentions_.push_back(share(layer.heads));
+    const AttentionHeads heads = shared_heads_of(layer);
+    if (heads.num_heads == 0) continue;
+    const auto is_same = [&](const Attention& known) { return known.heads == heads; };
+    if (std::ranges::none_of(attentions_, is_same)) attentions_.push_back(share(heads));
   }
 }
 
@@ -193,6 +208,20 @@ const ModelShard::Attention& ModelShard::attention(const AttentionHeads& heads) 
       std::ranges::find_if(attentions_, [&](const Attention& own) { return own.heads == heads; });
   SPECDEC_CHECK(found != attentions_.end());
   return *found;
+}
+
+StateShape ModelShard::state_of(const LayerSpec& layer) const {
+  StateShape state = layer.state;
+  if (is_whole() || state.empty()) return state;
+  if (layer.mixer == Mixer::kShortConv) {
+    state.conv_channels = static_cast<int>(inner_slices(state.conv_channels).in_features());
+    return state;
+  }
+  const HeadShare& own = share_of(shared_heads_of(layer));
+  state.num_heads = own.num_heads;
+  state.num_key_heads = own.num_kv_heads;
+  state.conv_channels = static_cast<int>(2 * state.key_size() + state.value_size());
+  return state;
 }
 
 KSlices ModelShard::inner_slices(int inner_size) const {
@@ -228,7 +257,9 @@ ModelConfig ModelShard::config_of_share(const ModelConfig& whole) const {
   share.layers.assign(whole.layers.begin() + first_layer, whole.layers.begin() + end_layer);
   for (LayerSpec& layer : share.layers) {
     if (layer.kv_source >= 0) layer.kv_source -= first_layer;
-    if (!layer.is_recurrent()) {
+    if (layer.is_recurrent()) {
+      layer.state = state_of(layer);
+    } else {
       const HeadShare& own = share_of(layer.heads);
       layer.heads.num_heads = own.num_heads;
       layer.heads.num_kv_heads = own.num_kv_heads;

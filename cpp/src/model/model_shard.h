@@ -1,7 +1,7 @@
 // Which part of a model each of several ranks holds. All ranks of a stage have its layers: some
-// heads of the attention, some inputs of the projections after the attention and inside the MLP,
-// some tokens of the vocabulary. Norms, routers, untied and per-layer embeddings, biases of sums,
-// and what AltUp, LAuReL and sparse gates add are on every rank.
+// heads of the attention, or of what is in its place, some inputs of the projections after the
+// attention and inside the MLP, some tokens of the vocabulary. Norms, routers, untied and per-layer
+// embeddings, biases of sums, and what AltUp, LAuReL and sparse gates add are on every rank.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,11 @@
 #include "model/rank_coordinates.h"
 
 namespace specdec {
+
+// The heads by which ranks share a layer: of attention, or of a linear recurrence, where a rank has
+// the values of its heads and the queries and keys that these read, as with KV heads. None: of a
+// short convolution ranks share the channels, as the inner values of an MLP.
+AttentionHeads shared_heads_of(const LayerSpec& layer);
 
 class ModelShard {
  public:
@@ -45,6 +50,8 @@ class ModelShard {
   const HeadShare& share_of(const AttentionHeads& heads) const {
     return attention(heads).all_heads.by_rank[static_cast<size_t>(rank())];
   }
+  // The part of a recurrent layer's state that this rank has.
+  StateShape state_of(const LayerSpec& layer) const;
   // The sums over the inputs of an MLP's second projection: slices and runs as above.
   KSlices inner_slices(int inner_size) const;
   std::vector<SliceRun> inner_runs(int inner_size) const;

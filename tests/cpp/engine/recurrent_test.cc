@@ -52,6 +52,26 @@ const ModelCase kMamba2{"Mamba2", R"("architectures": ["GraniteMoeHybridForCausa
   "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1,
   "mamba_expand": 2, "layer_types": ["mamba", "mamba", "attention", "mamba"])"};
 
+// Wide enough for four ranks.
+const ModelCase kWideShortConv{"WideShortConv", R"("architectures": ["Lfm2ForCausalLM"],
+  "hidden_size": 256, "num_key_value_heads": 4, "model_type": "lfm2", "block_ff_dim": 256,
+  "block_auto_adjust_ff_dim": false, "conv_L_cache": 3, "conv_bias": true,
+  "layer_types": ["conv", "full_attention", "conv", "conv"])"};
+// Two value heads per key head; four ranks of two heads each.
+const ModelCase kWideGatedDelta{"WideGatedDelta", R"("architectures": ["Qwen3_5ForCausalLM"],
+  "model_type": "qwen3_5_text", "intermediate_size": 256, "head_dim": 64,
+  "num_key_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+  "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_conv_kernel_dim": 4,
+  "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"])"};
+// Four value heads per key head, which two ranks have each, and all rows of a key head together.
+const ModelCase kByKeyHead{"ByKeyHead", R"("architectures": ["Qwen3NextForCausalLM"],
+  "model_type": "qwen3_next", "intermediate_size": 256, "head_dim": 64,
+  "num_key_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+  "linear_num_key_heads": 2, "linear_num_value_heads": 8, "linear_conv_kernel_dim": 4,
+  "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+  "shared_expert_intermediate_size": 256,
+  "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"])"};
+
 // Drafts right tokens of known answers and wrong ones beside them, as chains of random length.
 class KnownAnswers final : public CustomDrafter {
  public:
@@ -297,6 +317,20 @@ TEST_P(RecurrentTest, StagesOfAPipelineChangeNoBit) {
   EXPECT_GT(engine.stats().num_overlapped_steps, 10);
 }
 
+class RecurrentRanksTest : public RecurrentTest {};
+
+TEST_P(RecurrentRanksTest, RanksThatShareTheLayersChangeNoBit) {
+  const Answers answers = expected();
+  for (const int size : {2, 4}) {
+    EngineConfig shared = testing::with_drafter(config(), testing::custom(drafter_of(answers)),
+                                                /*num_tokens=*/4, /*width=*/2);
+    shared.tensor_parallel_size = size;
+    shared.num_threads = 1;
+    Engine engine(shared);
+    EXPECT_EQ(testing::run_to_end(engine, requests()), answers) << size;
+  }
+}
+
 // ---- faults that the comparison must notice
 
 class RecurrentFaultTest : public RecurrentTest {
@@ -357,6 +391,9 @@ TEST_P(RecurrentFaultTest, AStateThatIsNotStoredIsNoticed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, RecurrentTest, ::testing::Values(kShortConv, kGatedDelta, kMamba2),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Models, RecurrentRanksTest,
+                         ::testing::Values(kWideShortConv, kWideGatedDelta, kByKeyHead),
                          [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Models, RecurrentFaultTest,
                          ::testing::Values(kShortConv, kGatedDelta, kMamba2),

@@ -196,17 +196,22 @@ TEST(RecurrentFamily, ReadsGranite) {
   EXPECT_TRUE(!other.conv_bias && other.mixer_bias);
 }
 
-TEST(RecurrentFamily, RanksDoNotShareItButStagesMay) {
+TEST(RecurrentFamily, StagesHaveTheirLayersStates) {
   const ModelConfig config =
       load(config_json("Lfm2ForCausalLM", R"(,"layer_types":["conv","conv","full_attention"])"));
-  EXPECT_EQ(tensor_parallel_sizes(config), std::vector{1});
-  const auto error = testing::error_of<InvalidArgument>([&] { ModelShard(config, 2); });
-  EXPECT_EQ(error.field(), "tensor_parallel_size");
-  EXPECT_TRUE(has_text(error.what(), "recurrent layers of Lfm2ForCausalLM"));
   const ModelShard first(config, {.stage = 0, .num_stages = 2});
   EXPECT_EQ(first.config_of_share(config).layers[0].state, config.layers[0].state);
   const ModelShard last(config, {.stage = 1, .num_stages = 2});
   EXPECT_EQ(last.config_of_share(config).layers[1].heads, config.layers[2].heads);
+}
+
+TEST(RecurrentFamily, RanksDoNotShareMamba2) {
+  const ModelConfig config = load(config_json(
+      "GraniteMoeHybridForCausalLM", R"(,"layer_types":["mamba","attention","mamba"])"));
+  EXPECT_EQ(tensor_parallel_sizes(config), std::vector{1});
+  const auto error = testing::error_of<InvalidArgument>([&] { ModelShard(config, 2); });
+  EXPECT_EQ(error.field(), "tensor_parallel_size");
+  EXPECT_TRUE(has_text(error.what(), "layers of GraniteMoeHybridForCausalLM"));
 }
 
 class RefusedByRecurrentFamily : public ::testing::TestWithParam<Refusal> {};
@@ -248,7 +253,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"QwenStateDtype", "Qwen3_5ForCausalLM", R"(,"mamba_ssm_dtype":"bfloat16")",
                 "mamba_ssm_dtype: 'bfloat16'"},
         Refusal{"QwenActivation", "Qwen3_5ForCausalLM", R"(,"hidden_act":"gelu")", "hidden_act"},
-        Refusal{"QwenWithoutSum", "Qwen3_5MoeForCausalLM", R"(,"norm_topk_prob":false)",
+        Refusal{"QwenWithoutSum", "Qwen3_5MoeForCausalLM",
+                R"(,"full_attention_interval":3,"norm_topk_prob":false)",
                 "norm_topk_prob: is false"},
         Refusal{"GraniteStepLimit", "GraniteMoeHybridForCausalLM",
                 R"(,"layer_types":["mamba","attention","mamba"],"mamba_n_heads":8,

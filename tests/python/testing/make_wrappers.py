@@ -113,6 +113,22 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any]]] = {
             **QWEN_TOKENS,
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5",
+        {
+            "text_config": TEXT
+            | _mrope(mrope_interleaved=True, partial_rotary_factor=0.5)
+            | {
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+            },
+            "vision_config": QWEN_IMAGES | {"num_position_embeddings": 16},
+            **QWEN_TOKENS,
+        },
+    ),
     "qwen3_vl": (
         "Qwen3VL",
         {
@@ -144,8 +160,9 @@ def make_wrapper(name: str, directory: Path, **text: Any) -> Path:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:  # Gemma 3's norms are stored less one
-                values = 0.2 * values + (family != "Gemma3")
+            if parameter.dim() == 1:  # norms of some are stored less one
+                less_one = family in ("Gemma3", "Qwen3_5") and "linear_attn" not in key
+                values = 0.2 * values + (not less_one)
             elif "embed_tokens" not in key:
                 values *= parameter.shape[-1] ** -0.5
             elif config.tie_word_embeddings:

@@ -70,6 +70,30 @@ OTHER_SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "granite_hybrid_dense",
         {"layer_types": None, "layers_block_type": ["attention"] * 3},
     ),
+    "Granite 4-H": (
+        "granite_mamba",
+        {
+            **{"layer_types": ["mamba", "attention", "mamba", "mamba"], "mamba_d_head": "auto"},
+            **{"time_step_limit": None, "normalization_function": "rmsnorm"},
+        },
+    ),
+    "LFM2": (
+        "lfm2",
+        {
+            **{"layer_types": None, "full_attn_idxs": [1], "conv_dim": 64, "conv_dim_out": 64},
+            **{"block_ff_dim": 96, "intermediate_size": 90, "block_use_swiglu": True},
+            **{"tie_embedding": False, "tie_word_embeddings": True, "num_heads": 4},
+            **{"rope_parameters": None, "rope_theta": 1e6, "use_pos_enc": True, "block_dim": 64},
+        },
+    ),
+    "Qwen3-Next": (
+        "qwen3_next",
+        {
+            **{"rope_parameters": None, "rope_theta": 10000, "partial_rotary_factor": 0.25},
+            **{"rope_scaling": None, "full_attention_interval": 4, "mtp_num_hidden_layers": 1},
+            **{"attn_output_gate": True, "output_gate_type": "swish"},
+        },
+    ),
     "gpt-oss": ("gpt_oss", {"experts_per_token": 3, "initial_context_length": 4096}),
 }
 
@@ -114,7 +138,7 @@ def test_greedy_tokens_are_equal(checkpoint: Checkpoint, variant: str) -> None:
         "llama_bfloat16", "mistral", "qwen2", "qwen3", "opt", "opt_post_norm", "gemma2", "gemma3",
         "phi3_longrope", "granite", "olmo2", "gpt_neox", "smollm3", "exaone4", "cohere2", "glm4",
         "nemotron", "apertus", "hunyuan_dense", "hyperclovax", "ministral3", "granite_swa",
-        "gemma3n", "gemma4_effective",
+        "gemma3n", "gemma4_effective", "lfm2", "qwen3_5", "granite_mamba",
     ],
 )  # fmt: skip
 def test_bfloat16_stays_close_to_float32(checkpoint: Checkpoint, variant: str) -> None:
@@ -130,7 +154,7 @@ def test_bfloat16_stays_close_to_float32(checkpoint: Checkpoint, variant: str) -
     "variant",
     ["llama", "llama_tied", "opt_post_norm", "mixtral", "gemma3", "phi3", "olmo2", "gpt_neox",
      "qwen3_moe_dense_layers", "gpt_oss", "qwen2_moe", "cohere2", "gemma3n", "gemma4",
-     "gemma4_effective", "gemma4_moe"],
+     "gemma4_effective", "gemma4_moe", "lfm2_moe", "qwen3_5_moe", "granite_mamba_moe"],
 )  # fmt: skip
 def test_parameters_are_counted_once(checkpoint: Checkpoint, variant: str) -> None:
     model = checkpoint(variant)
@@ -149,6 +173,7 @@ def test_parameters_are_counted_once(checkpoint: Checkpoint, variant: str) -> No
         "gemma2", "gemma3", "phi3_longrope", "qwen3_moe", "granite", "olmo2", "gpt_neox",
         "cohere2", "gpt_oss", "glm4_moe", "qwen2_moe", "hunyuan_dense", "apertus", "ministral3",
         "exaone4", "granite_swa", "gemma3n", "gemma4_effective", "gemma4_moe",
+        "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "granite_mamba", "granite_mamba_moe",
     ],
 )  # fmt: skip
 def test_speculation_changes_no_answer(checkpoint: Checkpoint, variant: str, sampling: str) -> None:
