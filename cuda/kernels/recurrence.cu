@@ -317,17 +317,14 @@ class SlabRun {
     const int num_chained = memory_.num_chained, branch = memory_.branch;
     const bool has_tree = num_chained < num_rows_;
     if (has_tree && branch < 0) save_state();
-    run_rows(
-        num_chained, [](int i) { return i; },
-        [&](int row) {
-          ++num_tokens_;
-          write_stores();
-          if (has_tree && row == branch) save_state();
-        });
-    for (int row = num_chained; row < num_rows_; ++row) {
-      if (has_children(row)) continue;
-      load_state();
-      run_path(branch, row);
+    // First the chain, then the path to each leaf of what hangs on it.
+    for (int leaf = num_chained - 1; leaf < num_rows_; ++leaf) {
+      const bool is_chain = leaf < num_chained;
+      if (!is_chain) {
+        if (has_children(leaf)) continue;
+        load_state();
+      }
+      run_path(is_chain ? -1 : branch, leaf, is_chain, is_chain && has_tree ? branch : num_rows_);
     }
   }
 
@@ -387,6 +384,7 @@ class SlabRun {
 
   // Copies a head's keys or queries, with zeros after each slice.
   __device__ __forceinline__ void stage_slices(const float* from, float* to) const {
+#pragma unroll 1
     for (int i = threadIdx.x; i < kSlices * kRun; i += kThreads) {
       const int slice = i / kRun, element = i % kRun;
       to[slice * Token::kSliceStride + element] =
@@ -443,8 +441,10 @@ class SlabRun {
     for (int begin = 0; begin < count; begin += kStagedTokens) {
       const int num_staged = min(count - begin, kStagedTokens);
       __syncthreads();  // the tokens before have been read
+#pragma unroll 1
       for (int i = 0; i < num_staged; ++i) stage_record(pending[begin + i], memory_.tokens[i]);
       __syncthreads();
+#pragma unroll 1
       for (int i = 0; i < num_staged; ++i) {
         const Token& token = memory_.tokens[i];
         const float updates[kOwnColumns] = {token.values[column_], token.values[column_ + 1]};
@@ -498,21 +498,6 @@ class SlabRun {
     }
     update(token, updates);
   }
-  // Steps over `count` rows of the request, each the parent of the next; after(row) follows each.
-  template <class RowAt, class After>
-  __device__ __forceinline__ void run_rows(int count, const RowAt& row_at, const After& after) {
-    for (int begin = 0; begin < count; begin += kStagedTokens) {
-      const int num_staged = min(count - begin, kStagedTokens);
-      __syncthreads();  // the tokens before have been read
-      for (int i = 0; i < num_staged; ++i) stage_row(row_at(begin + i), memory_.tokens[i]);
-      __syncthreads();
-      for (int i = 0; i < num_staged; ++i) {
-        step(memory_.tokens[i]);
-        after(row_at(begin + i));
-      }
-    }
-  }
-
   // Finds how many rows are a chain from the first, and the lowest row of the chain that others
   // hang on: what is below it never has to be run again.
   __device__ __forceinline__ void find_chain() {
@@ -540,23 +525,40 @@ class SlabRun {
     }
     return __syncthreads_or(has) != 0;
   }
-  // Runs the rows from below `branch` down to `leaf`.
-  __device__ __forceinline__ void run_path(int branch, int leaf) {
+  // Runs the rows below `branch` down to `leaf`, and saves the state after row `saved_row`. The
+  // stores are those of a chain.
+  __device__ __forceinline__ void run_path(int branch, int leaf, bool is_chain, int saved_row) {
     const int32_t* parents = rows_.parents + row_begin_;
-    int length = 0;
-    for (int row = leaf; row != branch; row = parents[row]) ++length;
+    const int thread = threadIdx.x;
+    int length = leaf + 1;
+    if (!is_chain) {
+      length = 0;
+      for (int row = leaf; row != branch; row = parents[row]) ++length;
+    }
     for (int begin = 0; begin < length; begin += kStagedTokens) {
-      const int end = min(begin + kStagedTokens, length);
-      __syncthreads();  // the path before has been read
-      if (threadIdx.x == 0) {
+      const int num_staged = min(length - begin, kStagedTokens);
+      __syncthreads();  // the path and the tokens before have been read
+      if (is_chain) {
+        if (thread < num_staged) memory_.path[thread] = begin + thread;
+      } else if (thread == 0) {
         int row = leaf;
-        for (int i = length - 1; i >= begin; --i) {
-          if (i < end) memory_.path[i - begin] = row;
+        for (int i = length - 1 - begin; i >= 0; --i) {
+          if (i < num_staged) memory_.path[i] = row;
           row = parents[row];
         }
       }
       __syncthreads();
-      run_rows(end - begin, [&](int i) { return memory_.path[i]; }, [](int) {});
+#pragma unroll 1
+      for (int i = 0; i < num_staged; ++i) stage_row(memory_.path[i], memory_.tokens[i]);
+      __syncthreads();
+#pragma unroll 1
+      for (int i = 0; i < num_staged; ++i) {
+        step(memory_.tokens[i]);
+        if (!is_chain) continue;
+        ++num_tokens_;
+        write_stores();
+        if (begin + i == saved_row) save_state();
+      }
     }
   }
 
@@ -579,7 +581,8 @@ class SlabRun {
 };
 
 template <int kRun, bool kIsDelta>
-__global__ void __launch_bounds__(kThreads) recurrence_kernel(RecurrenceParams params) {
+__global__ void __launch_bounds__(kThreads, kRun > 16 ? 3 : 4)
+    recurrence_kernel(RecurrenceParams params) {
   SPECDEC_SHARED_BYTES(bytes);
   ptx::wait_for_previous();
   ptx::let_next_start();
