@@ -32,6 +32,7 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       projector_(*device_, *stream_, kernels_.projection, rank_exchange_, act_dtype,
                  options.deterministic, std::move(gemms)),
       mixer_(*device_, *stream_, kernels_.moe, kernels_.projection, rank_exchange_, act_dtype),
+      recurrence_workspace_(*device_, *stream_, "workspace of recurrences"),
       sampler_(*device_, *stream_, kernels_.sampling),
       staged_batch_(*device_, staging_),
       recorder_(*stream_, !options.enforce_eager),
@@ -104,6 +105,17 @@ BatchView CudaBackend::stage(const BatchView& batch) {
   staged.num_tree_slots = upload(batch.num_tree_slots, requests);
   staged.feature_slots = upload(batch.feature_slots, rows);
   staged.state_slots = upload(batch.state_slots, rows);
+  if (batch.recurrent.slots_in != nullptr) {
+    const RecurrentRows& states = batch.recurrent;
+    staged.recurrent = {
+        .slots_in = upload(states.slots_in, requests),
+        .cu_pending = upload(states.cu_pending, requests + 1),
+        .pending = upload(states.pending, static_cast<size_t>(states.cu_pending[requests])),
+        .cu_stores = upload(states.cu_stores, requests + 1),
+        .stores = upload(states.stores, static_cast<size_t>(states.cu_stores[requests])),
+        .parents = upload(states.parents, rows),
+        .records = upload(states.records, rows)};
+  }
   return staged;
 }
 

@@ -16,6 +16,7 @@
 #include "cuda/backend/sampler.h"
 #include "cuda/backend/staged_batch.h"
 #include "cuda/backend/staging.h"
+#include "cuda/backend/workspace.h"
 #include "cuda/gpu/device.h"
 #include "cuda/gpu/rehearsal_stream.h"
 #include "cuda/kernels/kernel_table.h"
@@ -120,6 +121,7 @@ class CudaBackend final : public Backend {
   RankExchange rank_exchange_;
   Projector projector_;
   ExpertMixer mixer_;
+  Workspace recurrence_workspace_;
   DeviceSampler sampler_;
   StagedBatch staged_batch_;
   Recorder recorder_;

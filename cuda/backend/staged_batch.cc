@@ -72,10 +72,37 @@ BatchView StagedBatch::put(const BatchView& batch, bool* moved) {
   };
   const size_t feature_slots = add_slots(batch.feature_slots);
   const size_t state_slots = add_slots(batch.state_slots);
+  const RecurrentRows& states = batch.recurrent;
+  const bool has_states = states.slots_in != nullptr;
+  size_t slots_in = 0, cu_pending = 0, cu_stores = 0, parents = 0, records = 0;
+  if (has_states) {
+    const auto add_bounds = [&](const int32_t* bounds) {
+      return layout.add<int32_t>(bounds, num_requests + 1, requests + 1, bounds[num_requests]);
+    };
+    slots_in = layout.add<int32_t>(states.slots_in, num_requests, requests, -1);
+    cu_pending = add_bounds(states.cu_pending);
+    cu_stores = add_bounds(states.cu_stores);
+    parents = layout.add<int32_t>(states.parents, num_rows, rows, -1);
+    records = layout.add<int32_t>(states.records, num_rows, rows, -1);
+  }
   const size_t tables = layout.add<int32_t>(nullptr, 0, requests * stride, 0);
   for (size_t i = 0; i < num_requests; ++i) {
     std::copy_n(batch.block_tables + i * batch.max_blocks_per_request, batch.max_blocks_per_request,
                 reinterpret_cast<int32_t*>(image_.data() + tables) + i * stride);
+  }
+  // The lengths of these do not follow from the batch's size, so both begin at one place, the last:
+  // pending records come behind the stores, and their bounds count the stores as well.
+  const size_t lists = image_.size();
+  if (has_states) {
+    static_assert(sizeof(StateStore) == 2 * sizeof(int32_t));
+    const auto num_stores = static_cast<size_t>(states.cu_stores[num_requests]);
+    const auto num_pending = static_cast<size_t>(states.cu_pending[num_requests]);
+    image_.resize(lists + num_stores * sizeof(StateStore) + num_pending * sizeof(int32_t));
+    auto* const stores = reinterpret_cast<StateStore*>(image_.data() + lists);
+    std::copy_n(states.stores, num_stores, stores);
+    std::copy_n(states.pending, num_pending, reinterpret_cast<int32_t*>(stores + num_stores));
+    auto* const bounds = reinterpret_cast<int32_t*>(image_.data() + cu_pending);
+    for (size_t i = 0; i <= requests; ++i) bounds[i] += 2 * states.cu_stores[num_requests];
   }
 
   *moved = memory_.size_bytes() < image_.size();
@@ -97,6 +124,15 @@ BatchView StagedBatch::put(const BatchView& batch, bool* moved) {
   }
   if (view.state_slots != nullptr) {
     view.state_slots = reinterpret_cast<const int64_t*>(memory + state_slots);
+  }
+  if (has_states) {
+    view.recurrent = {.slots_in = reinterpret_cast<const int32_t*>(memory + slots_in),
+                      .cu_pending = reinterpret_cast<const int32_t*>(memory + cu_pending),
+                      .pending = reinterpret_cast<const int32_t*>(memory + lists),
+                      .cu_stores = reinterpret_cast<const int32_t*>(memory + cu_stores),
+                      .stores = reinterpret_cast<const StateStore*>(memory + lists),
+                      .parents = reinterpret_cast<const int32_t*>(memory + parents),
+                      .records = reinterpret_cast<const int32_t*>(memory + records)};
   }
   view.block_tables = reinterpret_cast<const int32_t*>(memory + tables);
   return view;

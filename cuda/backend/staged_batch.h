@@ -24,8 +24,8 @@ class StagedBatch {
     return batch.num_rows <= kMaxRows && batch.num_requests <= kMaxRows;
   }
   // Copies the batch to the device and returns it padded. Added rows belong to the null block, read
-  // no features and leave no state; added requests have no rows. `moved`: addresses of earlier
-  // results are no longer valid.
+  // no features, leave no state and are of no request; added requests have no rows and no recurrent
+  // state. `moved`: addresses of earlier results are no longer valid.
   BatchView put(const BatchView& batch, bool* moved);
 
  private:

@@ -10,6 +10,7 @@ KernelTable kernel_table() {
           .pointwise = pointwise_kernels(),
           .projection = projection_kernels(),
           .quantize = quantize_kernels(),
+          .recurrence = recurrence_kernels(),
           .sampling = sampling_kernels(),
           .step = step_kernels(),
           .verify = verify_kernels()};

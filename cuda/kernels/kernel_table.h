@@ -8,6 +8,7 @@
 #include "cuda/kernels/pointwise.h"
 #include "cuda/kernels/projection.h"
 #include "cuda/kernels/quantize.h"
+#include "cuda/kernels/recurrence.h"
 #include "cuda/kernels/sampling.h"
 #include "cuda/kernels/step.h"
 #include "cuda/kernels/verify.h"
@@ -21,6 +22,7 @@ struct KernelTable {
   PointwiseKernels pointwise;
   ProjectionKernels projection;
   QuantizeKernels quantize;
+  RecurrenceKernels recurrence;
   SamplingKernels sampling;
   StepKernels step;
   VerifyKernels verify;

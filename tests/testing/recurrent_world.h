@@ -210,6 +210,7 @@ class RecurrentStep {
   }
 
   int num_rows() const { return batch_.num_rows(); }
+  RecurrentStates& states() { return states_; }
   const std::vector<uint8_t>& conv_out() const { return conv_out_; }
   const std::vector<float>& out() const { return out_; }
   // The bytes of both results of a row.

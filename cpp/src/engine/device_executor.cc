@@ -67,6 +67,8 @@ std::unique_ptr<DeviceStep> DeviceExecutor::make_step(const EngineModels& models
   if (coordinates.num_stages > 1) return nullptr;
   if (coordinates.ranks != nullptr && !backend.can_record_ranks()) return nullptr;
   if (config.step_seqs() == 0) return nullptr;
+  // The host plans how rows continue recurrent states.
+  if (models.model().has_states()) return nullptr;
   const SpeculativeConfig& speculative = config.speculative;
   const auto& draft = models.draft_models().device_draft();
   const int max_nodes = speculative.enabled() ? speculative.max_nodes() : 0;

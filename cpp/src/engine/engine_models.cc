@@ -73,10 +73,6 @@ void EngineModels::load(const BackendMaker& make_backend) {
   const EngineConfig& config = config_;
   model_ = load_model_config(config.model, config.hf_overrides);
   check_stored_as(config.quantization, model_.stored_format);
-  if (model_.has_states() && device.kind == DeviceKind::kGpu) {
-    throw InvalidArgument("device", str_cat("the recurrent layers of ", model_.architecture,
-                                            " run on CPUs only; write device='cpu'"));
-  }
   model_.random_weights = config.load_format == LoadFormat::kDummy;
   coordinates_ = find_coordinates();
   draft_models_ = std::make_unique<DraftModels>(config, model_, coordinates_);
@@ -131,6 +127,12 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
   const int num_kv_heads = std::max(model_.most_kv_heads(), draft_models_->num_kv_heads());
   MemoryInfo memory = own_memory();
   memory.free_bytes -= reserved_bytes;
+  const std::vector<StateShape> shapes = target_->state_shapes();
+  const int64_t slot_bytes = StateCache::slot_bytes(shapes);
+  const int64_t record_bytes = StateCache::record_bytes(shapes);
+  if (model_.has_states() && device_kind_ == DeviceKind::kGpu) {
+    memory.free_bytes -= bytes_for_states(config_, slot_bytes, record_bytes, memory);
+  }
   cache_ =
       resolve_cache_size(config_, device_kind_, max_model_len_, block_bytes, num_kv_heads, memory);
   cache_.num_blocks = static_cast<int>(agree(cache_.num_blocks));
@@ -140,10 +142,8 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
              ", what the KV cache holds");
   }
   if (model_.has_states()) {
-    const std::vector<StateShape> shapes = target_->state_shapes();
-    states_ =
-        resolve_states(config_, block_bytes, cache_.num_blocks, StateCache::slot_bytes(shapes),
-                       StateCache::record_bytes(shapes), own_memory());
+    states_ = resolve_states(config_, block_bytes, cache_.num_blocks, slot_bytes, record_bytes,
+                             own_memory());
     states_.num_cached = static_cast<int>(agree(states_.num_cached));
     target_->allocate_states(states_.total_slots(), states_.num_records());
   }

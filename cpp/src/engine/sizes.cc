@@ -53,6 +53,14 @@ int64_t gpu_cache_bytes(const EngineConfig& config, const MemoryInfo& memory, in
       "\"int4\", or take a smaller model"));
 }
 
+int max_drafts_of(const EngineConfig& config) {
+  return config.speculative.enabled() ? config.speculative.max_nodes() : 0;
+}
+// Of a running sequence.
+int64_t seat_bytes_of(const EngineConfig& config, int64_t slot_bytes, int64_t record_bytes) {
+  return slot_bytes + 2 * max_drafts_of(config) * record_bytes;
+}
+
 }  // namespace
 
 void fill_defaults(EngineConfig& config, DeviceKind device) {
@@ -183,12 +191,18 @@ CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int 
   return size;
 }
 
+int64_t bytes_for_states(const EngineConfig& config, int64_t slot_bytes, int64_t record_bytes,
+                         const MemoryInfo& memory) {
+  const int64_t running = config.max_num_seqs * seat_bytes_of(config, slot_bytes, record_bytes);
+  const bool is_asked_for = config.num_kv_blocks > 0 || config.kv_cache_memory_bytes > 0;
+  return is_asked_for ? running : running + std::max<int64_t>(memory.free_bytes - running, 0) / 3;
+}
+
 StateConfig resolve_states(const EngineConfig& config, int64_t block_bytes, int num_blocks,
                            int64_t slot_bytes, int64_t record_bytes, const MemoryInfo& memory) {
-  StateConfig states = {.num_slots = config.max_num_seqs};
-  if (config.speculative.enabled()) states.max_drafts = config.speculative.max_nodes();
+  StateConfig states = {.num_slots = config.max_num_seqs, .max_drafts = max_drafts_of(config)};
   slot_bytes = std::max<int64_t>(slot_bytes, 1);  // a stage may have no recurrent layer
-  const int64_t seat_bytes = slot_bytes + 2 * states.max_drafts * record_bytes;
+  const int64_t seat_bytes = seat_bytes_of(config, slot_bytes, record_bytes);
   const int64_t blocks_per_state = std::max<int64_t>(slot_bytes / block_bytes, 1);
   const int64_t cache_bytes = block_bytes * num_blocks;
   states.interval = static_cast<int>(

@@ -46,6 +46,11 @@ struct CacheSize {
 CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int max_model_len,
                              int64_t block_bytes, int num_kv_heads, const MemoryInfo& memory);
 
+// What a GPU's KV cache leaves to recurrent states: those of running sequences and, unless the
+// cache's size is asked for, a third of the free memory for those of cached prefixes.
+int64_t bytes_for_states(const EngineConfig& config, int64_t slot_bytes, int64_t record_bytes,
+                         const MemoryInfo& memory);
+
 // States of a model with recurrent layers: one for each sequence that may run, and for cached
 // prefixes as many as take the memory of the KV cache, a state for every run of tokens whose keys
 // and values take as much as the state. Throws InvalidArgument("max_num_seqs") where the states of

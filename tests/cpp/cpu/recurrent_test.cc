@@ -4,102 +4,23 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <span>
-#include <string>
+#include <random>
+#include <vector>
 
 #include "cpu/cpu_backend.h"
 #include "testing/cpu_isas.h"
-#include "testing/oracle/operations.h"
-#include "testing/recurrent_world.h"
+#include "testing/recurrent_walks.h"
 
 namespace specdec {
 namespace {
 
+using testing::DraftWalk;
+using testing::kWalkShape;
 using testing::random_values;
-using testing::RecurrentChunk;
-using testing::RecurrentInputs;
-using testing::RecurrentRow;
-using testing::RecurrentStates;
+using testing::RecurrentFault;
 using testing::RecurrentStep;
 using testing::RecurrentVariant;
-
-int draw(std::mt19937& random, int begin, int end) {
-  return begin + static_cast<int>(random() % static_cast<uint32_t>(end - begin));
-}
-template <class T>
-T choose(std::mt19937& random, std::initializer_list<T> of) {
-  return of.begin()[draw(random, 0, static_cast<int>(of.size()))];
-}
-
-StateShape random_shape(std::mt19937& random) {
-  StateShape shape;
-  shape.conv_channels = choose(random, {1, 16, 40, 515, 1100});
-  shape.conv_width = choose(random, {2, 3, 4});
-  shape.num_key_heads = choose(random, {1, 2});
-  shape.num_heads = shape.num_key_heads * choose(random, {1, 2, 3});
-  shape.key_dim = choose(random, {16, 24, 128});
-  shape.value_dim = choose(random, {16, 24, 40, 128});
-  return shape;
-}
-
-RecurrentVariant random_variant(std::mt19937& random) {
-  const auto flag = [&] { return random() % 2 == 0; };
-  return {.kind = flag() ? RecurrenceKind::kGatedDelta : RecurrenceKind::kStateSpace,
-          .skip = flag(),
-          .bias = flag(),
-          .silu = flag(),
-          .gates = flag()};
-}
-
-// Requests with a state or none, pending records, a chain of rows whose states may be stored, and
-// draft rows below any of them. Each request has slots and records of its own.
-enum : int { kSlotsOfRequest = 4, kRecordsOfRequest = 24 };
-std::vector<RecurrentChunk> random_chunks(std::mt19937& random, int num_requests, int num_inputs) {
-  std::vector<RecurrentChunk> chunks;
-  for (int request = 0; request < num_requests; ++request) {
-    RecurrentChunk& chunk = chunks.emplace_back();
-    const int first_slot = request * kSlotsOfRequest;
-    const int first_record = request * kRecordsOfRequest;
-    if (random() % 4 != 0) chunk.slot_in = first_slot;
-    const int num_pending = choose(random, {0, 0, 1, 3, 11});
-    for (int i = 0; i < num_pending; ++i) chunk.pending.push_back(first_record + i);
-    std::shuffle(chunk.pending.begin(), chunk.pending.end(), random);
-    const int num_chain = draw(random, 0, 8);
-    for (int i = 0; i < num_chain; ++i) {
-      chunk.rows.push_back({.input = draw(random, 0, num_inputs), .parent = i - 1});
-    }
-    const int num_drafts = choose(random, {0, 1, 3, 12});
-    for (int i = 0; i < num_drafts; ++i) {
-      const int row = num_chain + i;
-      chunk.rows.push_back({.input = draw(random, 0, num_inputs),
-                            .parent = draw(random, -1, row),
-                            .record = first_record + num_pending + i});
-    }
-    const int num_tokens = num_pending + num_chain;
-    const int slots[] = {first_slot + draw(random, 0, 2), first_slot + 2, first_slot + 3};
-    int at = 1;
-    for (const int slot : slots) {
-      if (at > num_tokens || random() % 4 == 0) break;
-      at = draw(random, at, num_tokens + 1);
-      chunk.stores.push_back({at, slot});
-    }
-  }
-  return chunks;
-}
-
-template <class Actual>
-void expect_near(const Actual& actual, const std::vector<double>& expected, double tolerance,
-                 const char* what) {
-  ASSERT_EQ(actual.size(), expected.size());
-  double scale = 1.0;
-  for (const double value : expected) scale = std::max(scale, std::abs(value));
-  for (size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_NEAR(actual[i], expected[i], tolerance * scale) << what << " " << i;
-  }
-}
+using testing::RunStep;
 
 class CpuRecurrent : public ::testing::TestWithParam<testing::IsaAndDType> {
  protected:
@@ -107,323 +28,26 @@ class CpuRecurrent : public ::testing::TestWithParam<testing::IsaAndDType> {
   cpu::CpuBackend make_backend(int num_threads = 2) {
     return cpu::CpuBackend(std::get<0>(GetParam()), num_threads, dtype());
   }
-  std::vector<double> widened(const std::vector<uint8_t>& rows, DType of) {
-    std::vector<double> values;
-    for (size_t i = 0; i < rows.size() / size_of(of); ++i) {
-      values.push_back(reference::element(rows.data(), of, static_cast<int64_t>(i)));
-    }
-    return values;
+  static RunStep run_by(Backend& backend) {
+    return [&backend](RecurrentStep& step) { step.run(backend); };
   }
 };
 
 TEST_P(CpuRecurrent, BatchesMatchReference) {
   cpu::CpuBackend backend = make_backend();
-  for (uint32_t seed = 0; seed < 60; ++seed) {
-    std::mt19937 random(seed);
-    const StateShape shape = random_shape(random);
-    const RecurrentInputs inputs(shape, random_variant(random), 20, seed);
-    const int num_requests = draw(random, 1, 4);
-    RecurrentStates states(shape, num_requests * kSlotsOfRequest, num_requests * kRecordsOfRequest,
-                           seed + 1);
-    const DType conv_dtype = random() % 2 == 0 ? dtype() : DType::kF32;
-    RecurrentStep step(inputs, states, random_chunks(random, num_requests, 20), conv_dtype);
-    const reference::ConvResult conv =
-        reference::short_conv(step.conv_args(), states.num_slots, states.num_records);
-    const reference::RecurrenceResult recurrence =
-        reference::recurrence(step.recurrence_args(), states.num_slots, states.num_records);
-    step.run(backend);
-    SCOPED_TRACE(seed);
-    const double rounding = conv_dtype == DType::kBF16 ? 0x1p-8 : 0.0;
-    expect_near(widened(step.conv_out(), conv_dtype), conv.out, 2e-6 + rounding, "conv out");
-    expect_near(states.tails, conv.tails, 1e-6, "tail");
-    expect_near(states.conv_records, conv.conv_records, 1e-6, "conv record");
-    expect_near(step.out(), recurrence.out, 4e-6, "out");
-    expect_near(states.matrices, recurrence.matrices, 4e-6, "matrix");
-    expect_near(states.records, recurrence.records, 4e-6, "record");
-    if (HasFatalFailure()) return;
-  }
-}
-
-// What a backend makes of a step: bits by what they are of.
-using Bits = std::map<std::string, std::string>;
-std::string bits_of(std::span<const float> values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
-}
-void add_slot(Bits& bits, const std::string& name, RecurrentStates& states, int slot) {
-  bits[name + " tail"] = bits_of(states.tail(slot));
-  bits[name + " matrix"] = bits_of(states.matrix(slot));
-}
-
-// Decodes tokens [0, inputs.size()) of a sequence in chunks of the given sizes; the state after
-// each of the tokens `stored` goes to a slot.
-Bits decode(Backend& backend, const RecurrentInputs& inputs, std::span<const int> tokens,
-            std::span<const int> chunk_sizes, std::span<const int> stored) {
-  const int num_stored = static_cast<int>(stored.size());
-  RecurrentStates states(inputs.shape, 1 + num_stored, 0, 1);
-  Bits bits;
-  int begin = 0;
-  for (const int size : chunk_sizes) {
-    RecurrentChunk chunk = {.slot_in = begin == 0 ? -1 : 0};
-    for (int i = 0; i < size; ++i)
-      chunk.rows.push_back({.input = tokens[begin + i], .parent = i - 1});
-    for (int i = 0; i < num_stored; ++i) {
-      if (stored[i] > begin && stored[i] <= begin + size) {
-        chunk.stores.push_back({stored[i] - begin, 1 + i});
-      }
-    }
-    chunk.stores.push_back({size, 0});
-    const std::vector<RecurrentChunk> chunks = {chunk};
-    RecurrentStep step(inputs, states, chunks);
-    step.run(backend);
-    for (int i = 0; i < size; ++i) bits["row " + std::to_string(begin + i)] = step.row_bits(i);
-    begin += size;
-  }
-  for (int slot = 0; slot <= num_stored; ++slot) {
-    add_slot(bits, "slot " + std::to_string(slot), states, slot);
-  }
-  return bits;
+  testing::expect_batches_match_reference(run_by(backend), dtype(), /*num_seeds=*/60);
 }
 
 TEST_P(CpuRecurrent, ChunksDoNotShowInBits) {
   cpu::CpuBackend backend = make_backend();
-  for (uint32_t seed = 0; seed < 12; ++seed) {
-    std::mt19937 random(seed);
-    const RecurrentInputs inputs(random_shape(random), random_variant(random), 30, seed);
-    std::vector<int> tokens(40);
-    for (int& token : tokens) token = draw(random, 0, 30);
-    const std::vector<int> stored = {1, 2, 16, 16, 37};
-    const std::vector<int> whole = {40}, one_by_one(40, 1);
-    const Bits expected = decode(backend, inputs, tokens, one_by_one, stored);
-    EXPECT_TRUE(decode(backend, inputs, tokens, whole, stored) == expected) << seed;
-    for (int repeat = 0; repeat < 4; ++repeat) {
-      std::vector<int> sizes;
-      for (int left = 40; left > 0; left -= sizes.back()) {
-        sizes.push_back(draw(random, 1, std::min(left, 12) + 1));
-      }
-      EXPECT_TRUE(decode(backend, inputs, tokens, sizes, stored) == expected) << seed;
-    }
-    tokens[3] = (tokens[3] + 1) % 30;
-    EXPECT_FALSE(decode(backend, inputs, tokens, whole, stored) == expected) << seed;
-  }
+  testing::expect_chunks_do_not_show(run_by(backend), /*num_seeds=*/12);
 }
 
 TEST_P(CpuRecurrent, NeighboursAndThreadsDoNotShowInBits) {
   cpu::CpuBackend backend = make_backend(), single = make_backend(1), three = make_backend(3);
-  for (uint32_t seed = 0; seed < 20; ++seed) {
-    std::mt19937 random(seed);
-    const StateShape shape = random_shape(random);
-    const RecurrentInputs inputs(shape, random_variant(random), 20, seed);
-    const int num_requests = draw(random, 2, 5);
-    const std::vector<RecurrentChunk> chunks = random_chunks(random, num_requests, 20);
-    const RecurrentStates before(shape, num_requests * kSlotsOfRequest,
-                                 num_requests * kRecordsOfRequest, seed + 1);
-    const auto run = [&](Backend& with, std::span<const RecurrentChunk> of,
-                         RecurrentStates& states) {
-      RecurrentStep step(inputs, states, of, dtype());
-      step.run(with);
-      std::vector<std::string> rows;
-      for (int row = 0; row < step.num_rows(); ++row) rows.push_back(step.row_bits(row));
-      return rows;
-    };
-    const auto states_of = [](const RecurrentStates& states) {
-      return bits_of(states.tails) + bits_of(states.matrices) + bits_of(states.conv_records) +
-             bits_of(states.records);
-    };
-    RecurrentStates together = before, by_three = before, one_by_one = before;
-    const std::vector<std::string> expected = run(single, chunks, together);
-    EXPECT_TRUE(run(three, chunks, by_three) == expected) << seed;
-    EXPECT_TRUE(states_of(by_three) == states_of(together)) << seed;
-    std::vector<std::string> alone;
-    for (const RecurrentChunk& chunk : chunks) {
-      const std::vector<RecurrentChunk> one = {chunk};
-      for (std::string& row : run(backend, one, one_by_one)) alone.push_back(std::move(row));
-    }
-    EXPECT_TRUE(alone == expected) << seed;
-    EXPECT_TRUE(states_of(one_by_one) == states_of(together)) << seed;
-  }
+  const RunStep runs[] = {run_by(single), run_by(three), run_by(backend)};
+  testing::expect_neighbours_do_not_show(runs, dtype(), /*num_seeds=*/20);
 }
-
-// What can go wrong between steps.
-enum class Fault { kNone, kFoldsRejected, kDropsRecord, kSwapsRecords, kStaleState, kWrongParent };
-
-// Sequences that are drafted for with random trees, of which a random path is accepted. Beside it
-// each row is decoded alone from the state after its parent, which has a slot of its own.
-class DraftWalk {
- public:
-  DraftWalk(Backend& backend, const StateShape& shape, const RecurrentVariant& variant, Fault fault,
-            uint32_t seed)
-      : backend_(backend),
-        inputs_(shape, variant, kNumInputs, seed),
-        states_(shape, 3 * kNumSequences, kNumSequences * kNumRecords, seed + 1),
-        plain_(shape, kNumSequences * kPlainSlots, 0, seed + 2),
-        fault_(fault),
-        random_(seed) {}
-
-  // Returns how many of the steps gave other bits than plain decoding.
-  int run(int num_steps) {
-    int num_different = 0;
-    for (int i = 0; i < num_steps; ++i) num_different += step() ? 0 : 1;
-    return num_different;
-  }
-
- private:
-  enum : int {
-    kNumInputs = 50,
-    kNumSequences = 3,
-    kMaxDrafts = 9,
-    kMaxChain = 5,
-    kMaxWaiting = 12,  // records, before the state is stored
-    kNumRecords = kMaxWaiting + kMaxChain + 2 * kMaxDrafts,
-    kPlainSlots = 1 + kMaxChain + kMaxDrafts,  // of the committed tokens, and of each row
-  };
-  struct Sequence {
-    bool has_tokens = false;
-    bool has_state = false;
-    int slot = 0;  // of three
-    std::vector<int32_t> pending;
-    std::vector<int32_t> rejected;  // records of the last step
-  };
-
-  bool step() {
-    std::vector<RecurrentChunk> chunks;
-    for (int s = 0; s < kNumSequences; ++s) chunks.push_back(next_chunk(s));
-    RecurrentStep step(inputs_, states_, chunks);
-    step.run(backend_);
-    bool is_equal = true;
-    int first_row = 0;
-    for (int s = 0; s < kNumSequences; ++s) {
-      is_equal = check(s, chunks[s], step, first_row) && is_equal;
-      first_row += static_cast<int>(chunks[s].rows.size());
-      accept(s);
-    }
-    return is_equal;
-  }
-
-  // Some rows that stay and drafts below the last of them. The state after the former is stored, or
-  // they leave records, too.
-  RecurrentChunk next_chunk(int s) {
-    Sequence& sequence = sequences_[s];
-    RecurrentChunk chunk = {.slot_in = sequence.has_state ? 3 * s + sequence.slot : -1,
-                            .pending = sequence.pending};
-    num_chain_[s] = draw(random_, 0, 3) == 0 ? draw(random_, 1, kMaxChain + 1) : 1;
-    const int num_drafts = draw(random_, 0, kMaxDrafts + 1);
-    const auto num_pending = static_cast<int>(sequence.pending.size());
-    const bool stores =
-        num_pending + num_chain_[s] + num_drafts > kMaxWaiting || draw(random_, 0, 4) != 0;
-    std::vector<int32_t> free = free_records(s);
-    for (int i = 0; i < num_chain_[s] + num_drafts; ++i) {
-      const bool is_draft = i >= num_chain_[s];
-      RecurrentRow row = {.input = draw(random_, 0, kNumInputs), .parent = i - 1};
-      if (is_draft) row.parent = draw(random_, num_chain_[s] - 1, i);
-      if (is_draft || !stores) {
-        row.record = free.back();
-        free.pop_back();
-      }
-      chunk.rows.push_back(row);
-    }
-    new_slot_[s] = -1;
-    if (stores) {
-      new_slot_[s] = draw(random_, 0, 3);
-      chunk.stores = {{num_pending + num_chain_[s], 3 * s + new_slot_[s]}};
-    }
-    true_rows_[s] = chunk.rows;
-    if (draw(random_, 0, 8) == 0) plant(s, chunk);
-    return chunk;
-  }
-
-  void plant(int s, RecurrentChunk& chunk) {
-    const std::vector<int32_t>& rejected = sequences_[s].rejected;
-    if (fault_ == Fault::kFoldsRejected && !chunk.pending.empty() && !rejected.empty()) {
-      chunk.pending.back() = rejected.front();
-    }
-    if (fault_ == Fault::kDropsRecord && !chunk.pending.empty() && chunk.stores.empty()) {
-      chunk.pending.pop_back();
-    }
-    if (fault_ == Fault::kSwapsRecords && chunk.pending.size() > 1) {
-      std::swap(chunk.pending[0], chunk.pending[1]);
-    }
-    if (fault_ == Fault::kStaleState && chunk.slot_in >= 0) {
-      chunk.slot_in = 3 * s + (chunk.slot_in + 1) % 3;
-    }
-    if (fault_ == Fault::kWrongParent && chunk.rows.back().parent > num_chain_[s] - 1) {
-      --chunk.rows.back().parent;
-    }
-  }
-
-  // Records of the sequence that are not pending, in random order.
-  std::vector<int32_t> free_records(int s) {
-    std::vector<int32_t> free;
-    for (int32_t record = s * kNumRecords; record < (s + 1) * kNumRecords; ++record) {
-      const std::vector<int32_t>& pending = sequences_[s].pending;
-      if (std::ranges::find(pending, record) == pending.end()) free.push_back(record);
-    }
-    std::shuffle(free.begin(), free.end(), random_);
-    return free;
-  }
-
-  bool check(int s, const RecurrentChunk& chunk, const RecurrentStep& step, int first_row) {
-    bool is_equal = true;
-    const int first_slot = s * kPlainSlots;
-    for (size_t i = 0; i < chunk.rows.size(); ++i) {
-      const RecurrentRow& row = true_rows_[s][i];
-      const int to = first_slot + 1 + static_cast<int>(i);
-      const int from = first_slot + 1 + row.parent;
-      const bool is_first = row.parent < 0 && !sequences_[s].has_tokens;
-      const std::vector<RecurrentChunk> one = {
-          {.slot_in = is_first ? -1 : from, .stores = {{1, to}}, .rows = {{.input = row.input}}}};
-      RecurrentStep plain(inputs_, plain_, one);
-      plain.run(backend_);
-      is_equal = is_equal && plain.row_bits(0) == step.row_bits(first_row + static_cast<int>(i));
-    }
-    if (new_slot_[s] < 0) return is_equal;
-    const int stored = 3 * s + new_slot_[s], expected = first_slot + num_chain_[s];
-    return is_equal && std::ranges::equal(states_.tail(stored), plain_.tail(expected)) &&
-           std::ranges::equal(states_.matrix(stored), plain_.matrix(expected));
-  }
-
-  void accept(int s) {
-    Sequence& sequence = sequences_[s];
-    const std::vector<RecurrentRow>& rows = true_rows_[s];
-    // A path from the last row that stays.
-    int last = num_chain_[s] - 1;
-    std::vector<int> path;
-    for (int i = last + 1; i < static_cast<int>(rows.size()); ++i) {
-      if (rows[i].parent == last && draw(random_, 0, 3) != 0) path.push_back(last = i);
-    }
-    if (new_slot_[s] >= 0) {
-      sequence.pending.clear();
-      sequence.slot = new_slot_[s];
-      sequence.has_state = true;
-    } else {
-      for (int i = 0; i < num_chain_[s]; ++i) sequence.pending.push_back(rows[i].record);
-    }
-    sequence.has_tokens = true;
-    sequence.rejected.clear();
-    for (int i = num_chain_[s]; i < static_cast<int>(rows.size()); ++i) {
-      const bool is_accepted = std::ranges::find(path, i) != path.end();
-      (is_accepted ? sequence.pending : sequence.rejected).push_back(rows[i].record);
-    }
-    plain_.copy_slot(s * kPlainSlots + 1 + last, s * kPlainSlots);
-  }
-
-  Backend& backend_;
-  RecurrentInputs inputs_;
-  RecurrentStates states_, plain_;
-  Fault fault_;
-  std::mt19937 random_;
-  Sequence sequences_[kNumSequences];
-  // Of the step.
-  int num_chain_[kNumSequences] = {};
-  int new_slot_[kNumSequences] = {};
-  std::vector<RecurrentRow> true_rows_[kNumSequences];
-};
-
-constexpr StateShape kWalkShape = {.conv_channels = 40,
-                                   .conv_width = 4,
-                                   .num_key_heads = 2,
-                                   .num_heads = 4,
-                                   .key_dim = 16,
-                                   .value_dim = 40};
 
 TEST_P(CpuRecurrent, DraftsDoNotShowInBits) {
   cpu::CpuBackend backend = make_backend(1);
@@ -436,15 +60,18 @@ TEST_P(CpuRecurrent, DraftsDoNotShowInBits) {
                                         .bias = true,
                                         .silu = false,
                                         .gates = true};
-  EXPECT_EQ(DraftWalk(backend, kWalkShape, delta, Fault::kNone, 1).run(2000), 0);
-  EXPECT_EQ(DraftWalk(backend, short_conv, state_space, Fault::kNone, 2).run(2000), 0);
+  EXPECT_EQ(DraftWalk(run_by(backend), kWalkShape, delta, RecurrentFault::kNone, 1).run(2000), 0);
+  EXPECT_EQ(DraftWalk(run_by(backend), short_conv, state_space, RecurrentFault::kNone, 2).run(2000),
+            0);
 }
 
 TEST_P(CpuRecurrent, FaultsBetweenStepsShowInBits) {
   cpu::CpuBackend backend = make_backend(1);
-  for (const Fault fault : {Fault::kFoldsRejected, Fault::kDropsRecord, Fault::kSwapsRecords,
-                            Fault::kStaleState, Fault::kWrongParent}) {
-    EXPECT_GT(DraftWalk(backend, kWalkShape, {}, fault, 3).run(100), 0) << static_cast<int>(fault);
+  for (const RecurrentFault fault :
+       {RecurrentFault::kFoldsRejected, RecurrentFault::kDropsRecord, RecurrentFault::kSwapsRecords,
+        RecurrentFault::kStaleState, RecurrentFault::kWrongParent}) {
+    EXPECT_GT(DraftWalk(run_by(backend), kWalkShape, {}, fault, 3).run(100), 0)
+        << static_cast<int>(fault);
   }
 }
 
@@ -472,7 +99,8 @@ TEST_P(CpuRecurrent, GatedNormsMatchReference) {
         backend.gated_norm(args);
         const double rounding = dtype() == DType::kBF16 ? 0x1p-8 : 0.0;
         SCOPED_TRACE(dim);
-        expect_near(widened(out, dtype()), reference::gated_norm(args), 2e-6 + rounding, "norm");
+        testing::expect_all_near(testing::widened(out, dtype()), reference::gated_norm(args),
+                                 2e-6 + rounding, "norm");
       }
     }
   }

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -18,6 +17,7 @@
 #include "specdec/error.h"
 #include "testing/answers.h"
 #include "testing/checkpoint_files.h"
+#include "testing/recurrent_models.h"
 #include "testing/thrown.h"
 #include "testing/with_drafter.h"
 #include "testing/wrapped_backend.h"
@@ -27,85 +27,35 @@ namespace {
 
 using testing::Answers;
 using testing::Asked;
+using testing::recurrent_models::drafter_that_knows;
+using testing::recurrent_models::kGatedDelta;
+using testing::recurrent_models::kMamba2;
+using testing::recurrent_models::kShortConv;
+using testing::recurrent_models::kVocab;
+using testing::recurrent_models::mixed_requests;
+using testing::recurrent_models::RecurrentModel;
+using testing::recurrent_models::write_config;
 using Tokens = std::vector<int32_t>;
 
-constexpr int kVocab = 61;
-
-// Their weights are made up.
-struct ModelCase {
-  std::string name;
-  std::string config;  // members of config.json that all models do not have
-};
-void PrintTo(const ModelCase& model, std::ostream* stream) { *stream << model.name; }
-
-const ModelCase kShortConv{"ShortConv", R"("architectures": ["Lfm2ForCausalLM"],
-  "model_type": "lfm2", "block_ff_dim": 96, "block_auto_adjust_ff_dim": false, "conv_L_cache": 3,
-  "layer_types": ["conv", "full_attention", "conv", "conv"])"};
-const ModelCase kGatedDelta{"GatedDelta", R"("architectures": ["Qwen3_5ForCausalLM"],
-  "model_type": "qwen3_5_text", "intermediate_size": 96, "head_dim": 16,
-  "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
-  "linear_num_value_heads": 6, "linear_conv_kernel_dim": 4,
-  "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"])"};
-
-const ModelCase kMamba2{"Mamba2", R"("architectures": ["GraniteMoeHybridForCausalLM"],
-  "model_type": "granitemoehybrid", "shared_intermediate_size": 96, "num_local_experts": 0,
-  "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1,
-  "mamba_expand": 2, "layer_types": ["mamba", "mamba", "attention", "mamba"])"};
-
 // Wide enough for four ranks.
-const ModelCase kWideShortConv{"WideShortConv", R"("architectures": ["Lfm2ForCausalLM"],
+const RecurrentModel kWideShortConv{"WideShortConv", R"("architectures": ["Lfm2ForCausalLM"],
   "hidden_size": 256, "num_key_value_heads": 4, "model_type": "lfm2", "block_ff_dim": 256,
   "block_auto_adjust_ff_dim": false, "conv_L_cache": 3, "conv_bias": true,
   "layer_types": ["conv", "full_attention", "conv", "conv"])"};
 // Two value heads per key head; four ranks of two heads each.
-const ModelCase kWideGatedDelta{"WideGatedDelta", R"("architectures": ["Qwen3_5ForCausalLM"],
+const RecurrentModel kWideGatedDelta{"WideGatedDelta", R"("architectures": ["Qwen3_5ForCausalLM"],
   "model_type": "qwen3_5_text", "intermediate_size": 256, "head_dim": 64,
   "num_key_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
   "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_conv_kernel_dim": 4,
   "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"])"};
 // Four value heads per key head, which two ranks have each, and all rows of a key head together.
-const ModelCase kByKeyHead{"ByKeyHead", R"("architectures": ["Qwen3NextForCausalLM"],
+const RecurrentModel kByKeyHead{"ByKeyHead", R"("architectures": ["Qwen3NextForCausalLM"],
   "model_type": "qwen3_next", "intermediate_size": 256, "head_dim": 64,
   "num_key_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
   "linear_num_key_heads": 2, "linear_num_value_heads": 8, "linear_conv_kernel_dim": 4,
   "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
   "shared_expert_intermediate_size": 256,
   "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"])"};
-
-// Drafts right tokens of known answers and wrong ones beside them, as chains of random length.
-class KnownAnswers final : public CustomDrafter {
- public:
-  explicit KnownAnswers(bool is_always_right = false) : is_always_right_(is_always_right) {}
-
-  void learn(Tokens tokens) { sequences_.push_back(std::move(tokens)); }
-
-  std::vector<Tokens> propose(std::span<const int32_t> tokens, int max_tokens) override {
-    std::vector<Tokens> drafts;
-    for (const Tokens& sequence : sequences_) {
-      if (sequence.size() <= tokens.size() ||
-          !std::equal(tokens.begin(), tokens.end(), sequence.begin())) {
-        continue;
-      }
-      const size_t end = std::min(sequence.size(), tokens.size() + max_tokens);
-      Tokens right(sequence.begin() + static_cast<ptrdiff_t>(tokens.size()),
-                   sequence.begin() + static_cast<ptrdiff_t>(end));
-      if (is_always_right_) return {right};
-      right.resize(1 + random_() % right.size());
-      Tokens wrong = right;
-      wrong[random_() % wrong.size()] = static_cast<int32_t>(random_() % kVocab);
-      drafts.push_back(wrong);
-      drafts.push_back(right);
-      if (random_() % 2) std::swap(drafts.front(), drafts.back());
-      break;
-    }
-    return drafts;
-  }
-
- private:
-  bool is_always_right_;
-  std::vector<Tokens> sequences_;
-  std::mt19937 random_{5};
-};
 
 // What a test changes in a batch before its rows run.
 struct EditedRows {
@@ -149,14 +99,9 @@ Engine make_engine(const EngineConfig& config, const Edit& edit) {
       }));
 }
 
-class RecurrentTest : public ::testing::TestWithParam<ModelCase> {
+class RecurrentTest : public ::testing::TestWithParam<RecurrentModel> {
  protected:
-  RecurrentTest() {
-    std::ofstream(directory_.path() + "/config.json") << str_cat(
-        R"({"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,)",
-        R"( "num_key_value_heads": 2, "max_position_embeddings": 256, "torch_dtype": "float32",)",
-        R"( "vocab_size": )", kVocab, ", ", GetParam().config, "}");
-  }
+  RecurrentTest() { write_config(GetParam(), directory_); }
 
   EngineConfig config() const {
     EngineConfig config;
@@ -173,54 +118,12 @@ class RecurrentTest : public ::testing::TestWithParam<ModelCase> {
     return config;
   }
 
-  // Greedy and sampled, long and short, some with the same beginning, one with two completions.
-  static std::vector<Asked> requests() {
-    std::mt19937 random(11);
-    Tokens beginning;
-    for (int i = 0; i < 90; ++i) beginning.push_back(static_cast<int32_t>(random() % kVocab));
-    std::vector<Asked> requests;
-    for (int i = 0; i < 10; ++i) {
-      Asked& asked = requests.emplace_back();
-      asked.id = str_cat("r", i);
-      asked.arrives = 2 * i;
-      asked.prompt = beginning;
-      asked.prompt.resize(1 + random() % beginning.size());
-      if (i == 7) asked.prompt = requests[4].prompt;
-      while (asked.prompt.size() < static_cast<size_t>(9 * i)) {
-        asked.prompt.push_back(static_cast<int32_t>(random() % kVocab));
-      }
-      asked.params.temperature = i % 3 == 0 ? 0.0f : 0.8f;
-      asked.params.seed = 40 + i;
-      asked.params.max_tokens = 30 + i;
-      asked.params.ignore_eos = true;
-      asked.params.logprobs = 2;
-      asked.params.n = i == 5 ? 2 : 1;
-      if (i == 3) asked.params.prompt_logprobs = 1;
-    }
-    return requests;
-  }
-
   // Each alone, without drafts and cached prefixes, a prompt in one piece.
   Answers expected() const {
     EngineConfig alone = config();
     alone.enable_prefix_caching = false;
     Engine engine(alone);
-    return testing::run_alone(engine, requests());
-  }
-
-  std::shared_ptr<KnownAnswers> drafter_of(const Answers& answers,
-                                           bool is_always_right = false) const {
-    auto drafter = std::make_shared<KnownAnswers>(is_always_right);
-    for (const Asked& asked : requests()) {
-      for (size_t i = 0; i < answers.at(asked.id).completions.size(); ++i) {
-        Tokens tokens = asked.prompt;
-        for (const std::string& token : answers.at(asked.id).completions[i].tokens) {
-          tokens.push_back(std::stoi(token));
-        }
-        drafter->learn(std::move(tokens));
-      }
-    }
-    return drafter;
+    return testing::run_alone(engine, mixed_requests());
   }
 
   testing::TempDirectory directory_;
@@ -234,11 +137,12 @@ TEST_P(RecurrentTest, NeitherDraftsNorNeighboursNorChunksNorPreemptionsChangeABi
       for (const int width : {1, 3}) {
         SCOPED_TRACE(str_cat(num_rows, " rows, ", num_blocks, " blocks, width ", width));
         EngineConfig drafting = testing::with_drafter(
-            config(), testing::custom(drafter_of(answers)), /*num_tokens=*/6, width);
+            config(), testing::custom(drafter_that_knows(answers, mixed_requests())),
+            /*num_tokens=*/6, width);
         drafting.max_num_batched_tokens = num_rows;
         drafting.num_kv_blocks = num_blocks;
         Engine engine(drafting);
-        EXPECT_EQ(testing::run_to_end(engine, requests()), answers);
+        EXPECT_EQ(testing::run_to_end(engine, mixed_requests()), answers);
         num_accepted += engine.stats().acceptance.num_accepted_tokens;
         num_preemptions += engine.stats().num_preemptions;
         num_cached += engine.stats().num_cached_tokens;
@@ -255,19 +159,18 @@ TEST_P(RecurrentTest, DraftersOfEveryKindChangeNoBit) {
   for (const DraftMethod method : {DraftMethod::kNgram, DraftMethod::kSuffix}) {
     for (const DraftLengthPolicy policy : {DraftLengthPolicy::kFixed, DraftLengthPolicy::kAuto}) {
       Engine engine(testing::with_drafter(config(), testing::drafter_of(method), 5, 2, policy));
-      EXPECT_EQ(testing::run_to_end(engine, requests()), answers) << name_of(method);
+      EXPECT_EQ(testing::run_to_end(engine, mixed_requests()), answers) << name_of(method);
     }
   }
 }
 
 // What plain decoding says is what a draft's row says.
 TEST_P(RecurrentTest, RightDraftsAreAllAccepted) {
-  std::vector<Asked> asked = requests();
+  std::vector<Asked> asked = mixed_requests();
   // Not those whose prompt has several answers.
   std::erase_if(asked, [](const Asked& one) { return one.params.n > 1 || one.id == "r7"; });
-  const Answers answers = expected();
-  Engine engine(testing::with_drafter(
-      config(), testing::custom(drafter_of(answers, /*is_always_right=*/true)), 5));
+  const auto drafter = drafter_that_knows(expected(), asked, /*is_always_right=*/true);
+  Engine engine(testing::with_drafter(config(), testing::custom(drafter), 5));
   testing::run_to_end(engine, asked);
   const AcceptanceStats acceptance = engine.stats().acceptance;
   EXPECT_EQ(acceptance.num_accepted_tokens, acceptance.num_draft_tokens);
@@ -326,13 +229,14 @@ TEST_P(RecurrentTest, TheNextTurnContinuesTheLatestState) {
 
 TEST_P(RecurrentTest, StagesOfAPipelineChangeNoBit) {
   const Answers answers = expected();
-  EngineConfig staged = testing::with_drafter(config(), testing::custom(drafter_of(answers)),
-                                              /*num_tokens=*/4, /*width=*/2);
+  EngineConfig staged = testing::with_drafter(
+      config(), testing::custom(drafter_that_knows(answers, mixed_requests())),
+      /*num_tokens=*/4, /*width=*/2);
   staged.pipeline_parallel_size = 2;
   staged.num_threads = 1;
   staged.num_kv_blocks = 40;
   Engine engine(staged);
-  EXPECT_EQ(testing::run_to_end(engine, requests()), answers);
+  EXPECT_EQ(testing::run_to_end(engine, mixed_requests()), answers);
   EXPECT_GT(engine.stats().num_overlapped_steps, 10);
 }
 
@@ -341,12 +245,13 @@ class RecurrentRanksTest : public RecurrentTest {};
 TEST_P(RecurrentRanksTest, RanksThatShareTheLayersChangeNoBit) {
   const Answers answers = expected();
   for (const int size : {2, 4}) {
-    EngineConfig shared = testing::with_drafter(config(), testing::custom(drafter_of(answers)),
-                                                /*num_tokens=*/4, /*width=*/2);
+    EngineConfig shared = testing::with_drafter(
+        config(), testing::custom(drafter_that_knows(answers, mixed_requests())),
+        /*num_tokens=*/4, /*width=*/2);
     shared.tensor_parallel_size = size;
     shared.num_threads = 1;
     Engine engine(shared);
-    EXPECT_EQ(testing::run_to_end(engine, requests()), answers) << size;
+    EXPECT_EQ(testing::run_to_end(engine, mixed_requests()), answers) << size;
   }
 }
 
@@ -358,10 +263,11 @@ class RecurrentFaultTest : public RecurrentTest {
   void expect_noticed(const std::function<int(EditedRows& rows)>& edit) {
     const Answers answers = expected();
     int num_edits = 0;
-    Engine engine =
-        make_engine(testing::with_drafter(config(), testing::custom(drafter_of(answers)), 6, 3),
-                    [&](EditedRows& rows) { num_edits += edit(rows); });
-    EXPECT_NE(testing::run_to_end(engine, requests()), answers);
+    Engine engine = make_engine(
+        testing::with_drafter(config(),
+                              testing::custom(drafter_that_knows(answers, mixed_requests())), 6, 3),
+        [&](EditedRows& rows) { num_edits += edit(rows); });
+    EXPECT_NE(testing::run_to_end(engine, mixed_requests()), answers);
     EXPECT_GT(num_edits, 0);
   }
 };
@@ -369,8 +275,10 @@ class RecurrentFaultTest : public RecurrentTest {
 TEST_P(RecurrentFaultTest, WithoutAFaultAnswersAreEqual) {
   const Answers answers = expected();
   Engine engine = make_engine(
-      testing::with_drafter(config(), testing::custom(drafter_of(answers)), 6, 3), [](auto&) {});
-  EXPECT_EQ(testing::run_to_end(engine, requests()), answers);
+      testing::with_drafter(config(),
+                            testing::custom(drafter_that_knows(answers, mixed_requests())), 6, 3),
+      [](auto&) {});
+  EXPECT_EQ(testing::run_to_end(engine, mixed_requests()), answers);
 }
 
 TEST_P(RecurrentFaultTest, ARejectedDraftInTheStateIsNoticed) {

@@ -218,6 +218,17 @@ TEST(Sizes, OnAGpuTheCacheIsWhatItsShareLeavesBesideAReserve) {
   EXPECT_EQ(gpu_cache(config, 160, 1 << 20, 44 * kGiB).num_blocks, 13);
 }
 
+TEST(Sizes, OnAGpuTheCacheLeavesRoomForStates) {
+  EngineConfig config = valid_config();
+  config.max_num_seqs = 4;
+  config.speculative = {};
+  const MemoryInfo memory = {.total_bytes = 64 * kGiB, .free_bytes = 10 * kGiB};
+  EXPECT_EQ(bytes_for_states(config, kGiB, 5, memory), 4 * kGiB + 2 * kGiB);
+  EXPECT_EQ(bytes_for_states(config, 3 * kGiB, 5, memory), 12 * kGiB);  // more than there is
+  config.num_kv_blocks = 12;
+  EXPECT_EQ(bytes_for_states(config, kGiB, 5, memory), 4 * kGiB);
+}
+
 TEST(Sizes, AGpuWithoutRoomSaysWhatToChange) {
   EngineConfig config = valid_config();
   config.gpu_memory_utilization = 0.5;
