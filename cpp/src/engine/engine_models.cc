@@ -69,6 +69,7 @@ void EngineModels::load(const BackendMaker& make_backend) {
   const DeviceChoice device = resolve_device(config_.device, device_of_rank(config_, rank));
   device_kind_ = device.kind;
   if (config_.device == "auto" && rank == 0) log_info("device='auto' is ", device.name);
+  const bool may_lower_seqs = config_.max_num_seqs == 0;
   fill_defaults(config_, device.kind);
   const EngineConfig& config = config_;
   model_ = load_model_config(config.model, config.hf_overrides);
@@ -100,6 +101,21 @@ void EngineModels::load(const BackendMaker& make_backend) {
   draft_models_->load(*backend_, *target_, max_model_len_);
   target_->rehearse(kv_format_);
   draft_models_->rehearse(kv_format_);
+  if (model_.has_states() && may_lower_seqs) lower_num_seqs();
+}
+
+void EngineModels::lower_num_seqs() {
+  const auto fitting = static_cast<int>(agree(fit_num_seqs(config_, state_bytes(), own_memory())));
+  if (fitting < config_.max_num_seqs) {
+    log_info("max_num_seqs lowered from ", config_.max_num_seqs, " to ", fitting,
+             ": the recurrent states of a sequence take ", state_bytes().slot >> 20, " MiB");
+  }
+  config_.max_num_seqs = fitting;
+}
+
+StateBytes EngineModels::state_bytes() const {
+  const std::vector<StateShape> shapes = target_->state_shapes();
+  return {.slot = StateCache::slot_bytes(shapes), .record = StateCache::record_bytes(shapes)};
 }
 
 EngineModels::~EngineModels() = default;
@@ -127,11 +143,8 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
   const int num_kv_heads = std::max(model_.most_kv_heads(), draft_models_->num_kv_heads());
   MemoryInfo memory = own_memory();
   memory.free_bytes -= reserved_bytes;
-  const std::vector<StateShape> shapes = target_->state_shapes();
-  const int64_t slot_bytes = StateCache::slot_bytes(shapes);
-  const int64_t record_bytes = StateCache::record_bytes(shapes);
-  if (model_.has_states() && device_kind_ == DeviceKind::kGpu) {
-    memory.free_bytes -= bytes_for_states(config_, slot_bytes, record_bytes, memory);
+  if (model_.has_states()) {
+    memory.free_bytes -= bytes_for_states(config_, device_kind_, state_bytes(), memory);
   }
   cache_ =
       resolve_cache_size(config_, device_kind_, max_model_len_, block_bytes, num_kv_heads, memory);
@@ -142,8 +155,8 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
              ", what the KV cache holds");
   }
   if (model_.has_states()) {
-    states_ = resolve_states(config_, block_bytes, cache_.num_blocks, slot_bytes, record_bytes,
-                             own_memory());
+    states_ = resolve_states(config_, model_, kv_format_, block_bytes * cache_.num_blocks,
+                             state_bytes(), own_memory());
     states_.num_cached = static_cast<int>(agree(states_.num_cached));
     target_->allocate_states(states_.total_slots(), states_.num_records());
   }

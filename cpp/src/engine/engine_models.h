@@ -47,6 +47,10 @@ class EngineModels {
  private:
   void load(const BackendMaker& make_backend);
   RankCoordinates find_coordinates();
+  // Of this rank's layers.
+  StateBytes state_bytes() const;
+  // Where the user left max_num_seqs open: to as many as have room for their states.
+  void lower_num_seqs();
   MemoryInfo own_memory() const;
   // The smallest value of all ranks.
   int64_t agree(int64_t value);

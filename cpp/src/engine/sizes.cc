@@ -57,8 +57,18 @@ int max_drafts_of(const EngineConfig& config) {
   return config.speculative.enabled() ? config.speculative.max_nodes() : 0;
 }
 // Of a running sequence.
-int64_t seat_bytes_of(const EngineConfig& config, int64_t slot_bytes, int64_t record_bytes) {
-  return slot_bytes + 2 * max_drafts_of(config) * record_bytes;
+int64_t sequence_bytes(const EngineConfig& config, const StateBytes& bytes) {
+  return bytes.slot + 2 * max_drafts_of(config) * bytes.record;
+}
+
+// Bytes of a token's keys and values. In floating point, since nothing has compared a checkpoint's
+// sizes with its weights yet.
+double token_bytes(const ModelConfig& model, const KvFormat& format) {
+  double elements = 0;
+  for (const LayerSpec& layer : model.layers) {
+    if (layer.kv_source < 0) elements += 2.0 * static_cast<double>(layer.heads.kv_size());
+  }
+  return elements * static_cast<double>(size_of(format.dtype));
 }
 
 }  // namespace
@@ -129,15 +139,9 @@ int limit_to_cache(int max_model_len, const EngineConfig& config, DeviceKind dev
       config.kv_cache_memory_bytes > 0 ? static_cast<double>(config.kv_cache_memory_bytes)
       : device == DeviceKind::kGpu     ? static_cast<double>(memory.total_bytes)
                                        : static_cast<double>(host_cache_bytes(memory));
-  // In floating point, since nothing has compared these sizes with the weights yet.
-  double elements = 0;  // of a token's keys and values
-  for (const LayerSpec& layer : model.layers) {
-    if (layer.kv_source < 0) elements += 2.0 * static_cast<double>(layer.heads.kv_size());
-  }
-  const double token_bytes = elements * static_cast<double>(size_of(format.dtype));
   const double tokens = config.num_kv_blocks > 0
                             ? static_cast<double>(config.num_kv_blocks) * config.block_size
-                            : cache_bytes / token_bytes;
+                            : cache_bytes / token_bytes(model, format);
   const double longest = std::clamp<double>(tokens, config.block_size, kMaxCacheTokens);
   return static_cast<int>(std::min<double>(max_model_len, longest));
 }
@@ -191,31 +195,43 @@ CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int 
   return size;
 }
 
-int64_t bytes_for_states(const EngineConfig& config, int64_t slot_bytes, int64_t record_bytes,
-                         const MemoryInfo& memory) {
-  const int64_t running = config.max_num_seqs * seat_bytes_of(config, slot_bytes, record_bytes);
-  const bool is_asked_for = config.num_kv_blocks > 0 || config.kv_cache_memory_bytes > 0;
-  return is_asked_for ? running : running + std::max<int64_t>(memory.free_bytes - running, 0) / 3;
+int fit_num_seqs(const EngineConfig& config, const StateBytes& bytes, const MemoryInfo& memory) {
+  const int64_t each = sequence_bytes(config, bytes);
+  if (memory.free_bytes == 0 || each == 0) return config.max_num_seqs;
+  return static_cast<int>(
+      std::clamp<int64_t>(memory.free_bytes / 4 / each, 1, config.max_num_seqs));
 }
 
-StateConfig resolve_states(const EngineConfig& config, int64_t block_bytes, int num_blocks,
-                           int64_t slot_bytes, int64_t record_bytes, const MemoryInfo& memory) {
+int64_t bytes_for_states(const EngineConfig& config, DeviceKind device, const StateBytes& bytes,
+                         const MemoryInfo& memory) {
+  const int64_t running = config.max_num_seqs * sequence_bytes(config, bytes);
+  if (memory.free_bytes == 0) return running;
+  require(running < memory.free_bytes, "max_num_seqs",
+          str_cat("the recurrent states of ", config.max_num_seqs, " sequences take ",
+                  mebibytes(running), ", and ", mebibytes(memory.free_bytes),
+                  " of memory are free; lower it"));
+  const bool is_asked_for = config.num_kv_blocks > 0 || config.kv_cache_memory_bytes > 0;
+  if (is_asked_for || device == DeviceKind::kCpu) return running;
+  return running + (memory.free_bytes - running) / 3;
+}
+
+StateConfig resolve_states(const EngineConfig& config, const ModelConfig& model,
+                           const KvFormat& format, int64_t cache_bytes, const StateBytes& bytes,
+                           const MemoryInfo& memory) {
   StateConfig states = {.num_slots = config.max_num_seqs, .max_drafts = max_drafts_of(config)};
-  slot_bytes = std::max<int64_t>(slot_bytes, 1);  // a stage may have no recurrent layer
-  const int64_t seat_bytes = seat_bytes_of(config, slot_bytes, record_bytes);
-  const int64_t blocks_per_state = std::max<int64_t>(slot_bytes / block_bytes, 1);
-  const int64_t cache_bytes = block_bytes * num_blocks;
-  states.interval = static_cast<int>(
-      std::min<int64_t>(blocks_per_state, kMaxCacheTokens / config.block_size) * config.block_size);
+  double whole_state = 0;
+  for (const LayerSpec& layer : model.layers) {
+    if (layer.state.empty()) continue;
+    whole_state += static_cast<double>(layer.state.tail_size() + layer.state.matrix_size());
+  }
+  const double interval = whole_state * sizeof(float) / token_bytes(model, format);
+  states.interval = static_cast<int>(std::clamp<double>(interval, 1, kMaxCacheTokens));
+  if (!config.enable_prefix_caching) return states;
+  const int64_t slot_bytes = std::max<int64_t>(bytes.slot, 1);  // a stage may have none
   int64_t num_cached = cache_bytes / slot_bytes + states.num_slots;
   if (memory.free_bytes > 0) {
-    const int64_t left = memory.free_bytes - cache_bytes - states.num_slots * seat_bytes;
-    require(left >= slot_bytes, "max_num_seqs",
-            str_cat("the recurrent states of ", states.num_slots, " sequences take ",
-                    mebibytes(states.num_slots * seat_bytes), ", and ",
-                    mebibytes(memory.free_bytes - cache_bytes),
-                    " of memory are free beside the KV cache; lower max_num_seqs, or ",
-                    "kv_cache_memory_bytes"));
+    const int64_t left =
+        memory.free_bytes - cache_bytes - states.num_slots * sequence_bytes(config, bytes);
     num_cached = std::min(num_cached, left / 2 / slot_bytes);
   }
   states.num_cached = static_cast<int>(std::clamp<int64_t>(num_cached, 1, 1 << 20));

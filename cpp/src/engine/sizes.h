@@ -46,17 +46,29 @@ struct CacheSize {
 CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int max_model_len,
                              int64_t block_bytes, int num_kv_heads, const MemoryInfo& memory);
 
-// What a GPU's KV cache leaves to recurrent states: those of running sequences and, unless the
-// cache's size is asked for, a third of the free memory for those of cached prefixes.
-int64_t bytes_for_states(const EngineConfig& config, int64_t slot_bytes, int64_t record_bytes,
+// Bytes of recurrent states on a device: of one, and of a draft's record.
+struct StateBytes {
+  int64_t slot = 0;
+  int64_t record = 0;
+};
+
+// config.max_num_seqs, lowered so far that the states of as many sequences take a quarter of the
+// free memory at most.
+int fit_num_seqs(const EngineConfig& config, const StateBytes& bytes, const MemoryInfo& memory);
+
+// What the KV cache leaves to recurrent states: those of sequences and, on a GPU, unless the
+// cache's size is asked for, a third of the other memory for those of cached prefixes. (On a CPU
+// the cache does not take all.) Throws InvalidArgument("max_num_seqs") where the states of
+// sequences do not fit.
+int64_t bytes_for_states(const EngineConfig& config, DeviceKind device, const StateBytes& bytes,
                          const MemoryInfo& memory);
 
 // States of a model with recurrent layers: one for each sequence that may run, and for cached
-// prefixes as many as take the memory of the KV cache, a state for every run of tokens whose keys
-// and values take as much as the state. Throws InvalidArgument("max_num_seqs") where the states of
-// running sequences do not fit. `slot_bytes` and `record_bytes`: of a state and of a draft's
-// record.
-StateConfig resolve_states(const EngineConfig& config, int64_t block_bytes, int num_blocks,
-                           int64_t slot_bytes, int64_t record_bytes, const MemoryInfo& memory);
+// prefixes as many as take the memory of the KV cache, and one a sequence, if half of what is left
+// has room for them. The whole `model` says how many tokens lie between states that are kept: those
+// whose keys and values take as much as a state.
+StateConfig resolve_states(const EngineConfig& config, const ModelConfig& model,
+                           const KvFormat& format, int64_t cache_bytes, const StateBytes& bytes,
+                           const MemoryInfo& memory);
 
 }  // namespace specdec

@@ -121,6 +121,8 @@ class ModelRunner final : public StepModel {
   const RunnerLimits& limits() const { return limits_; }
   const Model& model() const { return *model_; }
   const KvCache& cache() const { return *cache_; }
+  // Whether the model has recurrent layers, on whichever stage.
+  bool has_states() const { return states_ != nullptr; }
   int64_t state_bytes() const { return states_ != nullptr ? states_->size_bytes() : 0; }
 
   // Tokens that samples may be of.

@@ -48,11 +48,10 @@ class TimedRunner {
     std::vector<SampleResult> results(num_rows);
     StateAccess states;
     states.stores = {{num_rows, 0}};
-    const bool has_states = runner_.model().config().has_states();
     const double start = seconds_on(clock_);
     inputs_.clear();
     inputs_.add_chain(tokens, first_slot_, blocks_, /*keeps_state=*/false,
-                      has_states ? &states : nullptr);
+                      runner_.has_states() ? &states : nullptr);
     runner_.forward(inputs_);
     runner_.sample(row_ids, rows, LogprobsMode::kRaw, results);
     return seconds_on(clock_) - start;

@@ -37,6 +37,12 @@ using testing::recurrent_models::RecurrentModel;
 using testing::recurrent_models::write_config;
 using Tokens = std::vector<int32_t>;
 
+const RecurrentModel kAttentionLast{"AttentionLast", R"("architectures": ["Lfm2ForCausalLM"],
+  "model_type": "lfm2", "block_ff_dim": 96, "block_auto_adjust_ff_dim": false, "conv_L_cache": 3,
+  "layer_types": ["conv", "conv", "full_attention", "full_attention"])"};
+const RecurrentModel kAttentionFirst{"AttentionFirst", R"("architectures": ["Lfm2ForCausalLM"],
+  "model_type": "lfm2", "block_ff_dim": 96, "block_auto_adjust_ff_dim": false, "conv_L_cache": 3,
+  "layer_types": ["full_attention", "full_attention", "conv", "conv"])"};
 // Wide enough for four ranks.
 const RecurrentModel kWideShortConv{"WideShortConv", R"("architectures": ["Lfm2ForCausalLM"],
   "hidden_size": 256, "num_key_value_heads": 4, "model_type": "lfm2", "block_ff_dim": 256,
@@ -240,6 +246,21 @@ TEST_P(RecurrentTest, StagesOfAPipelineChangeNoBit) {
   EXPECT_GT(engine.stats().num_overlapped_steps, 10);
 }
 
+// Rank 0 has the last stage, which times passes for all.
+class RecurrentStagesTest : public RecurrentTest {};
+
+TEST_P(RecurrentStagesTest, StagesWithoutRecurrentLayersRunTheOthers) {
+  const Answers answers = expected();
+  EngineConfig staged = testing::with_drafter(
+      config(), testing::custom(drafter_that_knows(answers, mixed_requests())), 4, 2,
+      DraftLengthPolicy::kAuto);
+  staged.pipeline_parallel_size = 2;
+  staged.num_threads = 1;
+  Engine engine(staged);
+  EXPECT_EQ(testing::run_to_end(engine, mixed_requests()), answers);
+  EXPECT_GT(engine.stats().num_cached_tokens, 10);
+}
+
 class RecurrentRanksTest : public RecurrentTest {};
 
 TEST_P(RecurrentRanksTest, RanksThatShareTheLayersChangeNoBit) {
@@ -318,6 +339,9 @@ TEST_P(RecurrentFaultTest, AStateThatIsNotStoredIsNoticed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, RecurrentTest, ::testing::Values(kShortConv, kGatedDelta, kMamba2),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Models, RecurrentStagesTest,
+                         ::testing::Values(kAttentionLast, kAttentionFirst),
                          [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Models, RecurrentRanksTest,
                          ::testing::Values(kWideShortConv, kWideGatedDelta, kByKeyHead),

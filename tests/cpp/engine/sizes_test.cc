@@ -218,15 +218,51 @@ TEST(Sizes, OnAGpuTheCacheIsWhatItsShareLeavesBesideAReserve) {
   EXPECT_EQ(gpu_cache(config, 160, 1 << 20, 44 * kGiB).num_blocks, 13);
 }
 
-TEST(Sizes, OnAGpuTheCacheLeavesRoomForStates) {
+TEST(Sizes, TheCacheLeavesRoomForStates) {
   EngineConfig config = valid_config();
   config.max_num_seqs = 4;
   config.speculative = {};
+  const StateBytes bytes = {.slot = kGiB, .record = 5};
   const MemoryInfo memory = {.total_bytes = 64 * kGiB, .free_bytes = 10 * kGiB};
-  EXPECT_EQ(bytes_for_states(config, kGiB, 5, memory), 4 * kGiB + 2 * kGiB);
-  EXPECT_EQ(bytes_for_states(config, 3 * kGiB, 5, memory), 12 * kGiB);  // more than there is
+  EXPECT_EQ(bytes_for_states(config, DeviceKind::kGpu, bytes, memory), 4 * kGiB + 2 * kGiB);
+  EXPECT_EQ(bytes_for_states(config, DeviceKind::kCpu, bytes, memory), 4 * kGiB);
   config.num_kv_blocks = 12;
-  EXPECT_EQ(bytes_for_states(config, kGiB, 5, memory), 4 * kGiB);
+  EXPECT_EQ(bytes_for_states(config, DeviceKind::kGpu, bytes, memory), 4 * kGiB);
+  config.max_num_seqs = 10;
+  EXPECT_EQ(
+      testing::refused_field([&] { bytes_for_states(config, DeviceKind::kGpu, bytes, memory); }),
+      "max_num_seqs");
+}
+
+TEST(Sizes, SequencesHaveRoomForTheirStates) {
+  EngineConfig config = valid_config();
+  config.max_num_seqs = 64;
+  config.speculative = {};
+  const MemoryInfo memory = {.total_bytes = 64 * kGiB, .free_bytes = 8 * kGiB};
+  EXPECT_EQ(fit_num_seqs(config, {.slot = kGiB / 8}, memory), 16);
+  EXPECT_EQ(fit_num_seqs(config, {.slot = 1000}, memory), 64);
+  EXPECT_EQ(fit_num_seqs(config, {.slot = 5 * kGiB}, memory), 1);
+  config.speculative.drafters = {{.method = DraftMethod::kNgram}};
+  config.speculative.num_speculative_tokens = 4;
+  EXPECT_EQ(fit_num_seqs(config, {.slot = kGiB / 8, .record = kGiB / 64}, memory), 8);
+}
+
+TEST(Sizes, StatesOfPrefixesTakeTheMemoryOfTheCache) {
+  EngineConfig config = valid_config();
+  config.max_num_seqs = 4;
+  config.speculative = {};
+  ModelConfig model;
+  model.layers = {{.heads = {.num_heads = 4, .num_kv_heads = 2, .head_dim = 16}},
+                  {.mixer = Mixer::kShortConv, .state = {.conv_channels = 640, .conv_width = 3}}};
+  const KvFormat format = {.block_size = 16, .dtype = DType::kF32};
+  const StateBytes bytes = {.slot = 640 * 2 * 4};
+  const MemoryInfo memory = {.total_bytes = 64 * kGiB, .free_bytes = 8 * kGiB};
+  const StateConfig states = resolve_states(config, model, format, 100 * bytes.slot, bytes, memory);
+  EXPECT_EQ(states.num_slots, 4);
+  EXPECT_EQ(states.num_cached, 104);
+  EXPECT_EQ(states.interval, 20);  // tokens of 2 * 2 * 16 floats
+  config.enable_prefix_caching = false;
+  EXPECT_EQ(resolve_states(config, model, format, 100 * bytes.slot, bytes, memory).num_cached, 0);
 }
 
 TEST(Sizes, AGpuWithoutRoomSaysWhatToChange) {
