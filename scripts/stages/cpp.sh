@@ -2,7 +2,7 @@
 # reads: *CMakeLists.txt CMakePresets.json VERSION cmake cpp cuda tests/cpp tests/cuda tests/testing tests/data
 executables=(
   specdec_{allocation_failure,backend,c_api,comm,config,core,cpu_attention,cpu_linear,cpu_moe}_test
-  specdec_{cpu_pointwise,engine,grammar,hostile_files,kv_bookkeeping,model,precisions,runtime,sampler}_test
+  specdec_{cpu_pointwise,cpu_recurrent,engine,grammar,hostile_files,kv_bookkeeping,model,precisions,runtime,sampler}_test
   specdec_{sched,simd,speculation,verification}_test
   specdec_cuda_{attention,projection,sampling,verify,device_executor}_test
 )

@@ -52,6 +52,9 @@ inline void write_config(const RecurrentModel& model, const TempDirectory& direc
 // Drafts right tokens of known answers and wrong ones beside them, as chains of random length.
 class KnownAnswers final : public CustomDrafter {
  public:
+  // `is_always_right`: without wrong tokens, and as long as may be.
+  explicit KnownAnswers(bool is_always_right) : is_always_right_(is_always_right) {}
+
   void learn(std::vector<int32_t> tokens) { sequences_.push_back(std::move(tokens)); }
 
   std::vector<std::vector<int32_t>> propose(std::span<const int32_t> tokens,
@@ -65,6 +68,7 @@ class KnownAnswers final : public CustomDrafter {
       const size_t end = std::min(sequence.size(), tokens.size() + max_tokens);
       std::vector<int32_t> right(sequence.begin() + static_cast<ptrdiff_t>(tokens.size()),
                                  sequence.begin() + static_cast<ptrdiff_t>(end));
+      if (is_always_right_) return {right};
       right.resize(1 + random_() % right.size());
       std::vector<int32_t> wrong = right;
       wrong[random_() % wrong.size()] = static_cast<int32_t>(random_() % kVocab);
@@ -77,6 +81,7 @@ class KnownAnswers final : public CustomDrafter {
   }
 
  private:
+  bool is_always_right_;
   std::vector<std::vector<int32_t>> sequences_;
   std::mt19937 random_{5};
 };
@@ -109,8 +114,9 @@ inline std::vector<Asked> mixed_requests(int count = 10, int least_tokens = 30) 
 }
 
 inline std::shared_ptr<KnownAnswers> drafter_that_knows(const Answers& answers,
-                                                        const std::vector<Asked>& requests) {
-  auto drafter = std::make_shared<KnownAnswers>();
+                                                        const std::vector<Asked>& requests,
+                                                        bool is_always_right = false) {
+  auto drafter = std::make_shared<KnownAnswers>(is_always_right);
   for (const Asked& asked : requests) {
     for (size_t i = 0; i < answers.at(asked.id).completions.size(); ++i) {
       std::vector<int32_t> tokens = asked.prompt;

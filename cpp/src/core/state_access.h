@@ -15,10 +15,10 @@ struct StateStore {
 // First come the state in a slot, then the pending records in order, then the rows. The rows up to
 // the last store are those of committed tokens; the others are drafts, and leave records.
 struct StateAccess {
-  int32_t slot_in = -1;            // -1: no token has been read
+  int32_t slot_in = -1;                 // -1: no token has been read
   std::vector<int32_t> pending = {};    // records of accepted drafts that the slot lacks
   std::vector<StateStore> stores = {};  // in rising order of num_tokens
-  int32_t first_record = 0;        // draft i of the step writes record first_record + i
+  int32_t first_record = 0;             // draft i of the step writes record first_record + i
 
   int num_committed_rows() const {
     return stores.empty() ? 0 : stores.back().num_tokens - static_cast<int>(pending.size());

@@ -136,8 +136,10 @@ class MixerLoader {
     const int64_t stride = std::accumulate(of_key_head.begin(), of_key_head.end(), int64_t{0}) +
                            num_heads * std::accumulate(of_head.begin(), of_head.end(), int64_t{0});
     Rows rows = {name, stride * whole_.num_key_heads};
-    // Random rows need no order, and a backend may make them up itself.
-    if (config_.random_weights && loader_.shard().is_whole()) return rows;
+    if (config_.random_weights) {
+      rows.order = apart(of_key_head, of_head);
+      return rows;
+    }
     int64_t first = 0;  // of the part, in a key head's rows
     for (const int64_t size : of_key_head) {
       for (int head = 0; head < share_.num_kv_heads; ++head) {
@@ -152,6 +154,22 @@ class MixerLoader {
       first += num_heads * size;
     }
     return rows;
+  }
+
+  // The same rows where each part has those of all heads together, as random rows have: these need
+  // no order, and a backend may make up all of them.
+  std::vector<RowRange> apart(const std::vector<int64_t>& of_key_head,
+                              const std::vector<int64_t>& of_head) const {
+    if (loader_.shard().is_whole()) return {};
+    std::vector<RowRange> order;
+    int64_t first = 0;
+    const auto add = [&](RowRange own, int64_t rows) {
+      order.push_back({first + own.begin, own.count});
+      first += rows;
+    };
+    for (const int64_t size : of_key_head) add(own_key_heads(size), whole_.num_key_heads * size);
+    for (const int64_t size : of_head) add(own_heads(size), whole_.num_heads * size);
+    return order;
   }
 
   void load_conv(RecurrentMixer& mixer) {

@@ -18,7 +18,7 @@ struct ModelPass {
   std::span<const PagedKvView> kv_layers = {};  // a view for each layer
   // A view for each layer, empty where it is not recurrent; none for models without such layers.
   std::span<const LayerStateView> states = {};
-  const Taps& taps = kNoTaps;                   // hidden states handed to a drafter
+  const Taps& taps = kNoTaps;  // hidden states handed to a drafter
   // Draft heads only: the rows of features, which the target writes and the draft head reads.
   PagedRowsView features = {};
   // Draft heads only: 0 for rows of committed tokens, which read the target's states of the

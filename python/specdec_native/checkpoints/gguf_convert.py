@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_native.checkpoints.cache import require_free_space
+from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.gguf_config import family_of, generation_config, model_config
 from specdec_native.checkpoints.gguf_families import GgufFamily
 from specdec_native.checkpoints.gguf_file import GgufFile, GgufTensor
@@ -28,7 +29,7 @@ from specdec_native.checkpoints.safetensors_writer import (
 
 _TOP_TENSOR = re.compile(r"(\w+)\.(weight|bias)")
 _ANY_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+|shortconv\.\w+)\.(weight|bias|scale)")
 _EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|down|up))\.(\d+)\.weight")
 _STACKED_EXPERTS = re.compile(r"blk\.(\d+)\.(ffn_(?:gate_up|gate|down|up))_exps\.weight")
 _KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
@@ -124,8 +125,9 @@ def _tensor_specs(
             specs += _integer_specs(name, tensor, order, tensor.integer_type)
             continue
         is_vector = 1 in (len(tensor.shape), tensor.shape[0]) or tensor.name.endswith(".bias")
-        kept = "F32" if keep_integers and is_vector else dtype
-        is_norm = len(tensor.shape) == 1 and tensor.name.endswith("norm.weight")
+        is_changed = tensor.change is not None
+        kept = "F32" if is_changed or (keep_integers and is_vector) else dtype
+        is_norm = len(tensor.shape) == 1 and tensor.name.endswith("norm.weight") and not is_changed
         offset = -family.norm_offset if is_norm else 0.0
         chunks = _chunks(tensor, order, kept, offset)
         specs.append(TensorSpec(name=name, dtype=kept, shape=tensor.shape, chunks=chunks))
@@ -159,6 +161,13 @@ def _integer_specs(
 
     num_rows, num_inputs = tensor.shape
     groups = (num_rows, num_inputs // kind.group)
+    if groups[1] % math.prod(tensor.input_blocks):
+        raise CheckpointError(
+            f"tensor {tensor.name} is of type {tensor.type_name}, and heads of "
+            f"{num_inputs // math.prod(tensor.input_blocks)} inputs are no whole groups of "
+            f"{kind.group}; give quantization='none'",
+            tensor.data.path,
+        )
     codes = ("I8", tensor.shape) if kind.bits == 8 else ("U8", (num_rows, num_inputs // 2))
     yield TensorSpec(name, *codes, chunks("codes"))
     yield TensorSpec(f"{name}.scales", "F16", groups, chunks("scales"))
@@ -186,12 +195,16 @@ def _named_tensors(
             continue
         if match and num_with_kv <= layer < num_layers and match[2] in _KEYS_AND_VALUES:
             continue  # such a layer reads those of an earlier one
-        names = list(_names_of(_without_padding(tensor, config), family))
-        if not names:
-            raise file.error(f"tensor {tensor.name} has no place in a {file.architecture} model")
-        if layer >= num_layers:
-            raise file.error(f"tensor {tensor.name} is past the last of {num_layers} layers")
-        yield from names
+        whole = _without_padding(tensor, config)
+        for part in family.tensors(whole, config) if family.tensors else (whole,):
+            names = list(_names_of(part, family))
+            if not names:
+                raise file.error(
+                    f"tensor {tensor.name} has no place in a {file.architecture} model"
+                )
+            if layer >= num_layers:
+                raise file.error(f"tensor {tensor.name} is past the last of {num_layers} layers")
+            yield from names
 
 
 def _without_padding(tensor: GgufTensor, config: dict[str, Any]) -> GgufTensor:
@@ -223,6 +236,7 @@ def _names_of(tensor: GgufTensor, family: GgufFamily) -> Iterator[tuple[str, Ggu
     layer = _LAYER_TENSOR.fullmatch(tensor.name)
     stacked = _STACKED_EXPERTS.fullmatch(tensor.name)
     expert = _EXPERT_TENSOR.fullmatch(tensor.name)
+    bare = _ANY_LAYER.fullmatch(tensor.name)
     if top and top[1] in family.top_names:
         yield f"{family.top_names[top[1]]}.{top[2]}", tensor
     elif top and top[1] in family.top_stacks and len(tensor.shape) == 3:
@@ -235,6 +249,8 @@ def _names_of(tensor: GgufTensor, family: GgufFamily) -> Iterator[tuple[str, Ggu
         name = f"{family.layers}.{layer[1]}.{family.layer_names[layer[2]]}.{layer[3]}"
         is_row = layer[2] in family.row_matrices and len(tensor.shape) == 1
         yield name, tensor.as_row() if is_row else tensor
+    elif bare and bare[2] in family.bare_names:
+        yield f"{family.layers}.{bare[1]}.{family.bare_names[bare[2]]}", tensor
     elif family.experts and stacked and len(tensor.shape) == 3:
         for index in range(tensor.shape[0]):
             matrix = tensor.slice(index)

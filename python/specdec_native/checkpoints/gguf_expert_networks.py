@@ -8,6 +8,7 @@ from specdec_native.checkpoints.gguf_file import GgufFile
 from specdec_native.checkpoints.gguf_hyperparameters import (
     expert_counts,
     has_bias,
+    later_layers,
     layer_types,
     named,
     network,
@@ -57,7 +58,7 @@ def qwen2_moe(file: GgufFile) -> dict[str, Any]:
 
 
 def granite_moe(file: GgufFile) -> dict[str, Any]:
-    """Granite with experts, and Granite 4 where all layers are attention."""
+    """Granite with experts."""
     shared_size = file.hyperparameter("expert_shared_feed_forward_length", 0)
     if not file.hyperparameter("expert_count", 0):
         file.hyperparameter("expert_used_count", 0)
@@ -91,12 +92,7 @@ def glm4_moe(file: GgufFile) -> dict[str, Any]:
     """GLM-4.5, whose layers behind the last predict later tokens."""
     config = rotary_network(file, rotates_part=True)
     require_value(file, "expert_gating_func", (0, 2))  # sigmoids, whether it says so or not
-    num_later = file.hyperparameter("nextn_predict_layers", 0)
-    if not 0 <= num_later < config["num_hidden_layers"]:
-        raise file.error(
-            f"metadata {file.architecture}.nextn_predict_layers is {num_later}, but the file has "
-            f"{config['num_hidden_layers']} layers in all"
-        )
+    num_later = later_layers(file)
     return config | {
         **named("Glm4Moe", "glm4_moe"),
         **expert_counts(file, "n_routed_experts"),

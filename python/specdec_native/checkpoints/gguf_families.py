@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -10,8 +10,14 @@ from typing import Any
 from specdec_native.checkpoints import gguf_expert_networks as expert_networks
 from specdec_native.checkpoints import gguf_names as names
 from specdec_native.checkpoints import gguf_networks as networks
-from specdec_native.checkpoints.gguf_file import GgufFile
+from specdec_native.checkpoints import gguf_recurrent as recurrent
+from specdec_native.checkpoints.gguf_file import GgufFile, GgufTensor
 from specdec_native.checkpoints.gguf_gemma import gemma3n, gemma4
+from specdec_native.checkpoints.gguf_recurrent_tensors import (
+    delta_tensors,
+    recurrent_tensors,
+    tiled_delta_tensors,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,9 @@ class GgufFamily:
 
     layer_names: Mapping[str, str]
     """Hugging Face's names, by those in the file."""
+
+    bare_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The same of tensors whose names in the file have no ending."""
 
     top_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(names.TOP_NAMES))
     top_stacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -46,6 +55,10 @@ class GgufFamily:
     name: rows of weights behind each other, and of biases of experts each value by its neighbour.
     """
 
+    tensors: Callable[[GgufTensor, dict[str, Any]], Iterator[GgufTensor]] | None = None
+    """What a tensor is in Hugging Face's order, shape and values, still under names of the file;
+    with config.json. None: it is the same."""
+
     row_matrices: frozenset[str] = frozenset()
     """Vectors that are matrices of one row in Hugging Face."""
 
@@ -66,7 +79,7 @@ _QWEN3_MOE = GgufFamily(
     experts=names.EXPERTS,
     without_effect=_OF_IMAGES,
 )
-# Of layers that are not attention, and such a layer's tensors have no place.
+# Of layers that are not attention, which granitehybrid has. Elsewhere their tensors have no place.
 _OF_MAMBA = frozenset(
     f"ssm.{key}"
     for key in ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank")
@@ -77,14 +90,7 @@ _GRANITE = GgufFamily(
     interleaves_pairs=True,
     without_effect=_OF_MAMBA | {"expert_shared_feed_forward_length"},  # there are no experts
 )
-_GRANITE_MOE = GgufFamily(
-    expert_networks.granite_moe,
-    names.GRANITE_MOE_NAMES,
-    experts=names.EXPERTS,
-    interleaves_pairs=True,
-    joins={"ffn_gate_shexp.weight": "ffn_up_shexp.weight"},
-    without_effect=_OF_MAMBA,
-)
+_OF_SHARED_EXPERT = frozenset({"ffn_gate_inp_shexp"})
 
 FAMILIES = {
     "llama": GgufFamily(
@@ -99,12 +105,39 @@ FAMILIES = {
         expert_networks.qwen2_moe,
         names.QWEN2_MOE_NAMES,
         experts=names.EXPERTS,
-        row_matrices=frozenset({"ffn_gate_inp_shexp"}),
+        row_matrices=_OF_SHARED_EXPERT,
     ),
     "qwen3": _QWEN3,
     "qwen3vl": _QWEN3,
     "qwen3moe": _QWEN3_MOE,
     "qwen3vlmoe": _QWEN3_MOE,
+    "qwen3next": GgufFamily(
+        recurrent.qwen35_moe,
+        names.QWEN35_MOE_NAMES,
+        bare_names=names.DELTA_BARE_NAMES,
+        experts=names.EXPERTS,
+        norm_offset=1.0,
+        tensors=delta_tensors,
+        row_matrices=_OF_SHARED_EXPERT,
+    ),
+    "qwen35": GgufFamily(
+        recurrent.qwen35,
+        names.QWEN35_NAMES,
+        bare_names=names.DELTA_BARE_NAMES,
+        norm_offset=1.0,
+        tensors=tiled_delta_tensors,
+        without_effect=_OF_IMAGES,
+    ),
+    "qwen35moe": GgufFamily(
+        recurrent.qwen35_moe,
+        names.QWEN35_MOE_NAMES,
+        bare_names=names.DELTA_BARE_NAMES,
+        experts=names.EXPERTS,
+        norm_offset=1.0,
+        tensors=tiled_delta_tensors,
+        row_matrices=_OF_SHARED_EXPERT,
+        without_effect=_OF_IMAGES,
+    ),
     "gemma": GgufFamily(networks.gemma, names.LLAMA_NAMES, norm_offset=1.0),
     "gemma2": GgufFamily(networks.gemma2, names.GEMMA_NAMES, norm_offset=1.0),
     "gemma3": GgufFamily(networks.gemma3, names.GEMMA_NAMES, norm_offset=1.0),
@@ -125,8 +158,40 @@ FAMILIES = {
     ),
     "phi3": GgufFamily(networks.phi3, names.PHI3_NAMES),
     "granite": _GRANITE,
-    "granitemoe": _GRANITE_MOE,
-    "granitehybrid": _GRANITE_MOE,
+    "granitemoe": GgufFamily(
+        expert_networks.granite_moe,
+        names.GRANITE_MOE_NAMES,
+        experts=names.EXPERTS,
+        interleaves_pairs=True,
+        joins={"ffn_gate_shexp.weight": "ffn_up_shexp.weight"},
+        without_effect=_OF_MAMBA,
+    ),
+    "granitehybrid": GgufFamily(
+        recurrent.granite_hybrid,
+        names.GRANITE_HYBRID_NAMES,
+        bare_names=names.MAMBA_BARE_NAMES,
+        experts=names.EXPERTS,
+        interleaves_pairs=True,
+        joins={
+            "ffn_gate.weight": "ffn_up.weight",
+            "ffn_gate_shexp.weight": "ffn_up_shexp.weight",
+        },
+        tensors=recurrent_tensors,
+        without_effect=_OF_MAMBA,
+    ),
+    "lfm2": GgufFamily(
+        recurrent.lfm2,
+        names.LFM2_NAMES,
+        top_names=names.LFM2_TOP_NAMES,
+        tensors=recurrent_tensors,
+    ),
+    "lfm2moe": GgufFamily(
+        recurrent.lfm2_moe,
+        names.LFM2_MOE_NAMES,
+        top_names=names.LFM2_TOP_NAMES,
+        experts=names.LFM2_EXPERTS,
+        tensors=recurrent_tensors,
+    ),
     "olmo2": GgufFamily(networks.olmo2, names.OLMO2_NAMES),
     "olmoe": GgufFamily(
         expert_networks.olmoe, names.QWEN3_NAMES | names.ROUTER, experts=names.EXPERTS

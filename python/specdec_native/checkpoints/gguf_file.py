@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -104,6 +104,36 @@ class _JoinedArrays:
         return np.concatenate(pieces)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PickedRows:
+    """Some rows of an array."""
+
+    whole: _StoredArray
+    order: npt.NDArray[np.intp]
+
+    @property
+    def path(self) -> Path:
+        return self.whole.path
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.whole.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.order), *self.whole.shape[1:])
+
+    def read(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Rows [begin, end)."""
+        runs = np.split(self.order[begin:end], _ends_of_runs(self.order[begin:end]))
+        return np.concatenate([self.whole.read(int(run[0]), int(run[-1]) + 1) for run in runs])
+
+
+def _ends_of_runs(order: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Where rows are not behind each other."""
+    return np.flatnonzero(np.diff(order) != 1) + 1
+
+
 @dataclasses.dataclass(frozen=True)
 class GgufTensor:
     """A tensor of a GGUF file, still in the file and in its own encoding."""
@@ -111,10 +141,14 @@ class GgufTensor:
     name: str
     type_name: str
     shape: tuple[int, ...]  # row-major: [out_features, in_features]
-    data: (
-        _StoredArray | _JoinedArrays
-    )  # same rank; the last axis counts bytes where the type packs blocks
+    # The last axis counts bytes where the type packs blocks. The rank is the same but for axes of
+    # one element.
+    data: _StoredArray | _JoinedArrays | _PickedRows
     factors: tuple[float, ...] = (1.0,)  # of all values, or of each element of the first axis
+    # Inputs of a matrix are that many rows and columns of equal blocks, to be transposed.
+    input_blocks: tuple[int, int] = (1, 1)
+    # What becomes of all values, which are then float32 in every checkpoint; None: nothing.
+    change: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]] | None = None
 
     def slice(self, index: int) -> GgufTensor:
         """Element `index` of the first axis, such as one expert's matrix."""
@@ -155,6 +189,17 @@ class GgufTensor:
         assert isinstance(self.data, _StoredArray)
         data = dataclasses.replace(self.data, shape=(1, *self.data.shape))
         return dataclasses.replace(self, shape=(1, *self.shape), data=data)
+
+    def picked(self, order: npt.NDArray[np.intp]) -> GgufTensor:
+        """Those rows of a matrix, or values of a vector."""
+        assert isinstance(self.data, _StoredArray)
+        if self.data.shape[0] != self.shape[0]:
+            raise CheckpointError(
+                f"tensor {self.name} is a vector of type {self.type_name}; supported: F32, F16",
+                self.data.path,
+            )
+        shape = (len(order), *self.shape[1:])
+        return dataclasses.replace(self, shape=shape, data=_PickedRows(self.data, order))
 
     def joined(self, other: GgufTensor, *, by_turns: bool) -> GgufTensor:
         """A matrix with the rows of this one and then of the other's; or, of equal size, with a
@@ -208,6 +253,7 @@ class GgufTensor:
                 found = read(np.ascontiguousarray(rows).view(np.uint8))
                 if part != "codes":
                     found = (found * np.float32(self.factors[0])).astype(np.float16)
+                found = self._in_order(found)
             if part != "codes" and not np.isfinite(found).all():
                 raise CheckpointError(
                     f"tensor {self.name}: one of its {part} is not a finite float16; "
@@ -230,7 +276,16 @@ class GgufTensor:
     def _decode(self, data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         gguf = import_gguf()
         values = gguf.dequantize(data, gguf.GGMLQuantizationType[self.type_name])
-        return np.asarray(values * np.float32(self.factors[0]), dtype=np.float32)
+        scaled = np.asarray(values * np.float32(self.factors[0]), dtype=np.float32)
+        ordered = self._in_order(scaled)
+        return ordered if self.change is None else self.change(ordered)
+
+    def _in_order(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Values, codes or scales of rows, with blocks of inputs in their order."""
+        if self.input_blocks == (1, 1):
+            return rows
+        blocks = rows.reshape(len(rows), *self.input_blocks, -1)
+        return np.ascontiguousarray(blocks.swapaxes(1, 2)).reshape(rows.shape)
 
 
 class GgufMetadata:

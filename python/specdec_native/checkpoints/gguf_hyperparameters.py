@@ -9,12 +9,14 @@ from specdec_native.checkpoints.gguf_file import GgufFile
 from specdec_native.checkpoints.gguf_rope import rope_theta, rotary_scaling, shortest
 
 
-def sizes(file: GgufFile) -> dict[str, Any]:
-    """What every network has."""
-    return {
+def sizes(file: GgufFile, *, has_mlps: bool = True) -> dict[str, Any]:
+    """What every network has. has_mlps: whether some layer has an MLP that is no expert."""
+    inner_size = file.hyperparameter("feed_forward_length", kind=int)
+    if inner_size is None and has_mlps:
+        raise file.error(f"metadata {file.architecture}.feed_forward_length is missing")
+    return ({} if inner_size is None else {"intermediate_size": inner_size}) | {
         "vocab_size": vocab_size(file),
         "hidden_size": file.require_hyperparameter("embedding_length", int),
-        "intermediate_size": file.require_hyperparameter("feed_forward_length", int),
         "num_hidden_layers": file.require_hyperparameter("block_count", int),
         "num_attention_heads": num_heads(file),
         "max_position_embeddings": file.require_hyperparameter("context_length", int),
@@ -22,12 +24,19 @@ def sizes(file: GgufFile) -> dict[str, Any]:
 
 
 def rotary_network(
-    file: GgufFile, *, rotates_part: bool = False, layer_norm_key: str | None = None
+    file: GgufFile,
+    *,
+    rotates_part: bool = False,
+    layer_norm_key: str | None = None,
+    num_kv_heads: int | None = None,
+    has_mlps: bool = True,
 ) -> dict[str, Any]:
     """Networks with RMS norms, gated MLPs and rotary positions: Llama's, and those like it.
 
     rotates_part: whether `rope.dimension_count` may be smaller than a head.
     layer_norm_key: norms are layer norms, and this is what config.json calls their epsilon.
+    num_kv_heads: of layers that have any, where others have none.
+    has_mlps: whether some layer has an MLP that is no expert.
     """
     width = head_dim(file)
     if not rotates_part:
@@ -36,11 +45,13 @@ def rotary_network(
     epsilon = (
         "attention.layer_norm_epsilon" if layer_norm_key else "attention.layer_norm_rms_epsilon"
     )
+    if num_kv_heads is None:
+        num_kv_heads = file.hyperparameter("attention.head_count_kv", heads)
     return (
-        sizes(file)
+        sizes(file, has_mlps=has_mlps)
         | ({"partial_rotary_factor": rotary_part(file)} if rotates_part else {})
         | {
-            "num_key_value_heads": file.hyperparameter("attention.head_count_kv", heads),
+            "num_key_value_heads": num_kv_heads,
             "head_dim": width,
             layer_norm_key or "rms_norm_eps": shortest(file.require_hyperparameter(epsilon, float)),
             "rope_theta": rope_theta(file),
@@ -98,6 +109,18 @@ def expert_counts(file: GgufFile, count_key: str) -> dict[str, Any]:
     }
 
 
+def later_layers(file: GgufFile) -> int:
+    """How many layers behind the last predict later tokens; `block_count` counts them."""
+    num_stored: int = file.require_hyperparameter("block_count", int)
+    count: int = file.hyperparameter("nextn_predict_layers", 0)
+    if not 0 <= count < num_stored:
+        raise file.error(
+            f"metadata {file.architecture}.nextn_predict_layers is {count}, but the file has "
+            f"{num_stored} layers in all"
+        )
+    return count
+
+
 def require_value(file: GgufFile, key: str, known: tuple[int, ...]) -> None:
     """Raises CheckpointError unless the metadata `key` is one of these, or absent."""
     value = file.hyperparameter(key, known[0])
@@ -116,6 +139,11 @@ def window(file: GgufFile) -> int | None:
 def has_bias(file: GgufFile, part: str) -> bool:
     """Whether the matrices `part` of layers have biases."""
     return f"blk.0.{part}.bias" in file.tensors
+
+
+def has_bias_anywhere(file: GgufFile, part: str) -> bool:
+    """Whether the matrices `part` have biases, in whatever layers have such matrices."""
+    return any(name.endswith(f".{part}.bias") for name in file.tensors)
 
 
 def named(stem: str, model_type: str) -> dict[str, Any]:

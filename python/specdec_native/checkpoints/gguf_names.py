@@ -158,6 +158,51 @@ GEMMA4_NAMES = LAYERED_NAMES | {
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
 
+SHORT_CONV_NAMES = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
+LFM2_NAMES = (
+    ATTENTION_NAMES
+    | SHORT_CONV_NAMES
+    | {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
+    | {"attn_output": "self_attn.out_proj"}
+    | {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"}
+    | {"ffn_gate": "feed_forward.w1", "ffn_down": "feed_forward.w2", "ffn_up": "feed_forward.w3"}
+)
+LFM2_MOE_NAMES = LFM2_NAMES | {
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+}
+# The norm of the last layer's output; llama.cpp's files have the first name, Ollama's the second.
+LFM2_TOP_NAMES = TOP_NAMES | {
+    "token_embd_norm": "model.embedding_norm",
+    "output_norm": "model.embedding_norm",
+}
+_DELTA_NAMES = (
+    POST_ATTENTION_NAMES
+    | HEAD_NORM_NAMES
+    | {"attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z"}
+    | {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
+    | {"ssm_conv1d": "linear_attn.conv1d", "ssm_dt.bias": "linear_attn.dt_bias"}
+    | {"ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj"}
+)
+DELTA_BARE_NAMES = {"ssm_a": "linear_attn.A_log"}
+QWEN35_NAMES = _DELTA_NAMES | MLP_NAMES
+QWEN35_MOE_NAMES = (
+    _DELTA_NAMES
+    | ROUTER
+    | shared_experts("mlp.shared_expert")
+    | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
+)
+GRANITE_HYBRID_NAMES = (
+    INPUT_NORM_NAMES
+    | ATTENTION_NAMES
+    | {"ffn_gate": "shared_mlp.input_linear", "ffn_down": "shared_mlp.output_linear"}
+    | {"ffn_gate_shexp": "shared_mlp.input_linear", "ffn_down_shexp": "shared_mlp.output_linear"}
+    | {"ffn_gate_inp": "block_sparse_moe.router.layer"}
+    | {"ssm_in": "mamba.in_proj", "ssm_out": "mamba.out_proj", "ssm_norm": "mamba.norm"}
+    | {"ssm_conv1d": "mamba.conv1d", "ssm_dt.bias": "mamba.dt_bias"}
+)
+MAMBA_BARE_NAMES = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D"}
+
 
 @dataclass(frozen=True)
 class Experts:
@@ -174,3 +219,4 @@ EXPERTS = Experts(
     "mlp.experts", {"ffn_gate": "gate_proj", "ffn_down": "down_proj", "ffn_up": "up_proj"}
 )
 GEMMA4_EXPERTS = Experts("experts", EXPERTS.parts)
+LFM2_EXPERTS = Experts("feed_forward.experts", MIXTRAL_EXPERTS.parts)

@@ -1,5 +1,5 @@
 """config.json of the networks that GGUF files hold; gguf_expert_networks.py has those with experts,
-and gguf_gemma.py has Gemma 3n and 4.
+gguf_gemma.py has Gemma 3n and 4, and gguf_recurrent.py has those whose layers keep states.
 
 Facts that files leave out are the constants below; llama.cpp has them in its code. Each function
 reads the metadata and the tensors that its result depends on; the others are refused.
@@ -14,6 +14,7 @@ from specdec_native.checkpoints.gguf_file import GgufFile
 from specdec_native.checkpoints.gguf_hyperparameters import (
     expert_counts,
     has_bias,
+    has_bias_anywhere,
     head_dim,
     layer_types,
     named,
@@ -164,10 +165,16 @@ def phi3(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def granite_scales(file: GgufFile) -> dict[str, Any]:
-    """What all Granites have."""
-    config = rotary_network(file)
-    if not file.hyperparameter("rope.scaling.finetuned", True):
+def granite_scales(
+    file: GgufFile, *, num_kv_heads: int | None = None, has_positions: bool = True
+) -> dict[str, Any]:
+    """What all Granites have.
+
+    num_kv_heads: of layers that have any, where others have none.
+    has_positions: files that say that they have none are refused.
+    """
+    config = rotary_network(file, num_kv_heads=num_kv_heads)
+    if has_positions and not file.hyperparameter("rope.scaling.finetuned", True):
         raise file.error(
             f"metadata {file.architecture}.rope.scaling.finetuned is False: a Granite without "
             "positions, which is not implemented"
@@ -177,7 +184,7 @@ def granite_scales(file: GgufFile) -> dict[str, Any]:
         return shortest(file.hyperparameter(key, 0.0) or absent)
 
     return config | {
-        "attention_bias": has_bias(file, "attn_q"),
+        "attention_bias": has_bias_anywhere(file, "attn_q"),
         "attention_multiplier": multiplier("attention.scale", config["head_dim"] ** -0.5),
         "embedding_multiplier": multiplier("embedding_scale", 1.0),
         "residual_multiplier": multiplier("residual_scale", 1.0),

@@ -70,6 +70,7 @@ _PARTS = (  # the first that is found in a name decides
     ("LM head", re.compile(r"\b(lm_head|embed_out)\b")),
     ("experts", re.compile(r"\bexperts\b")),
     ("routers", re.compile(r"(mlp|block_sparse_moe|feed_forward)\.(gate|router)\b")),
+    ("recurrent", re.compile(r"\b(linear_attn|mamba|conv)\b")),
     ("attention", re.compile(r"attn|attention")),
 )
 _NO_WEIGHTS = ("BOOL", "I64")  # masks, positions and maps of tokens
@@ -77,7 +78,11 @@ _FUSED = (
     (re.compile(r"\b[qkv]_proj\b"), "qkv_proj"),
     (re.compile(r"\b(gate|up)_proj\b"), "gate_up_proj"),
     (re.compile(r"\bw[13]\b"), "w13"),
+    (re.compile(r"\bin_proj_(qkv|z)\b"), "in_proj_qkvz"),
+    (re.compile(r"\bin_proj_[ab]\b"), "in_proj_ba"),
 )
+# Small matrices that are at the dtype, however they are stored.
+_FLOAT = re.compile(r"\blinear_attn\.in_proj_(ba|[ab])\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +90,8 @@ class Weights:
     """Tensors of one part of a model that are stored alike and held alike.
 
     Attributes:
-        part: "attention", "MLP", "experts", "routers", "embedding", "LM head", "positions",
-            "norms, biases" or UNREAD.
+        part: "attention", "recurrent" (what layers have in its place), "MLP", "experts", "routers",
+            "embedding", "LM head", "positions", "norms, biases" or UNREAD.
         stored: such as "bfloat16", "GPTQ 4 bits, groups of 128, symmetric" or "Q4_K".
         held: the format in the engine's memory; empty where it is not read.
         exact: whether every weight keeps its value.
@@ -168,7 +173,10 @@ def weights_of_gguf(tensors: Iterable[tuple[str, GgufTensor]], dtype: str) -> li
 
 def _grouped(matrices: Iterable[_Stored], dtype: str) -> list[Weights]:
     parts: dict[str, list[_Stored]] = defaultdict(list)  # by the matrix that they are fused to
-    for matrix in matrices:
+    for stored in matrices:
+        matrix = stored
+        if _FLOAT.search(matrix.name) and matrix.rule and matrix.rule.held not in FLOATS.values():
+            matrix = dataclasses.replace(matrix, rule=Rule("dtype", "decoded to the dtype"))
         key = matrix.name
         for pattern, together in () if matrix.is_vector else _FUSED:
             key = pattern.sub(together, key)
@@ -193,7 +201,7 @@ def _keeps_order(members: list[_Stored], rules: list[Rule]) -> bool:
     if not any(rule.order for rule in rules):
         return True
     are_alike = len({(rule.order, rule.held) for rule in rules}) == 1
-    return are_alike and _part_of(members[0]) in ("attention", "MLP")
+    return are_alike and _part_of(members[0]) in ("attention", "recurrent", "MLP")
 
 
 def _group_of(matrix: _Stored, held: str, dtype: str) -> _Group:
@@ -244,7 +252,7 @@ def _part_of(matrix: _Stored) -> str:
 
 
 def _read_gguf(name: str, tensor: GgufTensor, dtype: str) -> _Stored:
-    is_vector = len(tensor.shape) == 1
+    is_vector = _is_vector(tensor.shape)
     kind = tensor.integer_type
     if kind is not None:
         rule = gguf_rule(tensor.type_name, kind, is_scaled=tensor.factors != (1.0,))
@@ -255,11 +263,16 @@ def _read_gguf(name: str, tensor: GgufTensor, dtype: str) -> _Stored:
     return _of_shape(name, tensor.type_name, rule, tensor.shape, tensor.num_bytes)
 
 
+def _is_vector(shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is a vector, or convolutions of one channel each."""
+    return len(shape) < 2 or (len(shape) == 3 and shape[1] == 1)
+
+
 def _of_shape(
     name: str, label: str, rule: Rule | None, shape: tuple[int, ...], stored_bytes: int
 ) -> _Stored:
     """A tensor of a vector, a matrix or a stack of matrices."""
-    if len(shape) < 2 or name.endswith("bias"):
+    if _is_vector(shape) or name.endswith("bias"):
         size = math.prod(shape)
         return _Stored(name, label, rule, 1, size, 1, stored_bytes, is_vector=True)
     *stack, rows, inputs = shape
@@ -278,7 +291,7 @@ def _read(name: str, tensors: Mapping[str, StoredTensor], dtype: str) -> _Stored
     main = tensors.get(".weight", tensors.get(""))
     if main is not None and main.dtype in FLOATS:
         stored = FLOATS[main.dtype]
-        rule = float_rule(stored, dtype, len(main.shape) < 2)
+        rule = float_rule(stored, dtype, _is_vector(main.shape))
         return _of_shape(name, stored, rule, main.shape, stored_bytes)
     main = main or next(iter(tensors.values()))
     return _of_shape(name, main.dtype, None, main.shape, stored_bytes)

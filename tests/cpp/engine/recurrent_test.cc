@@ -164,6 +164,19 @@ TEST_P(RecurrentTest, DraftersOfEveryKindChangeNoBit) {
   }
 }
 
+// What plain decoding says is what a draft's row says.
+TEST_P(RecurrentTest, RightDraftsAreAllAccepted) {
+  std::vector<Asked> asked = mixed_requests();
+  // Not those whose prompt has several answers.
+  std::erase_if(asked, [](const Asked& one) { return one.params.n > 1 || one.id == "r7"; });
+  const auto drafter = drafter_that_knows(expected(), asked, /*is_always_right=*/true);
+  Engine engine(testing::with_drafter(config(), testing::custom(drafter), 5));
+  testing::run_to_end(engine, asked);
+  const AcceptanceStats acceptance = engine.stats().acceptance;
+  EXPECT_EQ(acceptance.num_accepted_tokens, acceptance.num_draft_tokens);
+  EXPECT_GT(acceptance.num_draft_tokens, 200);
+}
+
 // Prompts that share one more token with what is cached each time; few states are kept.
 TEST_P(RecurrentTest, PrefixHitsOfEveryLengthChangeNoBit) {
   EngineConfig cached = config();

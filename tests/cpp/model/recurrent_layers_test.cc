@@ -196,22 +196,23 @@ TEST(RecurrentFamily, ReadsGranite) {
   EXPECT_TRUE(!other.conv_bias && other.mixer_bias);
 }
 
-TEST(RecurrentFamily, StagesHaveTheirLayersStates) {
+TEST(RecurrentFamily, RanksDoNotShareMamba2) {
+  const ModelConfig config = load(
+      config_json("GraniteMoeHybridForCausalLM",
+                  std::string(kGraniteMamba) + R"(,"layer_types":["mamba","attention","mamba"])"));
+  EXPECT_EQ(tensor_parallel_sizes(config), std::vector{1});
+  const auto error = testing::error_of<InvalidArgument>([&] { ModelShard(config, 2); });
+  EXPECT_EQ(error.field(), "tensor_parallel_size");
+  EXPECT_TRUE(has_text(error.what(), "the layers of GraniteMoeHybridForCausalLM"));
+}
+
+TEST(RecurrentFamily, StagesHaveTheStatesOfTheirLayers) {
   const ModelConfig config =
       load(config_json("Lfm2ForCausalLM", R"(,"layer_types":["conv","conv","full_attention"])"));
   const ModelShard first(config, {.stage = 0, .num_stages = 2});
   EXPECT_EQ(first.config_of_share(config).layers[0].state, config.layers[0].state);
   const ModelShard last(config, {.stage = 1, .num_stages = 2});
   EXPECT_EQ(last.config_of_share(config).layers[1].heads, config.layers[2].heads);
-}
-
-TEST(RecurrentFamily, RanksDoNotShareMamba2) {
-  const ModelConfig config = load(config_json(
-      "GraniteMoeHybridForCausalLM", R"(,"layer_types":["mamba","attention","mamba"])"));
-  EXPECT_EQ(tensor_parallel_sizes(config), std::vector{1});
-  const auto error = testing::error_of<InvalidArgument>([&] { ModelShard(config, 2); });
-  EXPECT_EQ(error.field(), "tensor_parallel_size");
-  EXPECT_TRUE(has_text(error.what(), "layers of GraniteMoeHybridForCausalLM"));
 }
 
 class RefusedByRecurrentFamily : public ::testing::TestWithParam<Refusal> {};

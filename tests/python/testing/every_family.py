@@ -79,9 +79,27 @@ SIZES: Settings = {
 }
 # Set where a class has a value of its own; where its default is None, the sweep sets them.
 SIZES_IF_SET: Settings = {"sliding_window": 24, "n_group": 2, "topk_group": 1}
+GATED_DELTA: Settings = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 # What a model type needs beyond that to be a transformer at these sizes.
 OVERRIDES: dict[str, Settings] = {
-    "granitemoehybrid": {"layer_types": ["full_attention"] * NUM_LAYERS},
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 2,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "qwen3_5_moe_text": GATED_DELTA,
+    "qwen3_5_text": GATED_DELTA,
+    "qwen3_next": GATED_DELTA,
     "helium": {"head_dim": 16},
     "gemma3n_text": {
         "hidden_size_per_layer_input": 16,
@@ -240,9 +258,14 @@ def families() -> dict[str, Family]:
 
 
 def known_families() -> dict[str, Family]:
-    """Those that the engine has."""
+    """Those that the engine has, without configs of a whole that name its text part's class."""
     known = set(_core.known_architectures())
-    return {name: family for name, family in families().items() if family.architecture in known}
+    return {
+        name: family
+        for name, family in families().items()
+        if family.architecture in known
+        and "text_config" not in family.config_class.sub_configs_defaults
+    }
 
 
 def refusal_of_class(family: Family, directory: Path) -> str:

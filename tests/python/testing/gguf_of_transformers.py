@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedConfig
 
+from gguf_of_recurrent import is_recurrent, recurrent_metadata, recurrent_parts
+
 EXPERT_PARTS = {
     "w1": "gate", "w2": "down", "w3": "up",
     "gate_proj": "gate", "down_proj": "down", "up_proj": "up",
@@ -22,6 +24,7 @@ RENAMED = {
     "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
     "altup.correct_output_scale": "altup_correct_scale.weight",
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
@@ -35,17 +38,24 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss", "olmo3": "olmo2", "granitemoeshared": "granitemoe",
     "qwen2_moe": "qwen2moe", "ernie4_5_moe": "ernie4_5-moe", "cohere": "command-r",
     "ministral3": "mistral3", "hunyuan_v1_dense": "hunyuan-dense", "glm4_moe": "glm4moe",
+    "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
 # Families whose rows of q and k llama.cpp's converter puts in pairs.
 PAIRED = (
     "llama", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "smollm3",
     "mistral", "ministral3", "arcee", "minicpm",
 )  # fmt: skip
-NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "nemotron")
+NORMS_PLUS_ONE = (
+    *("gemma", "gemma2", "gemma3_text", "nemotron"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+)
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
     if config.model_type == "granitemoehybrid":
+        if any(is_recurrent(config)):
+            return "granitehybrid"
         return "granitemoe" if config.num_local_experts else "granite"
     return ARCHITECTURES.get(config.model_type, config.model_type)
 
@@ -114,7 +124,8 @@ def gguf_tensors(
     has_experts = bool(getattr(config, "num_local_experts", 0))
     for name in sorted(weights, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
         values = weights[name].float().numpy()
-        if kind in NORMS_PLUS_ONE and name.endswith("norm.weight"):
+        is_norm = name.endswith("norm.weight") and "linear_attn" not in name
+        if kind in NORMS_PLUS_ONE and is_norm:
             values = values + 1
         layer = re.fullmatch(r"(?:model|gpt_neox)\.layers\.(\d+)\.(.*)", name)
         expert = re.fullmatch(r".*experts\.\d+\.(\w+)\.weight", name)
@@ -124,7 +135,9 @@ def gguf_tensors(
             stack = f"blk.{layer[1]}.ffn_{EXPERT_PARTS[expert[1]]}_exps.weight"
             stacks.setdefault(stack, []).append(values)
             continue
-        parts = taken_apart(layer[2], values, has_experts) if layer else {}
+        parts = recurrent_parts(layer[2], values, config) if layer else {}
+        if layer and not parts:
+            parts = taken_apart(layer[2], values, has_experts)
         if layer and parts:
             tensors |= {
                 f"blk.{layer[1]}.{part}": part_values for part, part_values in parts.items()
@@ -340,18 +353,35 @@ def _granite_metadata(config: PreTrainedConfig) -> dict[str, Any]:
     if shared_size:
         metadata[".expert_shared_feed_forward_length"] = shared_size
     if config.model_type == "granitemoehybrid":
-        metadata |= {
-            ".rope.scaling.finetuned": True,
-            ".attention.head_count_kv": [config.num_key_value_heads] * config.num_hidden_layers,
-            ".ssm.conv_kernel": 4,
-            ".ssm.state_size": 16,
-            ".ssm.group_count": 1,
-            ".ssm.inner_size": 2 * config.hidden_size,
-            ".ssm.time_step_rank": 4,
-        }
+        metadata |= recurrent_metadata(config)
     if config.model_type == "granitemoehybrid" and not config.num_local_experts:
         metadata[".feed_forward_length"] = shared_size
     return metadata
+
+
+def _lfm2_moe_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    return (
+        recurrent_metadata(config)
+        | _expert_size(config)
+        | {
+            ".leading_dense_block_count": config.num_dense_layers,
+            ".expert_gating_func": 2,
+            ".expert_weights_scale": config.routed_scaling_factor,
+        }
+    )
+
+
+def _qwen35_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    sections = config.rope_parameters.get("mrope_section", [11, 11, 10])
+    return recurrent_metadata(config) | {".rope.dimension_sections": [*sections, 0]}
+
+
+def _qwen35_moe_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    return _qwen35_metadata(config) | _qwen2_moe_metadata(config)
+
+
+def _qwen3_next_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    return recurrent_metadata(config) | _qwen2_moe_metadata(config)
 
 
 def _cohere_metadata(config: PreTrainedConfig) -> dict[str, Any]:
@@ -432,12 +462,17 @@ OF_FAMILIES: dict[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
     "granitemoe": _granite_metadata,
     "granitemoeshared": _granite_metadata,
     "granitemoehybrid": _granite_metadata,
+    "lfm2": recurrent_metadata,
+    "lfm2_moe": _lfm2_moe_metadata,
     "ministral3": _ministral3_metadata,
     "nemotron": _nemotron_metadata,
     "olmo3": _pattern_metadata,
     "phi3": _phi3_metadata,
     "qwen2_moe": _qwen2_moe_metadata,
+    "qwen3_5_moe_text": _qwen35_moe_metadata,
+    "qwen3_5_text": _qwen35_metadata,
     "qwen3_moe": _expert_size,
+    "qwen3_next": _qwen3_next_metadata,
     "smollm3": _rotated_whole,
     "stablelm": _residual_metadata,
 }

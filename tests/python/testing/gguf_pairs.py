@@ -27,7 +27,7 @@ LLAMA3 = rope("llama3", **(make_checkpoints.LLAMA3 | {"original_max_position_emb
 
 # A file has no scale of Gemma's queries: it is that of the heads' width. Nor has it what all models
 # of a family have: the window of StarCoder2, the range of gpt-oss' positions. Of Gemma 3n it has no
-# size of the table of layers.
+# size of the table of layers, and of LFM2 the size of MLPs as it is after all adjustments.
 MODELS = {
     "granite": VARIANTS["granite"],
     "granite_biases": VARIANTS["granite_biases"],
@@ -70,6 +70,17 @@ MODELS = {
     "granite_moe_shared": VARIANTS["granite_moe_shared"],
     "granite_hybrid_dense": changed("granite_hybrid_dense", num_experts_per_tok=0),
     "granite_hybrid_moe": changed("granite_hybrid_moe", position_embedding_type="rope"),
+    "granite_mamba": changed("granite_mamba", position_embedding_type="nope", intermediate_size=80),
+    "granite_mamba_moe": VARIANTS["granite_mamba_moe"],
+    "lfm2": VARIANTS["lfm2"],
+    "lfm2_biases": changed(
+        "lfm2_biases", block_auto_adjust_ff_dim=False, block_ffn_dim_multiplier=1.0
+    ),
+    "lfm2_moe": changed("lfm2_moe", tie_word_embeddings=True),
+    "qwen3_next": VARIANTS["qwen3_next"],
+    "qwen3_5": VARIANTS["qwen3_5"],
+    "qwen3_5_half_rotated": VARIANTS["qwen3_5_half_rotated"],
+    "qwen3_5_moe": VARIANTS["qwen3_5_moe"],
     "seed_oss": VARIANTS["seed_oss"],
     "exaone4": VARIANTS["exaone4"],
     "exaone4_full": changed("exaone4_full", **LLAMA3),

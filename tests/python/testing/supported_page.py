@@ -61,7 +61,6 @@ REASONS = {
     "blt": "patches of bytes in place of tokens",
     "cohere_compass_text": ENCODER,
     "hrm_text": "layers that a token passes several times",
-    "lfm2": RECURRENT,
     "moshi": MULTIMODAL,
     "recurrent_gemma": RECURRENT,
     "rwkv": RECURRENT,
@@ -120,7 +119,8 @@ def refusals() -> dict[str, list[str]]:
 
 def name_of(family: Family) -> str:
     """The class, with the model type where it has several."""
-    several = [other for other in families().values() if other.architecture == family.architecture]
+    known = known_families().values()
+    several = [other for other in known if other.architecture == family.architecture]
     name = family.architecture.removesuffix(SUFFIX)
     return name if len(several) == 1 else f"{name} ({family.model_type})"
 

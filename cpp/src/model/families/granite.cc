@@ -153,7 +153,7 @@ void parse_mamba(const JsonFields& fields, ModelConfig& config) {
       [](int) { return true; }, config);
   config.mixer_norm_groups = state.num_key_heads;
   config.mixer_bias = fields.get_bool("mamba_proj_bias", false);
-  config.conv_bias = fields.get_bool("mamba_conv_bias", true);
+  config.conv_bias = !fields.is_null("mamba_conv_bias") && fields.get_bool("mamba_conv_bias", true);
   check_step_limit(fields);
   if (config.activation != Activation::kSilu) {
     fields.fail("hidden_act", "only silu is implemented, which the convolutions have, too");

@@ -173,9 +173,24 @@ def test_parameters_are_counted_once(checkpoint: Checkpoint, variant: str) -> No
         "gemma2", "gemma3", "phi3_longrope", "qwen3_moe", "granite", "olmo2", "gpt_neox",
         "cohere2", "gpt_oss", "glm4_moe", "qwen2_moe", "hunyuan_dense", "apertus", "ministral3",
         "exaone4", "granite_swa", "gemma3n", "gemma4_effective", "gemma4_moe",
-        "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "granite_mamba", "granite_mamba_moe",
     ],
 )  # fmt: skip
 def test_speculation_changes_no_answer(checkpoint: Checkpoint, variant: str, sampling: str) -> None:
     setting = Setting(checkpoint(variant), VOCAB_SIZE, "float32", 40)
     check(setting, sampling, speculative("merged", setting.model, 4, 2)).close()
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "t1"])
+@pytest.mark.parametrize(
+    "variant",
+    ["lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "granite_mamba", "granite_mamba_moe"],
+)
+def test_speculation_changes_no_answer_of_recurrent_models(
+    checkpoint: Checkpoint, variant: str, sampling: str
+) -> None:
+    """Which do not draft themselves."""
+    setting = Setting(checkpoint(variant), VOCAB_SIZE, "float32", 40)
+    config = speculative("merged", checkpoint("llama"), 4, 2)
+    with check(setting, sampling, config) as engine:
+        metrics = engine.stats().speculative_decoding
+        assert metrics is not None and metrics.num_accepted_draft_tokens > 0
