@@ -44,7 +44,7 @@ class DeviceRecurrentModels : public ::testing::TestWithParam<Case> {
     config.device = std::get<0>(GetParam());
     config.dtype = std::get<2>(GetParam());
     config.block_size = 16;
-    config.max_model_len = 128;
+    config.max_model_len = 112;
     config.num_kv_blocks = 64;
     config.max_num_seqs = 4;
     config.max_num_batched_tokens = 64;
@@ -64,7 +64,7 @@ TEST_P(DeviceRecurrentModels, NeitherDraftsNorNeighboursNorChunksNorPreemptionsC
     answers = run_alone(engine, requests);
   }
   int64_t num_accepted = 0, num_preemptions = 0;
-  for (const auto& [num_rows, num_blocks, width] : {std::tuple{13, 9, 3}, {64, 64, 1}}) {
+  for (const auto& [num_rows, num_blocks, width] : {std::tuple{13, 7, 3}, {64, 64, 1}}) {
     SCOPED_TRACE(str_cat(num_rows, " rows, ", num_blocks, " blocks, width ", width));
     EngineConfig drafting =
         with_drafter(config(), custom(drafter_that_knows(answers, requests)), 5, width);
