@@ -10,6 +10,7 @@
 
 #include "specdec/error.h"
 #include "testing/thrown.h"
+#include "testing/with_drafter.h"
 
 namespace specdec {
 namespace {
@@ -242,7 +243,7 @@ TEST(Sizes, SequencesHaveRoomForTheirStates) {
   EXPECT_EQ(fit_num_seqs(config, {.slot = kGiB / 8}, memory), 16);
   EXPECT_EQ(fit_num_seqs(config, {.slot = 1000}, memory), 64);
   EXPECT_EQ(fit_num_seqs(config, {.slot = 5 * kGiB}, memory), 1);
-  config.speculative.drafters = {{.method = DraftMethod::kNgram}};
+  config.speculative.drafters = {testing::drafter_of(DraftMethod::kNgram)};
   config.speculative.num_speculative_tokens = 4;
   EXPECT_EQ(fit_num_seqs(config, {.slot = kGiB / 8, .record = kGiB / 64}, memory), 8);
 }
@@ -252,8 +253,10 @@ TEST(Sizes, StatesOfPrefixesTakeTheMemoryOfTheCache) {
   config.max_num_seqs = 4;
   config.speculative = {};
   ModelConfig model;
-  model.layers = {{.heads = {.num_heads = 4, .num_kv_heads = 2, .head_dim = 16}},
-                  {.mixer = Mixer::kShortConv, .state = {.conv_channels = 640, .conv_width = 3}}};
+  model.layers.resize(2);
+  model.layers[0].heads = {.num_heads = 4, .num_kv_heads = 2, .head_dim = 16};
+  model.layers[1].mixer = Mixer::kShortConv;
+  model.layers[1].state = {.conv_channels = 640, .conv_width = 3};
   const KvFormat format = {.block_size = 16, .dtype = DType::kF32};
   const StateBytes bytes = {.slot = 640 * 2 * 4};
   const MemoryInfo memory = {.total_bytes = 64 * kGiB, .free_bytes = 8 * kGiB};
