@@ -25,6 +25,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     **_MODELS,
     # A draft as cheap as an EAGLE head: one layer of the 1B and its vocabulary.
     "llama-one-layer": _MODELS["llama-3.2-1b"] | {"num_hidden_layers": 1},
+    # A draft for Qwen3.5's vocabulary: the 1B's layer.
+    "qwen3.5-one-layer": _MODELS["llama-3.2-1b"]
+    | {"num_hidden_layers": 1, "vocab_size": _MODELS["qwen3.5-4b"]["vocab_size"]},
     "tiny-draft": _MODELS["tiny"] | {"num_hidden_layers": 1},
     "llama-3.2-1b-eagle3": _eagle3_head("llama-3.2-1b", 32000, [2, 8, 13]),
     "llama-3.1-8b-eagle3": _eagle3_head("llama-3.1-8b", 32000, [2, 16, 29]),

@@ -24,7 +24,7 @@ METRICS = (
 )
 
 
-def profile(kernel: str, rows: int) -> Callable[[Context], Data]:
+def profile(kernel: str, rows: int, weight_format: str = "act") -> Callable[[Context], Data]:
     """Counters of two launches of a kernel in the gate and up projection of the 8B."""
 
     def run(context: Context) -> Data:
@@ -36,7 +36,7 @@ def profile(kernel: str, rows: int) -> Callable[[Context], Data]:
         if not program.is_file():
             raise NotRunError("cuda_kernel_bench was not built")
         bench = [str(program), "--device=cuda", f"--rows={rows}"]
-        bench.append("--filter=gate_up Llama-3.1-8B act")
+        bench += [f"--format={weight_format}", f"--filter=gate_up Llama-3.1-8B {weight_format}"]
         metrics = list(METRICS)
         for _ in range(2):
             command = [tool, "--clock-control", "none", "--csv", "--print-units", "base"]
@@ -45,7 +45,7 @@ def profile(kernel: str, rows: int) -> Callable[[Context], Data]:
             finished = execute(context, context.step, [*command, *bench], show=False)
             records = parse(finished.output)
             if records or finished.cut:
-                return {"rows": rows, "records": records, "cut": finished.cut}
+                return {"rows": rows, "format": weight_format, "records": records, "cut": finished.cut}
             # Not every GPU has every metric, and ncu then measures none.
             known = [name for name in metrics if name not in errors(finished.output)]
             if known in ([], metrics):
@@ -57,6 +57,7 @@ def profile(kernel: str, rows: int) -> Callable[[Context], Data]:
 
 
 few_rows = profile("few_rows_kernel", 8)
+few_rows_int8 = profile("few_rows_kernel", 4, "int8")
 many_rows = profile("many_rows_kernel", 512)
 
 

@@ -242,7 +242,9 @@ def kernels(report: Data) -> list[str]:
             number(record.get("gflop_per_s", 0) / 1e3),
         )
         for record in records_of(
-            report, "kernels-8b", "kernels-1b", "kernels-int8", "kernels-int4", "sampler"
+            report,
+            *(f"kernels-{model}" for model in ("8b", "1b", "int8", "int4", "fp8")),
+            "sampler",
         )
     ]
     if not rows:
@@ -293,13 +295,14 @@ def counters(report: Data) -> list[str]:
     rows = [
         (
             record["kernel"][:40],
+            report["steps"][step]["data"].get("format", "act"),
             report["steps"][step]["data"]["rows"],
             *(number(record.get(metric), 4) for metric in METRICS),
         )
-        for step in ("ncu-few-rows", "ncu-many-rows")
+        for step in ("ncu-few-rows", "ncu-int8", "ncu-many-rows")
         for record in records_of(report, step)
     ]
-    return ["## Counters", "", *table(["kernel", "rows", *METRICS], rows)] if rows else []
+    return ["## Counters", "", *table(["kernel", "weights", "rows", *METRICS], rows)] if rows else []
 
 
 def torch(report: Data) -> list[str]:
@@ -413,6 +416,7 @@ def render(report: Data) -> str:
     steps_8b = ("steps-8b", "steps-8b-batches", "steps-8b-long")
     lines += passes(report, steps_8b, "Passes of Llama-3.1-8B")
     lines += passes(report, ["steps-1b"], "Passes of Llama-3.2-1B")
+    lines += passes(report, ["steps-experts"], "Passes of Qwen3-30B-A3B")
     lines += heads(report, "heads-8b", "Passes of an EAGLE-3 head of Llama-3.1-8B")
     lines += heads(report, "heads-1b", "Passes of an EAGLE-3 head of Llama-3.2-1B")
     lines += launches(report)

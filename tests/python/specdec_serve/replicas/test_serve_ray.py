@@ -227,22 +227,19 @@ def test_replicas_come_and_go_with_the_queue(
             "max_replicas": 2,
             "target_ongoing_requests": 2,
             "upscale_delay_s": 0.2,
-            "downscale_delay_s": 0.5,
+            "downscale_delay_s": 2.0,
             "metrics_interval_s": 0.2,
             "look_back_period_s": 1.0,
         },
     )
     serve.run(app, name=SCALED, route_prefix="/scaled")
     [first] = _pids(SCALED)
+    before: dict[int, int] = {}
     expected = _without_cached(streamed(undisturbed, "sampled", NUM_TOKENS))
     load = Load(lambda: _stream(cluster, "sampled", NUM_TOKENS, "/scaled"))
     try:
         load.run(8)
-        _wait_until(lambda: len(_pids(SCALED)) == 2)
-        [second] = set(_pids(SCALED)) - {first}
-        _wait_until(lambda: _states(SCALED) == {"RUNNING": 2})
-        loaded = _ticks(second)
-        _wait_until(lambda: _ticks(second) > loaded + 50)  # it has its part of the streams
+        _wait_until(lambda: _another_works(first, before))  # it has its part of the streams
         load.run(2)  # as many as one replica is to have
         _wait_until(lambda: len(_pids(SCALED)) == 1)
     finally:
@@ -366,6 +363,22 @@ def _pids_of(title: str) -> list[int]:
             ):
                 found.append(int(folder.name))
     return found
+
+
+def _another_works(first: int, before: dict[int, int]) -> bool:
+    """Whether a running replica other than `first` has used half a second since it ran.
+
+    Ray may replace the second replica where a slow machine reports the queue late. `before` has the
+    ticks of each replica when it was first seen running.
+    """
+    if _states(SCALED) != {"RUNNING": 2}:
+        return False
+    for pid in set(_pids(SCALED)) - {first}:
+        with contextlib.suppress(OSError):  # a replica that has ended meanwhile
+            ticks = _ticks(pid)
+            if ticks > before.setdefault(pid, ticks) + 50:
+                return True
+    return False
 
 
 def _ticks(pid: int) -> int:
