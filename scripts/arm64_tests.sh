@@ -32,6 +32,7 @@ add_run max specdec_cpu_pointwise_test "$two_sets" "$jobs"
 add_run max specdec_sampler_test '-*Distribution*:*PlantedRule*:NoisePairs*:Noise.*' "$jobs"
 add_run max specdec_precisions_test '*' "$jobs"
 add_run max specdec_cpu_moe_test
+add_run max specdec_cpu_recurrent_test "$two_sets" "$jobs"
 add_run max specdec_simd_test
 add_run max specdec_core_test '*'
 # Plain NEON, and dot products without anything later.

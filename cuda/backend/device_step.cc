@@ -48,6 +48,7 @@ void CudaDeviceStep::allocate() {
   const size_t grown = grows_trees() ? seats : 0;
   const size_t capacity = width * (1 + nodes);  // children of the root and of each node that runs
   const size_t weighed_rows = is_weighed ? rows : 0;
+  const size_t state_seats = config_.has_states ? seats : 0;
   const size_t draft_head_rows = has_draft_head() ? rows : 0;
   memory_ = {.state = seats_.state(),
              .batch = {.token_ids = layout_.array<int32_t>(rows),
@@ -68,6 +69,12 @@ void CudaDeviceStep::allocate() {
                        .attempts = layout_.array<VerifyAttempt>(rows),
                        .cu_attempts = layout_.array<int32_t>(seats + 1),
                        .targets = layout_.array<float>(weighed_rows * vocab, "distributions")},
+             .states = {.slots_in = layout_.array<int32_t>(state_seats),
+                        .cu_pending = layout_.array<int32_t>(config_.has_states ? seats + 1 : 0),
+                        .pending = layout_.array<int32_t>(state_seats * nodes),
+                        .cu_stores = layout_.array<int32_t>(config_.has_states ? seats + 1 : 0),
+                        .stores = layout_.array<StateStore>(2 * state_seats),
+                        .records = layout_.array<int32_t>(config_.has_states ? rows : 0)},
              .growths = {.seats = layout_.array<StepGrowth>(grown),
                          .nodes = layout_.array<StepTreeNode>(grown * capacity),
                          .frontiers = layout_.array<StepFrontier>(grown * width),
@@ -172,6 +179,7 @@ void CudaDeviceStep::launch(const DeviceStepPlan& plan) {
     SPECDEC_CHECK(config_.accepts_trees || !shape.has_host_drafts);
     seats_.set_drafts(plan);
   }
+  seats_.set_kept_slots(plan.kept_slots);
   reports_.reserve(shape);
   if (shape.num_logprobs >= 0 && shape.any_edits) {
     layout_.reserve(processed_, "logprobs of device steps");
@@ -193,6 +201,17 @@ StepParams CudaDeviceStep::params(const StepShape& shape, int num_rows, int pass
   params.memory.masks = shape.has_masks ? seats_.masks() : nullptr;
   params.memory.batch.max_rows = num_rows;
   return params;
+}
+
+RecurrentRows CudaDeviceStep::recurrent_rows() const {
+  const StepStates& states = memory_.states;
+  return {.slots_in = states.slots_in,
+          .cu_pending = states.cu_pending,
+          .pending = states.pending,
+          .cu_stores = states.cu_stores,
+          .stores = states.stores,
+          .parents = memory_.trees.parents,
+          .records = states.records};
 }
 
 BatchView CudaDeviceStep::view(const StepShape& shape, int num_rows, bool has_trees) const {
@@ -234,7 +253,9 @@ void CudaDeviceStep::forward(const Model& model, const BatchView& rows, PassRows
 void CudaDeviceStep::verify(const StepShape& shape) {
   const bool has_trees = shape.has_host_drafts || grew_trees(shape);
   const StepParams params = this->params(shape, shape.num_rows);
-  forward(target_, view(shape, shape.num_rows, has_trees), PassRows::kVerify, params);
+  BatchView rows = view(shape, shape.num_rows, has_trees);
+  if (config_.has_states) rows.recurrent = recurrent_rows();
+  forward(target_, rows, PassRows::kVerify, params);
   sample(shape, target_, shape.num_rows);
   if (!has_trees && !is_weighed(shape)) {
     return kernels_.step.walk_and_commit(backend_.stream(), params, walk_params(shape));

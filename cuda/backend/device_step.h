@@ -43,6 +43,7 @@ class CudaDeviceStep final : public DeviceStep {
 
   StepParams params(const StepShape& shape, int num_rows, int pass = 0) const;
   BatchView view(const StepShape& shape, int num_rows, bool has_trees) const;
+  RecurrentRows recurrent_rows() const;
   void draft(const StepShape& shape);
   // Makes the rows in the arrays that `params` names, and runs them through the model.
   void forward(const Model& model, const BatchView& rows, PassRows kind, const StepParams& params);

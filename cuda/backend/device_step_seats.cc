@@ -10,6 +10,17 @@ namespace {
 
 constexpr size_t kLeastListSize = 1 << 12;
 
+StepSeatState state_of(const DeviceSeatState& from) {
+  SPECDEC_CHECK_LE(from.pending.size(), static_cast<size_t>(kMaxStepDrafts));
+  StepSeatState state = {.slot = from.slot,
+                         .first_records = {from.first_records[0], from.first_records[1]},
+                         .kept_slot = -1,
+                         .num_pending = static_cast<int32_t>(from.pending.size()),
+                         .pending = {}};
+  std::ranges::copy(from.pending, state.pending);
+  return state;
+}
+
 }  // namespace
 
 SeatTable::SeatTable(CudaBackend& backend, const StepKernels& kernels,
@@ -22,6 +33,7 @@ SeatTable::SeatTable(CudaBackend& backend, const StepKernels& kernels,
   const auto seats = static_cast<size_t>(config.num_seats);
   state_ = {.seats = layout_.array<StepSeat>(seats),
             .drafts = layout_.array<SeatDrafts>(seats),
+            .states = layout_.array<StepSeatState>(config.has_states ? seats : 0),
             .block_tables = layout_.array<int32_t>(seats * config.max_blocks_per_request),
             .num_seats = config.num_seats,
             .max_blocks = config.max_blocks_per_request,
@@ -65,6 +77,7 @@ bool SeatTable::set(std::span<const DeviceSeat> seats) {
   SPECDEC_CHECK_LE(seats.size(), static_cast<size_t>(state_.num_seats));
   SampleLists lists;
   std::vector<StepSeat> records(state_.num_seats);
+  std::vector<StepSeatState> states(state_.states != nullptr ? state_.num_seats : 0);
   std::vector<NewBlock> blocks;
   std::vector<SeatTokenCount> counts;
   any_edits_ = false;
@@ -72,6 +85,7 @@ bool SeatTable::set(std::span<const DeviceSeat> seats) {
   for (int i = 0; i < static_cast<int>(seats.size()); ++i) {
     const DeviceSeat& seat = seats[i];
     records[i] = record_of(i, seat, lists);
+    if (!states.empty()) states[i] = state_of(seat.state);
     const auto num_blocks = static_cast<int>(seat.blocks.size());
     SPECDEC_CHECK_LE(num_blocks, state_.max_blocks);
     for (int index = 0; index < num_blocks; ++index) {
@@ -87,6 +101,9 @@ bool SeatTable::set(std::span<const DeviceSeat> seats) {
   const bool moved = upload(lists);
   Staging& staging = backend_.staging();
   staging.upload_to(state_.seats, records.data(), records.size() * sizeof(StepSeat));
+  if (state_.states != nullptr) {
+    staging.upload_to(state_.states, states.data(), states.size() * sizeof(StepSeatState));
+  }
   change({.blocks = staging.upload(std::span<const NewBlock>(blocks)),
           .num_blocks = static_cast<int32_t>(blocks.size()),
           .counts = staging.upload(std::span<const SeatTokenCount>(counts)),
@@ -145,6 +162,11 @@ void SeatTable::set_masks(std::span<const HostMasks> masks, std::span<SeatDrafts
 void SeatTable::add_blocks(std::span<const NewBlock> blocks) {
   change({.blocks = backend_.staging().upload(blocks),
           .num_blocks = static_cast<int32_t>(blocks.size())});
+}
+
+void SeatTable::set_kept_slots(std::span<const KeptSlot> slots) {
+  change({.kept_slots = backend_.staging().upload(slots),
+          .num_kept_slots = static_cast<int32_t>(slots.size())});
 }
 
 void SeatTable::deactivate(std::span<const int> seats) {

@@ -19,6 +19,8 @@ class SeatTable {
   void deactivate(std::span<const int> seats);
   // Copies the host's drafts, or none, and its masks to the seats, for one step.
   void set_drafts(const DeviceStepPlan& plan);
+  // For the step that is launched next.
+  void set_kept_slots(std::span<const KeptSlot> slots);
 
   const StepState& state() const { return state_; }
   const int32_t* token_lists() const { return token_lists_; }

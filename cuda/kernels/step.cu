@@ -30,6 +30,16 @@ __device__ void append_token(const int32_t* token_lists, StepSeat& seat, int32_t
   }
 }
 
+// The slot has read the committed row; accepted drafts wait in their records.
+__device__ void advance_state(StepSeatState& state, const int32_t* nodes, int num_accepted) {
+  const int32_t first_record = state.first_records[0];
+  for (int i = 0; i < num_accepted; ++i) state.pending[i] = first_record + nodes[i] - 1;
+  state.num_pending = num_accepted;
+  state.first_records[0] = state.first_records[1];
+  state.first_records[1] = first_record;
+  state.kept_slot = -1;
+}
+
 __device__ void commit_seat(const StepParams& params, int index, StepReport& report) {
   const StepMemory& memory = params.memory;
   StepSeat& seat = memory.state.seats[index];
@@ -62,6 +72,9 @@ __device__ void commit_seat(const StepParams& params, int index, StepReport& rep
     append_token(memory.token_lists, seat, token);
   }
   report.num_tokens = num_emitted;
+  if (memory.state.states != nullptr) {
+    advance_state(memory.state.states[index], nodes, seat.is_active != 0 ? num_accepted : 0);
+  }
 }
 
 // Threads of a block that walks trees first, a warp per tree.
@@ -112,6 +125,9 @@ __global__ void __launch_bounds__(kStepThreads) change_seats_kernel(ChangeSeatsP
     state.block_tables[static_cast<int64_t>(added.seat) * state.max_blocks + added.index] =
         added.block;
   }
+  if (i < params.num_kept_slots) {
+    state.states[params.kept_slots[i].seat].kept_slot = params.kept_slots[i].slot;
+  }
   if (i < params.num_counts) {
     const SeatTokenCount change = params.counts[i];
     state.seats[change.seat].count_table[change.token] = change.count;
@@ -127,7 +143,8 @@ void walk_and_commit(Stream& stream, const StepParams& params, const WalkParams&
   launch("walk_and_commit", stream, commit_kernel<true>, config, params, walk);
 }
 void change_seats(Stream& stream, const ChangeSeatsParams& params) {
-  const int num_changes = std::max({params.num_ended, params.num_blocks, params.num_counts});
+  const int num_changes =
+      std::max({params.num_ended, params.num_blocks, params.num_kept_slots, params.num_counts});
   if (num_changes == 0) return;
   LaunchConfig config = kOneStepBlock;
   config.grid.x = static_cast<unsigned>((num_changes + kStepThreads - 1) / kStepThreads);

@@ -40,6 +40,15 @@ struct StepSeat {
   int32_t* count_table;      // [vocab_size], which `sampling` reads; null without penalties
 };
 
+// The recurrent state of a seat's request: see DeviceSeatState. The commit advances it.
+struct StepSeatState {
+  int32_t slot;
+  int32_t first_records[2];
+  int32_t kept_slot;  // for the state that the next step may keep; -1: none
+  int32_t num_pending;
+  int32_t pending[kMaxStepDrafts];
+};
+
 // A seat's drafts in the step under way. Node 0 is the root, node i + 1 is draft i.
 struct SeatDrafts {
   int32_t depth_limit;  // how deep the draft model may draft for the seat
@@ -53,6 +62,7 @@ struct SeatDrafts {
 struct StepState {
   StepSeat* seats;        // [num_seats]
   SeatDrafts* drafts;     // [num_seats]
+  StepSeatState* states;  // [num_seats], or null: the target has no recurrent layers
   int32_t* block_tables;  // [num_seats, max_blocks]
   int32_t num_seats;
   int32_t max_blocks;
@@ -71,6 +81,16 @@ struct StepBatch {
   int64_t* feature_slots;    // [max_rows] for a draft head, as in BatchView; or null
   int64_t* state_slots;      // [max_rows] likewise
   int32_t max_rows;          // rows past those in use are padding
+};
+
+// RecurrentRows of the target's pass; StepTrees has the parents.
+struct StepStates {
+  int32_t* slots_in;    // [num_seats]
+  int32_t* cu_pending;  // [num_seats + 1]
+  int32_t* pending;     // [max_rows]
+  int32_t* cu_stores;   // [num_seats + 1]
+  StateStore* stores;   // [2 * num_seats]
+  int32_t* records;     // [max_rows]
 };
 
 // A node of a growing tree. The i-th is node i + 1; the root has no entry.
@@ -143,6 +163,7 @@ struct StepMemory {
   StepState state;
   StepBatch batch;
   StepTrees trees;
+  StepStates states;    // arrays only if the target has recurrent layers
   StepGrowths growths;  // arrays only if trees are grown, the shape always
   AcceptedDrafts accepted;
   // Samples of the last pass: one token each and, if trees are grown, candidates, best first.
@@ -194,6 +215,8 @@ struct ChangeSeatsParams {
   int32_t num_ended = 0;
   const NewBlock* blocks = nullptr;  // [num_blocks]
   int32_t num_blocks = 0;
+  const KeptSlot* kept_slots = nullptr;  // [num_kept_slots]
+  int32_t num_kept_slots = 0;
   const SeatTokenCount* counts = nullptr;  // [num_counts]
   int32_t num_counts = 0;
 };

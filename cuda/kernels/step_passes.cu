@@ -59,7 +59,7 @@ struct DraftPass {
       num_rows += num_rows_of(params, i);
     }
     StepCounts all;
-    int row = exclusive_scan({num_rows, 0}, &all).rows;
+    int row = exclusive_scan({.rows = num_rows}, &all).rows;
     const int total = all.rows;
     for (int i = mine.begin; i < mine.end; ++i) {
       const StepSeat& seat = state.seats[i];
@@ -149,7 +149,7 @@ struct TreePass {
     int num_rows = 0;
     for (int i = mine.begin; i < mine.end; ++i) num_rows += growths.seats[i].num_frontier;
     StepCounts all;
-    int row = exclusive_scan({num_rows, 0}, &all).rows;
+    int row = exclusive_scan({.rows = num_rows}, &all).rows;
     for (int i = mine.begin; i < mine.end; ++i) {
       const int num_frontier = growths.seats[i].num_frontier;
       batch.cu_rows[i] = row;
@@ -227,6 +227,33 @@ __device__ __forceinline__ void put_attempt(const StepMemory& memory, int index,
       .distribution = has_distribution ? first_distribution + node - 1 : -1};
 }
 
+// How many tokens the slot of seat `index` gets to read before the state that it keeps for the
+// prefix cache; 0: none is kept.
+__device__ __forceinline__ int num_kept_after(const StepState& state, int index) {
+  const StepSeatState& own = state.states[index];
+  if (own.kept_slot < 0) return 0;
+  const int end = state.seats[index].num_tokens;
+  const int begin = end - 1 - own.num_pending;
+  const int kept = kept_tokens(begin, end, state.block_size);
+  return kept > 0 ? kept - begin : 0;
+}
+
+// Writes how a seat's rows continue its recurrent state. `before`: what the seats before it have.
+__device__ __forceinline__ void put_state(const StepMemory& memory, int index, bool has_rows,
+                                          const StepCounts& before) {
+  const StepSeatState& own = memory.state.states[index];
+  const StepStates& states = memory.states;
+  states.cu_pending[index] = before.pending;
+  states.cu_stores[index] = before.stores;
+  states.slots_in[index] = has_rows ? own.slot : -1;
+  if (!has_rows) return;
+  for (int i = 0; i < own.num_pending; ++i) states.pending[before.pending + i] = own.pending[i];
+  StateStore* stores = states.stores + before.stores;
+  const int num_kept = num_kept_after(memory.state, index);
+  if (num_kept > 0) *stores++ = {num_kept, own.kept_slot};
+  *stores = {own.num_pending + 1, own.slot};
+}
+
 // The seat that a row belongs to: the last one whose first row is at or before it. Earlier seats
 // with the same first row have no rows.
 __device__ __forceinline__ int seat_of_row(const int32_t* first_rows, int num_seats, int row) {
@@ -256,8 +283,15 @@ struct VerifyPass {
     return params.num_passes > 0 && params.memory.growths.shape.width == 1;
   }
   // Valid once the seat has its last draft.
-  static __device__ __forceinline__ int num_rows_of(const StepState& state, int index) {
-    return state.seats[index].is_active != 0 ? 1 + state.drafts[index].num_drafts : 0;
+  static __device__ __forceinline__ StepCounts counts_of(const StepState& state, int index) {
+    if (state.seats[index].is_active == 0) return {};
+    const int num_drafts = state.drafts[index].num_drafts;
+    StepCounts counts = {.rows = 1 + num_drafts, .drafts = num_drafts};
+    if (state.states != nullptr) {
+      counts.pending = state.states[index].num_pending;
+      counts.stores = num_kept_after(state, index) > 0 ? 2 : 1;
+    }
+    return counts;
   }
 
   static __device__ __forceinline__ void make(const StepParams& params,
@@ -269,8 +303,7 @@ struct VerifyPass {
     const StepTrees& trees = memory.trees;
     if (threadIdx.x == 0) memory.times->verify = ptx::nanoseconds();
     const SeatRange mine = seats_of_thread(state.num_seats);
-    int num_rows = 0;
-    int num_drafts = 0;
+    StepCounts own;
     for (int i = mine.begin; i < mine.end; ++i) {
       SeatDrafts& drafts = state.drafts[i];
       if (!may_have_drafts(params, i)) {
@@ -279,11 +312,10 @@ struct VerifyPass {
       } else if (has_chains(params)) {
         add_to_chain(drafts, params.num_passes, memory.sampled[i]);
       }
-      num_rows += num_rows_of(state, i);
-      num_drafts += drafts.num_drafts;
+      own = own + counts_of(state, i);
     }
     StepCounts all;
-    StepCounts before = exclusive_scan({num_rows, num_drafts}, &all);
+    StepCounts before = exclusive_scan(own, &all);
     for (int i = mine.begin; i < mine.end; ++i) {
       const StepSeat& seat = state.seats[i];
       const SeatDrafts& drafts = state.drafts[i];
@@ -292,13 +324,17 @@ struct VerifyPass {
       trees.is_tree[i] = drafts.is_tree != 0;
       trees.seeds[i] = seat.sampling.seed;
       trees.cu_attempts[i] = before.drafts;
-      before.rows += num_rows_of(state, i);
-      before.drafts += drafts.num_drafts;
+      if (state.states != nullptr) put_state(memory, i, seat.is_active != 0, before);
+      before = before + counts_of(state, i);
     }
     const int total = all.rows;
     if (threadIdx.x == 0) {
       batch.cu_rows[state.num_seats] = total;
       trees.cu_attempts[state.num_seats] = all.drafts;
+      if (state.states != nullptr) {
+        memory.states.cu_pending[state.num_seats] = all.pending;
+        memory.states.cu_stores[state.num_seats] = all.stores;
+      }
     }
     __syncthreads();
     for (int row = threadIdx.x; row < total; row += kStepThreads) {
@@ -306,11 +342,16 @@ struct VerifyPass {
       const int node = row - first_rows[index];
       put_node(memory, index, node, row);
       if (node > 0) put_attempt(memory, index, node);
+      if (state.states != nullptr) {
+        memory.states.records[row] =
+            node > 0 ? state.states[index].first_records[0] + node - 1 : -1;
+      }
     }
     pad_rows(batch, total);
     for (int padding = total + threadIdx.x; padding < batch.max_rows; padding += kStepThreads) {
       batch.sample_ids[padding] = padding;
       batch.samples[padding] = DeviceSampleRow{};
+      if (state.states != nullptr) memory.states.records[padding] = -1;
     }
   }
 };

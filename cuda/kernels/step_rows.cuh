@@ -19,11 +19,16 @@ __device__ __forceinline__ SeatRange seats_of_thread(int num_seats) {
   return {begin, min(begin + share, num_seats)};
 }
 
-// Rows and drafts of some seats.
+// What some seats have in a pass.
 struct StepCounts {
   int rows = 0;
   int drafts = 0;
+  int pending = 0;  // records, and stores, of recurrent states
+  int stores = 0;
 };
+__device__ __forceinline__ StepCounts operator+(const StepCounts& a, const StepCounts& b) {
+  return {a.rows + b.rows, a.drafts + b.drafts, a.pending + b.pending, a.stores + b.stores};
+}
 
 // The sum over the threads before this one; *total becomes the sum over all threads. A block may
 // call it once.
@@ -33,21 +38,21 @@ __device__ __forceinline__ StepCounts exclusive_scan(StepCounts own, StepCounts*
   const int warp = threadIdx.x / 32;
   StepCounts inclusive = own;
   for (int distance = 1; distance < 32; distance *= 2) {
-    const int rows = __shfl_up_sync(0xffffffffu, inclusive.rows, distance);
-    const int drafts = __shfl_up_sync(0xffffffffu, inclusive.drafts, distance);
-    if (lane >= distance) {
-      inclusive.rows += rows;
-      inclusive.drafts += drafts;
-    }
+    const StepCounts below = {__shfl_up_sync(0xffffffffu, inclusive.rows, distance),
+                              __shfl_up_sync(0xffffffffu, inclusive.drafts, distance),
+                              __shfl_up_sync(0xffffffffu, inclusive.pending, distance),
+                              __shfl_up_sync(0xffffffffu, inclusive.stores, distance)};
+    if (lane >= distance) inclusive = inclusive + below;
   }
   if (lane == 31) sums[warp] = inclusive;
   __syncthreads();
-  StepCounts before = {inclusive.rows - own.rows, inclusive.drafts - own.drafts};
+  StepCounts before = {inclusive.rows - own.rows, inclusive.drafts - own.drafts,
+                       inclusive.pending - own.pending, inclusive.stores - own.stores};
   *total = {};
   for (int i = 0; i < kStepThreads / 32; ++i) {
     const StepCounts sum = sums[i];
-    if (i < warp) before = {before.rows + sum.rows, before.drafts + sum.drafts};
-    *total = {total->rows + sum.rows, total->drafts + sum.drafts};
+    if (i < warp) before = before + sum;
+    *total = *total + sum;
   }
   return before;
 }

@@ -7,7 +7,7 @@ ensure_packages \
   /usr/bin/aarch64-linux-gnu-g++ g++-aarch64-linux-gnu \
   /usr/bin/qemu-aarch64-static qemu-user-static \
   /usr/src/googletest/CMakeLists.txt googletest
-build arm64 specdec_{core,cpu_attention,cpu_linear,cpu_moe,cpu_pointwise,precisions,sampler,simd}_test
+build arm64 specdec_{core,cpu_attention,cpu_linear,cpu_moe,cpu_pointwise,cpu_recurrent,precisions,sampler,simd}_test
 scripts/arm64_tests.sh build/arm64
 
 # The host code of the CUDA backend on ARM64 (GH200), where the toolkit's headers are the same.

@@ -41,6 +41,10 @@ inline const RecurrentModel kMamba2{"Mamba2", R"("architectures": ["GraniteMoeHy
   "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1,
   "mamba_expand": 2, "layer_types": ["mamba", "mamba", "attention", "mamba"])"};
 
+// A model without recurrent layers, to draft for the others.
+inline const RecurrentModel kAttention{"Attention", R"("architectures": ["LlamaForCausalLM"],
+  "model_type": "llama", "intermediate_size": 96)"};
+
 // Writes the config.json of `model`.
 inline void write_config(const RecurrentModel& model, const TempDirectory& directory) {
   std::ofstream(directory.path() + "/config.json") << str_cat(

@@ -254,13 +254,14 @@ class SchedulerHarness {
     return plan;
   }
 
-  // The pretend model runs the last token of every sequence of a plan that was made ahead.
-  void run_roots(ExecutionPlan plan) {
-    for (ScheduledSequence& scheduled : plan.sequences) {
-      scheduled.base_len = scheduled.sequence->num_computed_tokens;
-      scheduled.num_rows = 1;
-    }
-    kv_.execute(plan);
+  // Settles a plan that was made ahead. The pretend model runs the last token of every sequence.
+  void run_roots(ExecutionPlan& plan) {
+    scheduler_.settle(plan);
+    check_integrity();
+    states_.execute(plan);
+    ExecutionPlan roots = plan;
+    for (ScheduledSequence& scheduled : roots.sequences) scheduled.num_rows = 1;
+    kv_.execute(roots);
   }
 
   // Every sequence that samples gets the next tokens of its stream: one more than its drafts

@@ -4,6 +4,7 @@
 // step before brought, and reads outcomes later.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -61,12 +62,21 @@ struct DeviceStepConfig {
   DraftSampling sampling = DraftSampling::kCoupled;  // of the draft model's tokens
   Verification verification = Verification::kExact;
   bool accepts_trees = false;  // made on the host
+  bool has_states = false;     // the target has recurrent layers
   // Synthetic verification accepts draft i with rate i, given that all before it were accepted.
   std::vector<double> synthetic_rates = {};
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   StepModel* target = nullptr;
   StepModel* draft = nullptr;  // null: nothing is drafted
   DraftModelKind draft_kind = DraftModelKind::kModel;
+};
+
+// How the recurrent state of a seat's request goes on.
+struct DeviceSeatState {
+  int32_t slot = -1;
+  // The first record that drafts write: of the next step, and of the one after it, in turn.
+  std::array<int32_t, 2> first_records = {};
+  std::span<const int32_t> pending = {};  // records of committed tokens that the slot lacks
 };
 
 // A request's seat in the device step, as the host sets it between steps.
@@ -83,6 +93,7 @@ struct DeviceSeat {
   int min_tokens = 0;                   // of the output; no stop token is sampled before
   SampleRow sampling;  // of the next token; position and path advance on the device
   std::span<const int32_t> blocks;
+  DeviceSeatState state = {};  // of a target with recurrent layers
 };
 
 // A block a request got since its seat was set.
@@ -90,6 +101,12 @@ struct NewBlock {
   int seat = 0;
   int index = 0;  // in the request's table
   int32_t block = 0;
+};
+
+// A slot for the state that a step may keep for a seat (kept_tokens).
+struct KeptSlot {
+  int seat = 0;
+  int32_t slot = 0;
 };
 
 // The host's drafts for a seat. Node 0 is the root, and node i + 1 is draft i, a child of node
@@ -116,6 +133,7 @@ struct DeviceStepPlan {
   // Grammar masks; seats that are not listed may get any token. A step with masks has no passes
   // either, and is launched only when no other is under way.
   std::span<const HostMasks> masks = {};
+  std::span<const KeptSlot> kept_slots = {};  // of a target with recurrent layers
   int max_unseen = 2;  // tokens of a request the draft model has not seen: a power of two
   bool want_logprobs = false;
 };

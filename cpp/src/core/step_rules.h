@@ -34,6 +34,16 @@ constexpr int draft_depth_limit(int max_depth, int num_tokens, int max_num_token
   return limit > 0 ? limit : 0;
 }
 
+// ---- recurrent states
+
+// The number of tokens whose state a step of decoding keeps for the prefix cache, if it may keep
+// one: `begin` tokens have been read before it and `end` after its committed row. A state is kept
+// at the end of the last full block, if the step gets there; 0: none.
+constexpr int kept_tokens(int begin, int end, int block_size) {
+  const int last = end / block_size * block_size;
+  return last > begin ? last : 0;
+}
+
 // ---- what a draft model has seen: the tokens whose KV it has
 
 // Which input a draft model reads, and which state it keeps per token.

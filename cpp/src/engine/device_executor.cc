@@ -67,8 +67,6 @@ std::unique_ptr<DeviceStep> DeviceExecutor::make_step(const EngineModels& models
   if (coordinates.num_stages > 1) return nullptr;
   if (coordinates.ranks != nullptr && !backend.can_record_ranks()) return nullptr;
   if (config.step_seqs() == 0) return nullptr;
-  // The host plans how rows continue recurrent states.
-  if (models.model().has_states()) return nullptr;
   const SpeculativeConfig& speculative = config.speculative;
   const auto& draft = models.draft_models().device_draft();
   const int max_nodes = speculative.enabled() ? speculative.max_nodes() : 0;
@@ -84,6 +82,7 @@ std::unique_ptr<DeviceStep> DeviceExecutor::make_step(const EngineModels& models
        .sampling = draft.has_value() ? draft->sampling : DraftSampling::kCoupled,
        .verification = speculative.verification,
        .accepts_trees = speculative.enabled() && !draft.has_value(),
+       .has_states = models.model().has_states(),
        .synthetic_rates = speculative.verification == Verification::kSynthetic
                               ? speculative.conditional_acceptance_rates()
                               : std::vector<double>{},
@@ -184,7 +183,10 @@ DeviceSeat DeviceExecutor::seat_of(CompletionState& completion) const {
                   .stop_token_ids = stop_tokens_of(sequence.params),
                   .min_tokens = sequence.params.min_tokens,
                   .sampling = completion.make_row({}),
-                  .blocks = sequence.blocks.ids()};
+                  .blocks = sequence.blocks.ids(),
+                  .state = {.slot = sequence.states.slot,
+                            .first_records = sequence.states.first_records,
+                            .pending = sequence.states.pending}};
   seat.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
   seat.sampling.allowed_mask = {};      // comes with each step
   if (drafter_ != nullptr) {
@@ -304,12 +306,16 @@ void DeviceExecutor::launch(const Step& step) {
   std::vector<NewBlock> added;
   std::vector<HostDraft> drafts;
   std::vector<HostMasks> masks;
+  std::vector<KeptSlot> kept_slots;
   int seat = 0;  // both are in order of precedence
   for (size_t i = 0; i < step.completions.size(); ++i, ++seat) {
     while (!seating_->seats[seat].is_taken) ++seat;
     SPECDEC_CHECK(seating_->seats[seat].precedence == step.completions[i]->sequence.precedence());
     launch.seat_of.push_back(seat);
     add_new_blocks(step.completions[i]->sequence, seat, added);
+    for (const KeptState& kept : step.plan.sequences[i].kept_states) {
+      kept_slots.push_back({.seat = seat, .slot = kept.slot});
+    }
     const DraftTree* tree = step.trees[i];
     if (GrammarPath* grammar = step.completions[i]->grammar()) {
       HostMasks& of_seat = masks.emplace_back();
@@ -328,6 +334,7 @@ void DeviceExecutor::launch(const Step& step) {
                    .num_passes = step.num_passes.value_or(0),
                    .host_drafts = drafts,
                    .masks = masks,
+                   .kept_slots = kept_slots,
                    .max_unseen = padded(kind(), seating_->num_unseen),
                    .want_logprobs = seating_->want_logprobs});
   launches_.push_back(std::move(launch));

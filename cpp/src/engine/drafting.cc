@@ -154,6 +154,11 @@ PassesAhead Drafting::plan_passes(std::span<const Sequence* const> sequences, in
                                   int num_unseen) {
   const auto num_decoding = static_cast<int>(sequences.size());
   limit = std::min(limit, schedule_.num_speculative_tokens(num_decoding));
+  int deepest = 0;  // that a sequence wants
+  for (const Sequence* sequence : sequences) {
+    deepest = std::max(deepest, sequence->max_draft_depth(limit));
+  }
+  limit = deepest;
   DraftPolicy* policy = drafters_->policy();
   if (policy == nullptr) return {.num_passes = limit, .drafting = {}};
   std::vector<DraftPolicy::Ask> asks;

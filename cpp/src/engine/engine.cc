@@ -177,6 +177,7 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
           models_.target().read_tapped(sequence.blocks, sequence.num_computed_tokens));
     };
   }
+  scheduler_->settle(step.plan);
   const std::vector<SequenceUpdate> updates = scheduler_->advance(step.plan, result, on_finish);
   for (size_t i = 0; i < updates.size(); ++i) {
     if (updates[i].num_new_tokens > 0) {

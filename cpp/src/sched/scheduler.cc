@@ -124,10 +124,20 @@ std::optional<ExecutionPlan> Scheduler::plan_ahead(int max_depth, const TreeShap
                               .draft_budget = draft_budget,
                               .max_draft_depth = max_depth,
                               .num_tokens_ahead = 1 + max_depth});
+    if (states_) states_->reserve_ahead(*sequence, plan.sequences.back().kept_states);
     sequence->num_tokens_under_way += 1 + max_depth;
     plan.num_rows += 1 + draft_budget;
   }
   return plan;
+}
+
+void Scheduler::settle(ExecutionPlan& plan) {
+  for (ScheduledSequence& scheduled : plan.sequences) {
+    if (scheduled.num_tokens_ahead == 0) continue;
+    Sequence& sequence = *scheduled.sequence;
+    scheduled.base_len = sequence.next_row();
+    if (states_) scheduled.states = states_->plan_ahead(sequence, scheduled.kept_states);
+  }
 }
 
 std::vector<SequenceUpdate> Scheduler::advance(const ExecutionPlan& plan, const StepResult& result,
@@ -358,6 +368,7 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
                                  const FinishHook& on_finish) {
   Sequence& sequence = *scheduled.sequence;
   SPECDEC_CHECK(sequence.is_running());
+  if (scheduled.num_tokens_ahead > 0) SPECDEC_CHECK_EQ(scheduled.base_len, sequence.next_row());
   SPECDEC_CHECK_GE(scheduled.num_rows, 1);
   sequence.num_tokens_under_way -= scheduled.num_tokens_ahead;
   SPECDEC_CHECK_GE(sequence.num_tokens_under_way, 0);

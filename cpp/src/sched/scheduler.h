@@ -39,7 +39,7 @@ struct SchedulerConfig {
 // Rows of one sequence in one step: tokens [base_len, base_len + num_rows).
 struct ScheduledSequence {
   Sequence* sequence = nullptr;
-  int base_len = 0;  // not known of a step planned ahead
+  int base_len = 0;  // of a step planned ahead: since settle()
   int num_rows = 0;
   bool samples = false;  // the last row is the sequence's last token, so it yields the next one
   // Rows, with blocks reserved, that drafts may take after the one row of a decoding sequence. Each
@@ -47,7 +47,8 @@ struct ScheduledSequence {
   int draft_budget = 0;
   int max_draft_depth = 0;   // longest path to draft: at most draft_budget
   int num_tokens_ahead = 0;  // its share of the sequence's num_tokens_under_way
-  // Of models with recurrent layers.
+  // Of models with recurrent layers. Of a step planned ahead: since settle(), before which the
+  // state that it may keep is known, if there is one.
   StateAccess states = {};
   std::vector<KeptState> kept_states = {};
 };
@@ -124,12 +125,14 @@ class Scheduler {
   // enough blocks: plan() has to preempt once those steps are committed. Requires
   // !has_other_work().
   std::optional<ExecutionPlan> plan_ahead(int max_depth, const TreeShape& shape);
-  // Commits a step; steps are committed in the order in which they were planned. The caller leaves
-  // sequences that ended meanwhile out of `plan` and `result`. KV of the rows is written, tokens
-  // are appended, full blocks enter the prefix cache, finished sequences leave. A sequence with n
-  // draft rows may get up to n + 1 tokens, but no more than max_draft_depth + 1 (the KV of accepted
-  // drafts is already at its slots). Blocks past those tokens are released, unless steps under way
-  // may write to them.
+  // Says of a step planned ahead which rows it had, once the steps before it are committed.
+  void settle(ExecutionPlan& plan);
+  // Commits a step; steps are committed in the order in which they were planned, and those planned
+  // ahead are settled. The caller leaves sequences that ended meanwhile out of `plan` and `result`.
+  // KV of the rows is written, tokens are appended, full blocks enter the prefix cache, finished
+  // sequences leave. A sequence with n draft rows may get up to n + 1 tokens, but no more than
+  // max_draft_depth + 1 (the KV of accepted drafts is already at its slots). Blocks past those
+  // tokens are released, unless steps under way may write to them.
   std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result,
                                       const FinishHook& on_finish = {});
 

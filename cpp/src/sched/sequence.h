@@ -1,6 +1,7 @@
 // One completion in the making: its tokens, its blocks, where it stands in its life.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -34,7 +35,8 @@ struct SequenceStates {
   bool is_stored = false;  // the slot has a state, once the steps under way have run
   int num_tokens = 0;      // that this state, or before it the source, has read
   std::vector<int32_t> pending = {};  // records of the committed tokens after these
-  int turn = 0;               // drafts of a step and of the next one write different records
+  // The first record that drafts write: of the next step, and of the one after it.
+  std::array<int, 2> first_records = {};
   int num_known_tokens = 0;   // as PrefixMatch has it: where the sequence leaves a known text
   int num_latest_tokens = 0;  // of the cached state that the next one replaces; 0: none
 };

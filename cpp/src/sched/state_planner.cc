@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/step_rules.h"
 
 namespace specdec {
 
@@ -20,9 +21,12 @@ StatePlanner::StatePlanner(const StateConfig& config, int block_size, bool cache
 
 void StatePlanner::admit(Sequence& sequence, int num_cached, PrefixMatch& match) {
   SPECDEC_CHECK(!free_slots_.empty());
-  sequence.states = {.slot = free_slots_.back(),
+  const int slot = free_slots_.back();
+  const int max_drafts = config_.max_drafts;
+  sequence.states = {.slot = slot,
                      .source = std::move(match.state),
                      .num_tokens = num_cached,
+                     .first_records = {2 * slot * max_drafts, (2 * slot + 1) * max_drafts},
                      .num_known_tokens = match.num_known_tokens};
   free_slots_.pop_back();
 }
@@ -33,37 +37,70 @@ void StatePlanner::release(Sequence& sequence) noexcept {
   sequence.states = {};
 }
 
+bool StatePlanner::reserve(int num_tokens, std::vector<KeptState>& kept) {
+  if (!cached_) return false;
+  std::optional<BlockRef> state = cached_->allocate();
+  if (!state.has_value()) return false;
+  kept.push_back({num_tokens, config_.num_slots + state->id() - 1, *std::move(state)});
+  return true;
+}
+
+StateAccess StatePlanner::begin_rows(Sequence& sequence, int base_len, int num_rows) const {
+  SequenceStates& states = sequence.states;
+  SPECDEC_CHECK_EQ(states.num_tokens + static_cast<int>(states.pending.size()), base_len);
+  states.num_tokens = base_len + num_rows;
+  StateAccess access{
+      .slot_in = states.slot, .pending = states.pending, .first_record = states.first_records[0]};
+  if (!std::exchange(states.is_stored, true)) {
+    access.slot_in = states.source ? config_.num_slots + states.source.id() - 1 : -1;
+  }
+  return access;
+}
+
 // A state is kept after every interval; at the end of the prompt's last full block before its last
 // token, for those who ask the same again; and where the sequence leaves a text that is known, for
 // others that begin with the same text. The latest one before an answer goes on is kept as well,
 // for the conversation's next turn, and replaces the one before.
 StateAccess StatePlanner::plan_rows(Sequence& sequence, int base_len, int num_rows, bool samples,
                                     std::vector<KeptState>& kept) {
-  SequenceStates& states = sequence.states;
+  const SequenceStates& states = sequence.states;
+  const int begin = states.num_tokens;
   const int end = base_len + num_rows;
-  const int begin = std::exchange(states.num_tokens, end);
-  SPECDEC_CHECK_EQ(begin + static_cast<int>(states.pending.size()), base_len);
-  StateAccess access;
-  access.slot_in = states.slot;
-  access.pending = std::exchange(states.pending, {});
-  access.first_record = (states.slot * 2 + states.turn) * config_.max_drafts;
-  if (!std::exchange(states.is_stored, true)) {
-    access.slot_in = states.source ? config_.num_slots + states.source.id() - 1 : -1;
-  }
-  states.turn = 1 - states.turn;
+  StateAccess access = begin_rows(sequence, base_len, num_rows);
   const int repeated = (sequence.num_tokens() - 1) / block_size_ * block_size_;
-  const int latest = samples ? end / block_size_ * block_size_ : -1;
-  for (int num_tokens = (begin / block_size_ + 1) * block_size_; num_tokens <= end && cached_;
-       num_tokens += block_size_) {
+  const int latest = samples ? kept_tokens(begin, end, block_size_) : 0;
+  const int first = samples && num_rows == 1 ? latest : (begin / block_size_ + 1) * block_size_;
+  for (int num_tokens = first; num_tokens > 0 && num_tokens <= end; num_tokens += block_size_) {
     const bool keeps = is_milestone(num_tokens) || num_tokens == repeated ||
                        num_tokens == states.num_known_tokens || num_tokens == latest;
     if (!keeps) continue;
-    std::optional<BlockRef> state = cached_->allocate();
-    if (!state.has_value()) break;
-    access.stores.push_back({num_tokens - begin, config_.num_slots + state->id() - 1});
-    kept.push_back({num_tokens, *std::move(state)});
+    if (!reserve(num_tokens, kept)) break;
+    access.stores.push_back({num_tokens - begin, kept.back().slot});
   }
   access.stores.push_back({end - begin, states.slot});
+  return access;
+}
+
+void StatePlanner::reserve_ahead(const Sequence& sequence, std::vector<KeptState>& kept) {
+  const int num_tokens = sequence.num_tokens();
+  // Each step under way commits a token at least.
+  const bool is_next = sequence.num_tokens_under_way == 0;
+  const int least = is_next ? sequence.states.num_tokens : num_tokens;
+  const int most = num_tokens + sequence.num_tokens_under_way;
+  if (kept_tokens(least, most, block_size_) > 0) reserve(/*num_tokens=*/0, kept);
+}
+
+StateAccess StatePlanner::plan_ahead(Sequence& sequence, std::vector<KeptState>& kept) const {
+  const int begin = sequence.states.num_tokens;
+  const int end = sequence.num_tokens();
+  StateAccess access = begin_rows(sequence, end - 1, 1);
+  if (const int num_tokens = kept_tokens(begin, end, block_size_); num_tokens == 0) {
+    kept.clear();
+  } else if (!kept.empty()) {
+    kept.front().num_tokens = num_tokens;
+    access.stores.push_back({num_tokens - begin, kept.front().slot});
+  }
+  access.stores.push_back({end - begin, sequence.states.slot});
   return access;
 }
 
@@ -71,6 +108,8 @@ void StatePlanner::commit(Sequence& sequence, const StateAccess& access,
                           std::span<const int> accepted) const {
   SequenceStates& states = sequence.states;
   states.source = {};
+  states.pending.clear();
+  std::swap(states.first_records[0], states.first_records[1]);
   for (const int node : accepted) {
     SPECDEC_CHECK(node >= 1 && node <= config_.max_drafts);
     states.pending.push_back(access.first_record + node - 1);

@@ -28,7 +28,9 @@ struct StateConfig {
 
 // A state that a step stores for the prefix cache.
 struct KeptState {
-  int num_tokens = 0;  // of its sequence, that the state has read
+  int num_tokens =
+      0;  // of its sequence, that the state has read; not known of a step planned ahead
+  int slot = 0;
   BlockRef state;
 };
 
@@ -45,9 +47,13 @@ class StatePlanner {
   void release(Sequence& sequence) noexcept;
 
   // Plans rows of committed tokens from `base_len` on: how they continue the state, and into `kept`
-  // the states to cache.
+  // the states to cache. A step of decoding keeps one state at most (kept_tokens).
   StateAccess plan_rows(Sequence& sequence, int base_len, int num_rows, bool samples,
                         std::vector<KeptState>& kept);
+  // The same for a step of decoding that is planned ahead, in two parts: before it is launched, a
+  // state in `kept` if it may keep one; and once those before it are committed, the rest.
+  void reserve_ahead(const Sequence& sequence, std::vector<KeptState>& kept);
+  StateAccess plan_ahead(Sequence& sequence, std::vector<KeptState>& kept) const;
   // After a step has run: `accepted` are the nodes of the sequence's tree, from 1 on.
   void commit(Sequence& sequence, const StateAccess& access, std::span<const int> accepted) const;
   // Caches what the step stored; the blocks of those tokens are cached.
@@ -58,6 +64,9 @@ class StatePlanner {
 
  private:
   bool is_milestone(int num_tokens) const { return num_tokens % interval_ == 0; }
+  // Whether there was room for another state.
+  bool reserve(int num_tokens, std::vector<KeptState>& kept);
+  StateAccess begin_rows(Sequence& sequence, int base_len, int num_rows) const;
 
   StateConfig config_;
   int block_size_;

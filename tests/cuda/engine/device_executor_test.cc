@@ -65,6 +65,24 @@ TEST_P(DeviceExecutorTest, RightDraftsAreAllAccepted) {
   EXPECT_GT(acceptance.num_draft_tokens, 25);
 }
 
+TEST_P(DeviceExecutorTest, NoDraftPassRunsWhereNoRequestWantsDrafts) {
+  for (const int num_wanted : {0, 2}) {
+    Engine engine(with_draft(target_, 3));
+    SamplingParams params = greedy();
+    params.ignore_eos = true;
+    params.max_tokens = 20;
+    params.num_speculative_tokens = num_wanted;
+    engine.add_request(1, {1, 2, 3}, params);
+    while (engine.stats().num_device_steps < 2) engine.step();
+    const EngineStats before = engine.stats();
+    while (engine.has_unfinished_requests()) engine.step();
+    const EngineStats after = engine.stats();
+    ASSERT_EQ(after.num_steps - before.num_steps,
+              after.num_device_steps - before.num_device_steps);  // none of the host's
+    EXPECT_EQ(after.draft_seconds > before.draft_seconds, num_wanted > 0);
+  }
+}
+
 // The draft model has not seen a new request's prompt, and catches up for each request.
 TEST_P(DeviceExecutorTest, EveryRequestIsDraftedFor) {
   Engine engine(with_draft(target_, 3));
