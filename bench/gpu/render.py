@@ -17,8 +17,7 @@ ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 # The benchmark's names for the ways to multiply many rows.
 MANY_ROWS_WAYS = (
     "many_rows",
-    "wide_rows 128",
-    "wide_rows 256",
+    "wide_rows",
     "cutlass 128x128",
     "cutlass 128x256",
     "cublasLt",

@@ -1,11 +1,14 @@
 // Projections of so many rows that arithmetic bounds them, on compute capability 9.0: wgmma with
-// weights in registers, which a lane loads as its part of a packed block, and rows in shared
-// memory.
+// weights in registers and rows in shared memory. The sums have the bits of the other kernels
+// (tiles.cuh).
 //
-// A warpgroup has 64 outputs, one tile per warp. A stage is 64 inputs: rows come by cp.async two
-// stages ahead, weights into registers one stage ahead, and the wgmma instructions of one stage run
-// while those of the next are prepared. Sums over all k stay in the accumulators, so they may
-// differ from the other kernels' in the last bits; they do not depend on other rows either.
+// A block has kWideTiles tiles of weights and kWideRows rows: two warpgroups multiply, a tile per
+// warp, and two warps copy. A stage is 64 inputs of a slice. Weights come by bulk copies, as they
+// are packed, rows by cp.async; both pass through a ring of stages. A block works on one item after
+// another, so that copies of the next item begin while the last one is finished.
+//
+// A lane keeps two sums of each of its elements in registers: that of the slice under way, and that
+// of the slices before it that are folded last. Older ones wait in shared memory (`levels`).
 #pragma once
 
 #include "cuda/kernels/projection_finish.cuh"
@@ -13,220 +16,461 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// The shape of a block. kRows is one of kWideRows.
-template <int kRows>
+// Shared memory: levels, stages, then barriers. While an item is finished, level 0 holds its sums.
 struct WideBlock {
-  static constexpr int kTiles = wide_tiles(kRows);
-  static constexpr int kThreads = kTiles * kWarpSize;
-  static constexpr int kDepth = 4;            // stages of rows
-  static constexpr int kStageRowBytes = 128;  // of one row
-  static constexpr int kStageBytes = kRows * kStageRowBytes;
-  static constexpr int kSharedBytes = kDepth * kStageBytes;
-  static_assert(kSharedBytes >= kTiles * kRows * kTileOutputs * 4);
+  static constexpr int kMultiplyWarps = kWideTiles;
+  static constexpr int kMultiplyThreads = kMultiplyWarps * kWarpSize;
+  static constexpr int kCopyWarps = 4;
+  static constexpr int kCopyThreads = kCopyWarps * kWarpSize;
+  static constexpr int kThreads = kMultiplyThreads + kCopyThreads;
+  // Registers of a thread: 65536 / kThreads at first, then these.
+  static constexpr int kMultiplyRegisters = 208;
+  static constexpr int kCopyRegisters = 88;
+  static constexpr int kStageBlocks = 2;                           // k blocks of a stage
+  static constexpr int kRowBytes = kStageBlocks * kRecordBytes;    // of a row in a stage
+  static constexpr int kRowsBytes = kWideRows * kRowBytes;         // of a stage
+  static constexpr int kBlockBytes = kTileOutputs * kRecordBytes;  // of a k block of a tile
+  static constexpr int kTileBytes = kStageBlocks * kBlockBytes;    // of a tile in a stage
+  static constexpr int kStageBytes = kRowsBytes + kWideTiles * kTileBytes;
+  static constexpr int kLevelBytes = kMultiplyThreads * (kWideRows / 2) * 4;
+  static constexpr int kMostStages = 5;
+
+  // Partial sums that wait in shared memory, at least 1. A whole run of 4 slices needs one, of 8
+  // two, and so do 4 and 8 splits when they meet.
+  static __host__ __device__ constexpr int levels(int splits) {
+    return splits == 2 || splits == 4 ? 1 : kWideLevels;
+  }
+  static __host__ __device__ constexpr int stages(int splits) {
+    return levels(splits) == 1 ? kMostStages : kMostStages - kLevelBytes / kStageBytes;
+  }
+  static __host__ __device__ constexpr int barriers_offset(int splits) {
+    return levels(splits) * kLevelBytes + stages(splits) * kStageBytes;
+  }
+  static constexpr int shared_bytes(int splits) {
+    return barriers_offset(splits) + 2 * kMostStages * 8 + 8;
+  }
 };
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Exchanges registers between lanes whose indices differ in one bit, `distance`: the lane with the
-// bit gives its `low` for the other's `high`.
-__device__ __forceinline__ void exchange(uint32_t& low, uint32_t& high, int distance) {
-  const bool has_bit = (threadIdx.x & distance) != 0;
-  const uint32_t other = __shfl_xor_sync(0xffffffffu, has_bit ? low : high, distance);
-  low = has_bit ? other : low;
-  high = has_bit ? high : other;
-}
-
-// Lane 4g + t has pairs 2t and 2t + 1 of a wgmma's 8 pairs of inputs, and gets pairs t and t + 4.
-__device__ __forceinline__ void spread_pairs(uint32_t& low, uint32_t& high) {
-  exchange(low, high, 1);
-  exchange(low, high, 2);
-}
-
-// Grid: [row tiles, blocks of tiles]. Row tiles vary fastest: they share weights in L2.
-template <class T, int kRows>
+// Items are numbered [blocks of tiles][splits][row tiles]: those that run at the same time share
+// weights in L2.
+template <class T>
 class WideRows {
  public:
   __device__ __forceinline__ WideRows(const ProjectionParams& params, unsigned char* shared)
       : params_(params),
         shared_(shared),
         lane_(threadIdx.x % kWarpSize),
-        first_row_(blockIdx.x * kRows),
-        first_tile_(blockIdx.y * Block::kTiles),
-        tile_(first_tile_ + threadIdx.x / kWarpSize) {
-    // Warps past the last tile repeat it; their sums are not stored.
-    const int64_t tile = min(tile_, params.num_tiles - 1);
-    weights_ = static_cast<const unsigned char*>(params.weights) +
-               tile * params.num_k_blocks * Format::kBlockBytes;
-  }
+        warp_(__shfl_sync(0xffffffffu, threadIdx.x / kWarpSize, 0)),  // known to be uniform
+        splits_(params.tiling.wide_splits),
+        row_tiles_((params.rows.num_rows + kWideRows - 1) / kWideRows),
+        num_items_((params.num_tiles + kWideTiles - 1) / kWideTiles * splits_ * row_tiles_),
+        num_stages_(Block::stages(splits_)),
+        stages_(shared + Block::levels(splits_) * Block::kLevelBytes),
+        full_(reinterpret_cast<uint64_t*>(shared + Block::barriers_offset(splits_))),
+        empty_(full_ + Block::kMostStages) {}
 
   __device__ __forceinline__ void run() {
-    Weights weights[kStageBlocks];
-    load_weights(weights, 0);
-    ptx::wait_for_previous();
-    ptx::let_next_start();
-#pragma unroll
-    for (int stage = 0; stage < kDepth / 2; ++stage) copy_rows(stage);
-
-    float sums[kRows / 2];
-#pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) sums[i] = 0.0f;
-    uint32_t operands[2][kOperands][4];  // a stage's are read while the next are written
-    const int num_stages = (params_.num_k_blocks + kStageBlocks - 1) / kStageBlocks;
+    if (threadIdx.x == 0) {
 #pragma unroll 1
-    for (int pair = 0; pair < num_stages; pair += 2) {  // a stage past the end is zeros
-#pragma unroll
-      for (int turn = 0; turn < 2; ++turn) {
-        const int stage = pair + turn;
-        arrange(weights, operands[turn]);
-        load_weights(weights, stage + 1);
-        ptx::copy_async_wait<kDepth / 2 - 1>();
-        ptx::fence_async_proxy();
-        __syncthreads();  // the stage has arrived for all, and all are done with the one 2 before
-        multiply(sums, operands[turn], stage);
-        copy_rows(stage + kDepth / 2);
-        ptx::wgmma_wait<1>();
+      for (int i = 0; i < num_stages_; ++i) {
+        ptx::mbarrier_init(full_ + i, Block::kCopyWarps + 1);
+        ptx::mbarrier_init(empty_ + i, Block::kMultiplyWarps);
       }
+      ptx::mbarrier_init_fence();
     }
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_hold(sums);
-    ptx::copy_async_wait<0>();
-    __syncthreads();  // the rows' memory is free
-    finish(sums);
+    __syncthreads();
+    if (warp_ < Block::kMultiplyWarps) {
+      ptx::grow_registers<Block::kMultiplyRegisters>();
+      ptx::wait_for_previous();
+      ptx::let_next_start();
+      multiply_items();
+    } else {
+      ptx::shrink_registers<Block::kCopyRegisters>();
+      copy_items();
+    }
   }
 
  private:
-  using Format = ActFormat<T>;
-  using Weights = typename Format::Weights;
-  using Block = WideBlock<kRows>;
-  static constexpr int kDepth = Block::kDepth;
-  static constexpr int kStageBlocks = 2;  // k blocks
-  static constexpr int kOperands = 2 * kStageBlocks;
+  using Block = WideBlock;
+  static constexpr int kSums = kWideRows / 2;  // of a lane
+  static constexpr int kSteps = 2 * Block::kStageBlocks;
+  static constexpr int kPrefetchBlocks = 8 * Block::kStageBlocks;  // into L2, ahead of copies
 
-  __device__ __forceinline__ void load_weights(Weights (&to)[kStageBlocks], int stage) const {
-#pragma unroll
-    for (int i = 0; i < kStageBlocks; ++i) {
-      const int block = stage * kStageBlocks + i;
-      to[i] = {};
-      if (block < params_.num_k_blocks) {
-        to[i] = Format::load_weights(weights_ + int64_t{block} * Format::kBlockBytes, lane_);
-      }
-    }
+  struct Item {
+    int row_tile;
+    int tile_block;
+    int first_slice;
+    int end_slice;
+  };
+  __device__ __forceinline__ Item item_at(int index) const {
+    const int split = index / row_tiles_ % splits_;
+    const int run = params_.slices.fold_order.num_entries / splits_;
+    return {index % row_tiles_, index / row_tiles_ / splits_, split * run, (split + 1) * run};
   }
 
-  // A lane has 4 consecutive inputs of a wgmma's 16, but wgmma wants 2 from each half of them, as
-  // the rows in shared memory have their natural order.
-  static __device__ __forceinline__ void arrange(const Weights (&weights)[kStageBlocks],
-                                                 uint32_t (&operands)[kOperands][4]) {
-#pragma unroll
-    for (int i = 0; i < kStageBlocks; ++i) {
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        uint4 own = weights[i].steps[step];
-        spread_pairs(own.x, own.z);  // of output g
-        spread_pairs(own.y, own.w);  // of output g + 8
-        uint32_t (&operand)[4] = operands[2 * i + step];
-        operand[0] = own.x;
-        operand[1] = own.y;
-        operand[2] = own.z;
-        operand[3] = own.w;
-      }
-    }
+  // A place in the ring, and how often it was passed.
+  struct Place {
+    int stage = 0;
+    int parity = 0;
+  };
+  __device__ __forceinline__ void advance(Place& place) const {
+    if (++place.stage < num_stages_) return;
+    place.stage = 0;
+    place.parity ^= 1;
   }
-
   __device__ __forceinline__ unsigned char* stage_rows(int stage) const {
-    return shared_ + stage % kDepth * Block::kStageBytes;
+    return stages_ + stage * Block::kStageBytes;
+  }
+  __device__ __forceinline__ unsigned char* stage_weights(int stage) const {
+    return stage_rows(stage) + Block::kRowsBytes;
   }
 
-  // Copies two records of every row, side by side and swizzled (wgmma_tile). Rows and inputs past
-  // the end are zeros.
-  __device__ __forceinline__ void copy_rows(int stage) const {
-    constexpr int kPieces = Block::kStageRowBytes / 16;
-    constexpr int kRowStride = Block::kThreads / kPieces;
+  // --- the warps that copy ---
+
+  __device__ __forceinline__ void copy_items() const {
+    const bool copies_weights = warp_ == Block::kMultiplyWarps;
+    if (copies_weights) prefetch(blockIdx.x, 0, kPrefetchBlocks);
+    ptx::wait_for_previous();
+    ptx::let_next_start();
+    Place place;
+    int before = -1;  // the stage whose rows are on their way
+#pragma unroll 1
+    for (int index = blockIdx.x; index < num_items_; index += gridDim.x) {
+      const Item item = item_at(index);
+      const int* bounds = params_.slices.bounds;
+#pragma unroll 1
+      for (int slice = item.first_slice; slice < item.end_slice; ++slice) {
+        const int end = bounds[slice + 1];
+#pragma unroll 1
+        for (int block = bounds[slice]; block < end; block += Block::kStageBlocks) {
+          const int count = min(Block::kStageBlocks, end - block);
+          ptx::mbarrier_wait(empty_ + place.stage, place.parity ^ 1);
+          if (copies_weights) {
+            copy_weights(item, block, count, place.stage);
+            prefetch(index, block - bounds[item.first_slice] + kPrefetchBlocks, count);
+          }
+          copy_rows(item, block, count, place.stage);
+          ptx::copy_async_wait<1>();
+          if (before >= 0) tell_rows(before);
+          before = place.stage;
+          advance(place);
+        }
+      }
+    }
+    ptx::copy_async_wait<0>();
+    if (before >= 0) tell_rows(before);
+  }
+
+  // This lane's weights of an item, from its first k block on. Lanes past the last tile repeat it.
+  __device__ __forceinline__ const unsigned char* weights_of(const Item& item) const {
+    const int64_t tile = min(item.tile_block * kWideTiles + lane_, params_.num_tiles - 1);
+    return static_cast<const unsigned char*>(params_.weights) +
+           (tile * params_.num_k_blocks + params_.slices.bounds[item.first_slice]) *
+               Block::kBlockBytes;
+  }
+
+  __device__ __forceinline__ void copy_weights(const Item& item, int block, int count,
+                                               int stage) const {
+    const int size_bytes = count * Block::kBlockBytes;
+    if (lane_ == 0) ptx::mbarrier_arrive_expect(full_ + stage, kWideTiles * size_bytes);
+    __syncwarp();
+    if (lane_ >= kWideTiles) return;
+    const int64_t offset = block - params_.slices.bounds[item.first_slice];
+    ptx::bulk_copy(stage_weights(stage) + lane_ * Block::kTileBytes,
+                   weights_of(item) + offset * Block::kBlockBytes, size_bytes, full_ + stage);
+  }
+
+  // Brings `count` k blocks into L2, from the `from`-th of an item on, or as many behind the item's
+  // end of the block's next item.
+  __device__ __forceinline__ void prefetch(int index, int from, int count) const {
+    if (lane_ >= kWideTiles || index >= num_items_) return;
+    Item item = item_at(index);
+    const auto num_blocks = [&] {
+      return params_.slices.bounds[item.end_slice] - params_.slices.bounds[item.first_slice];
+    };
+    if (from >= num_blocks()) {
+      from -= num_blocks();
+      index += gridDim.x;
+      if (index >= num_items_) return;
+      item = item_at(index);
+    }
+    count = min(count, num_blocks() - from);
+    if (count <= 0) return;
+    ptx::prefetch_to_l2(weights_of(item) + int64_t{from} * Block::kBlockBytes,
+                        count * Block::kBlockBytes);
+  }
+
+  // Copies the records of every row, side by side and swizzled (wgmma_tile). Rows past the end are
+  // left as they are: each row is a column of wgmma for itself.
+  __device__ __forceinline__ void copy_rows(const Item& item, int block, int count,
+                                            int stage) const {
+    constexpr int kPieces = Block::kRowBytes / 16;
+    constexpr int kRowStride = Block::kCopyThreads / kPieces;
     static_assert(kRowStride % 8 == 0);
-    const int piece = threadIdx.x % kPieces;
-    const int row = threadIdx.x / kPieces;
+    const int thread = threadIdx.x - Block::kMultiplyThreads;
+    const int piece = thread % kPieces;
+    const int row = thread / kPieces;
+    const int first_row = item.row_tile * kWideRows + row;
     const int64_t row_bytes = int64_t{params_.num_k_blocks} * kRecordBytes;
-    const int64_t offset = int64_t{stage} * Block::kStageRowBytes + piece * 16;
-    const int num_rows = offset < row_bytes ? params_.rows.num_rows - first_row_ - row : 0;
-    const unsigned char* records = static_cast<const unsigned char*>(params_.records);
-    const unsigned char* source = records + (first_row_ + row) * row_bytes + offset;
-    unsigned char* to = stage_rows(stage) + row * Block::kStageRowBytes + (piece ^ row % 8) * 16;
+    const bool valid = piece < count * (kPieces / Block::kStageBlocks);
+    const int num_rows = valid ? params_.rows.num_rows - first_row : 0;
+    const unsigned char* source = static_cast<const unsigned char*>(params_.records) +
+                                  first_row * row_bytes + int64_t{block} * kRecordBytes +
+                                  piece * 16;
+    unsigned char* to = stage_rows(stage) + row * Block::kRowBytes + (piece ^ row % 8) * 16;
 #pragma unroll
-    for (int i = 0; i < kRows; i += kRowStride) {
-      const bool valid = i < num_rows;
-      ptx::copy_async_16(to + i * Block::kStageRowBytes, valid ? source : records, valid);
+    for (int i = 0; i < kWideRows; i += kRowStride) {
+      if (i < num_rows) ptx::copy_async_16(to + i * Block::kRowBytes, source);
       source += kRowStride * row_bytes;
     }
     ptx::copy_async_commit();
   }
 
-  __device__ __forceinline__ void multiply(float (&sums)[kRows / 2],
-                                           const uint32_t (&operands)[kOperands][4],
-                                           int stage) const {
-    const uint64_t rows = ptx::wgmma_tile(stage_rows(stage));
+  // The rows that this warp has copied to a stage have arrived.
+  __device__ __forceinline__ void tell_rows(int stage) const {
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive(full_ + stage);
+  }
+
+  // --- the warps that multiply ---
+
+  __device__ __forceinline__ void multiply_items() const {
+    Place place;
+#pragma unroll 1
+    for (int index = blockIdx.x; index < num_items_; index += gridDim.x) {
+      const Item item = item_at(index);
+      float sums[kSums];
+      float folded[kSums];
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) folded[i] = 0.0f;
+#pragma unroll 1
+      for (int slice = item.first_slice; slice < item.end_slice; ++slice) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
+        multiply({params_.slices.bounds[slice], params_.slices.bounds[slice + 1]}, sums, place);
+        push(params_.slices.fold_order.entry(slice - item.first_slice), sums, folded);
+      }
+      if (splits_ == 1 || meet(item, sums, folded)) finish(item, sums, folded);
+    }
+  }
+
+  // Adds the products of a slice, whose last stage may be half of one.
+  __device__ __forceinline__ void multiply(const Range& blocks, float (&sums)[kSums],
+                                           Place& place) const {
+    constexpr int kTurns = 2;
+    uint32_t operands[kTurns][kSteps][4];  // a stage's are read while the next are written
+    const int num_stages = (blocks.end - blocks.begin) / Block::kStageBlocks;
+    int before = -1;
+#pragma unroll 1
+    for (int i = 0; i < num_stages / kTurns; ++i) {
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        multiply_stage<kSteps>(sums, operands[turn], place);
+        ptx::wgmma_wait<1>();
+        if (before >= 0) leave(before);
+        before = place.stage;
+        advance(place);
+      }
+    }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(sums);
+    if (before >= 0) leave(before);
+    if (num_stages % kTurns != 0) multiply_alone<kSteps>(sums, place);
+    if ((blocks.end - blocks.begin) % Block::kStageBlocks != 0) {
+      multiply_alone<kSteps / 2>(sums, place);
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void multiply_alone(float (&sums)[kSums], Place& place) const {
+    uint32_t operands[kSteps][4];
+    multiply_stage<kCount>(sums, operands, place);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(sums);
+    leave(place.stage);
+    advance(place);
+  }
+
+  // In a packed block, 16 bytes of lane 4g + t are pairs 2t and 2t + 1 of a step's 8 pairs of
+  // inputs, each of outputs g and g + 8. As wgmma's operand a lane has pairs t and t + 4, so that
+  // rows can keep their order. Half of the lanes read these in turn, for the banks' sake.
+  __device__ __forceinline__ void load_operands(int stage,
+                                                uint32_t (&operands)[kSteps][4]) const {
+    const bool swapped = (lane_ & 8) != 0;
+    const unsigned char* weights = stage_weights(stage) + warp_ * Block::kTileBytes +
+                                   lane_ / 4 * 64 + lane_ % 4 * 8 + (swapped ? 32 : 0);
+    const int other = swapped ? -32 : 32;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const unsigned char* from = weights + step * (Block::kBlockBytes / 2);
+      const uint2 first = *reinterpret_cast<const uint2*>(from);
+      const uint2 second = *reinterpret_cast<const uint2*>(from + other);
+      operands[step][0] = swapped ? second.x : first.x;
+      operands[step][1] = swapped ? second.y : first.y;
+      operands[step][2] = swapped ? first.x : second.x;
+      operands[step][3] = swapped ? first.y : second.y;
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void multiply_stage(float (&sums)[kSums],
+                                                 uint32_t (&operands)[kSteps][4],
+                                                 const Place& place) const {
+    ptx::mbarrier_wait(full_ + place.stage, place.parity);
+    load_operands(place.stage, operands);
+    const uint64_t rows = ptx::wgmma_tile(stage_rows(place.stage));
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kOperands; ++step) {
-      ptx::wgmma_m64k16<T, kRows>(sums, operands[step], ptx::wgmma_advance(rows, step));
+    for (int step = 0; step < kCount; ++step) {
+      ptx::wgmma_m64k16<T, kWideRows>(sums, operands[step], ptx::wgmma_advance(rows, step));
     }
     ptx::wgmma_commit();
   }
 
-  __device__ __forceinline__ void finish(const float (&sums)[kRows / 2]) const {
-    const int end_row = min(first_row_ + kRows, params_.rows.num_rows);
-    if (tile_ < params_.num_tiles) {
-      TileSums<kRows / 8> total;
+  // This warp is done with a stage.
+  __device__ __forceinline__ void leave(int stage) const {
+    if (lane_ == 0) ptx::mbarrier_arrive(empty_ + stage);
+  }
+
+  // --- folding ---
+
+  // Four of this lane's sums at a level.
+  __device__ __forceinline__ float4* level(int index, int column) const {
+    return reinterpret_cast<float4*>(shared_ + index * Block::kLevelBytes) +
+           (warp_ * (kSums / 4) + column) * kWarpSize + lane_;
+  }
+  static __device__ __forceinline__ void set(float (&sums)[kSums], int column, float4 part) {
+    sums[4 * column] = part.x;
+    sums[4 * column + 1] = part.y;
+    sums[4 * column + 2] = part.z;
+    sums[4 * column + 3] = part.w;
+  }
+  static __device__ __forceinline__ float4 part(const float (&sums)[kSums], int column) {
+    return make_float4(sums[4 * column], sums[4 * column + 1], sums[4 * column + 2],
+                       sums[4 * column + 3]);
+  }
+
+  // FoldStack's push(), with the top of the stack in `folded`.
+  __device__ __forceinline__ void push(const FoldEntry& entry, const float (&sums)[kSums],
+                                       float (&folded)[kSums]) const {
+    if (entry.num_folds == 0) {
+      if (entry.stack_index > 0) {
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) total.values[i / 4][i % 4] = sums[i];
-      float* sums_of_rows =
-          reinterpret_cast<float*>(shared_) + (tile_ - first_tile_) * (kRows * kTileOutputs);
-      total.store(params_.finish, tile_, sums_of_rows);
-      finish_tile<T>(params_.finish, tile_, first_row_, end_row - first_row_, sums_of_rows);
+        for (int i = 0; i < kSums / 4; ++i) *level(entry.stack_index - 1, i) = part(folded, i);
+      }
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) folded[i] = sums[i];
+      return;
     }
-    if (params_.finish.kind == Finish::kHeads) {
-      const Range tiles = {first_tile_, min(first_tile_ + Block::kTiles, params_.num_tiles)};
-      __syncthreads();
-      finish_heads<T, Block::kThreads>(
-          params_.finish, tiles, blockIdx.x, first_row_, end_row, reinterpret_cast<float*>(shared_),
-          [&](int row) { return position_of(params_.finish.heads, row); });
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) folded[i] += sums[i];
+#pragma unroll 1
+    for (int at = entry.stack_index + entry.num_folds - 2; at >= entry.stack_index; --at) {
+#pragma unroll
+      for (int i = 0; i < kSums / 4; ++i) set(folded, i, add(part(folded, i), *level(at, i)));
     }
+  }
+
+  // Stores the sums of an item's run of slices. Returns true in the block that comes last, with
+  // all runs folded. A run's sums fold like a slice's.
+  __device__ __forceinline__ bool meet(const Item& item, float (&sums)[kSums],
+                                       float (&folded)[kSums]) const {
+    const int64_t cell = int64_t{item.tile_block} * row_tiles_ + item.row_tile;
+    float4* partials = reinterpret_cast<float4*>(params_.partials) +
+                       cell * splits_ * (Block::kLevelBytes / 16) + threadIdx.x;
+    const auto partial = [&](int split, int column) {
+      return partials + (split * (kSums / 4) + column) * Block::kMultiplyThreads;
+    };
+    const int split = item.first_slice * splits_ / params_.slices.fold_order.num_entries;
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) *partial(split, i) = part(folded, i);
+    volatile int* is_last = reinterpret_cast<volatile int*>(full_ + 2 * Block::kMostStages);
+    ptx::named_barrier(1, Block::kMultiplyThreads);
+    if (threadIdx.x == 0) {
+      uint32_t* arrivals = params_.partial_arrivals + cell;
+      const bool last = ptx::add_acquire_release(arrivals, 1u) == static_cast<uint32_t>(splits_ - 1);
+      if (last) *arrivals = 0;
+      *is_last = last;
+    }
+    ptx::named_barrier(1, Block::kMultiplyThreads);
+    if (!*is_last) return false;
+#pragma unroll 1
+    for (int i = 0; i < splits_; ++i) {
+#pragma unroll
+      for (int column = 0; column < kSums / 4; ++column) set(sums, column, *partial(i, column));
+      push(params_.slices.fold_order.entry(i), sums, folded);
+    }
+    return true;
+  }
+
+  // --- the end of an item ---
+
+  __device__ __forceinline__ void finish(const Item& item, float (&sums)[kSums],
+                                         const float (&folded)[kSums]) const {
+    const int tile = item.tile_block * kWideTiles + warp_;
+    const int first_row = item.row_tile * kWideRows;
+    const int num_rows = min(kWideRows, params_.rows.num_rows - first_row);
+    const int num_left = params_.slices.fold_order.num_left;
+    if (tile >= params_.num_tiles) return;
+    // This warp's part of level 0, which no other warp touches.
+    float* shared = reinterpret_cast<float*>(level(0, 0) - lane_);
+    if (num_left == 1) {
+      __syncwarp();
+      tile_sums(folded).store(params_.finish, tile, shared);
+      finish_tile<T>(params_.finish, tile, first_row, num_rows, shared);
+    } else {
+#pragma unroll 1
+      for (int plane = 0; plane < num_left; ++plane) {
+#pragma unroll
+        for (int i = 0; i < kSums / 4; ++i) {
+          set(sums, i, plane == num_left - 1 ? part(folded, i) : *level(plane, i));
+        }
+        store_plane(params_, plane, tile, first_row, num_rows, tile_sums(sums), shared);
+      }
+    }
+    __syncwarp();
+  }
+
+  static __device__ __forceinline__ TileSums<kWideRows / 8> tile_sums(const float (&sums)[kSums]) {
+    TileSums<kWideRows / 8> result;
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) result.set(i, part(sums, i));
+    return result;
   }
 
   const ProjectionParams& params_;
   unsigned char* shared_;
   const int lane_;
-  const int first_row_;
-  const int first_tile_;  // of the block
-  const int tile_;        // of the warp
-  const unsigned char* weights_;
+  const int warp_;
+  const int splits_;
+  const int row_tiles_;
+  const int num_items_;
+  const int num_stages_;
+  unsigned char* stages_;
+  uint64_t* full_;
+  uint64_t* empty_;
 };
 
 #endif
 
-template <class T, int kRows>
-__global__ void __launch_bounds__(WideBlock<kRows>::kThreads, kRows == kWideRows[0] ? 3 : 1)
+template <class T>
+__global__ void __launch_bounds__(WideBlock::kThreads, 1)
     wide_rows_kernel(const ProjectionParams params) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   SPECDEC_SHARED_BYTES(shared);
-  WideRows<T, kRows>(params, shared).run();
+  WideRows<T>(params, shared).run();
 #endif
 }
 
-template <class T, int kRows>
+template <class T>
 void launch_wide_rows(Stream& stream, const ProjectionParams& params) {
-  using Block = WideBlock<kRows>;
-  int64_t shared_bytes = Block::kSharedBytes;
-  if (params.finish.kind == Finish::kHeads) {
-    const int64_t head_bytes =
-        heads_scratch_bytes(Block::kThreads / kWarpSize, params.finish.heads.kv.head_dim);
-    shared_bytes = shared_bytes > head_bytes ? shared_bytes : head_bytes;
-  }
-  const unsigned row_tiles = (params.rows.num_rows + kRows - 1) / kRows;
-  const unsigned tile_blocks = (params.num_tiles + Block::kTiles - 1) / Block::kTiles;
-  launch("wide_rows", stream, wide_rows_kernel<T, kRows>,
-         {.grid = {row_tiles, tile_blocks},
-          .block = {Block::kThreads},
-          .shared_bytes = static_cast<size_t>(shared_bytes),
+  const int splits = params.tiling.wide_splits;
+  launch("wide_rows", stream, wide_rows_kernel<T>,
+         {.grid = {static_cast<unsigned>(params.tiling.num_blocks)},
+          .block = {WideBlock::kThreads},
+          .shared_bytes = static_cast<size_t>(WideBlock::shared_bytes(splits)),
           .overlaps_previous = true},
          params);
 }
