@@ -2,13 +2,13 @@
 // weights in registers and rows in shared memory. The sums have the bits of the other kernels
 // (tiles.cuh).
 //
-// A block has kWideTiles tiles of weights and kWideRows rows: two warpgroups multiply, a tile per
-// warp, and two warps copy. A stage is 64 inputs of a slice. Weights come by bulk copies, as they
-// are packed, rows by cp.async; both pass through a ring of stages. A block works on one item after
-// another, so that copies of the next item begin while the last one is finished.
+// A block has kWideTiles tiles of weights and kWideRows rows. Of its four warpgroups two multiply, a
+// tile per warp, one copies, and one finishes sums. A stage is 64 inputs of a slice. Weights come by
+// bulk copies, as they are packed, rows by cp.async; both pass through a ring of stages. A block
+// works on one item after another: the next is multiplied while the last is finished.
 //
 // A lane keeps two sums of each of its elements in registers: that of the slice under way, and that
-// of the slices before it that are folded last. Older ones wait in shared memory (`levels`).
+// of the slices before it that are folded last. Older ones wait in shared memory (`level`).
 #pragma once
 
 #include "cuda/kernels/projection_finish.cuh"
@@ -16,16 +16,19 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// Shared memory: levels, stages, then barriers. While an item is finished, level 0 holds its sums.
+// Shared memory: levels, the last first, stages, then barriers. What is used last, the last level,
+// holds an item's sums while they are finished.
 struct WideBlock {
   static constexpr int kMultiplyWarps = kWideTiles;
   static constexpr int kMultiplyThreads = kMultiplyWarps * kWarpSize;
   static constexpr int kCopyWarps = 4;
   static constexpr int kCopyThreads = kCopyWarps * kWarpSize;
-  static constexpr int kThreads = kMultiplyThreads + kCopyThreads;
+  static constexpr int kFinishWarps = 4;
+  static constexpr int kThreads = kMultiplyThreads + kCopyThreads + kFinishWarps * kWarpSize;
   // Registers of a thread: 65536 / kThreads at first, then these.
-  static constexpr int kMultiplyRegisters = 208;
-  static constexpr int kCopyRegisters = 88;
+  static constexpr int kMultiplyRegisters = 200;
+  static constexpr int kCopyRegisters = 48;
+  static constexpr int kFinishRegisters = 64;
   static constexpr int kStageBlocks = 2;                           // k blocks of a stage
   static constexpr int kRowBytes = kStageBlocks * kRecordBytes;    // of a row in a stage
   static constexpr int kRowsBytes = kWideRows * kRowBytes;         // of a stage
@@ -46,8 +49,17 @@ struct WideBlock {
   static __host__ __device__ constexpr int barriers_offset(int splits) {
     return levels(splits) * kLevelBytes + stages(splits) * kStageBytes;
   }
+  struct Barriers {
+    uint64_t full[kMostStages];
+    uint64_t empty[kMostStages];
+    uint64_t summed;    // sums are there to be finished
+    uint64_t finished;  // their memory is free
+    int item;           // whose sums these are; -1: no more come
+    int plane;
+    int is_last;  // of the blocks that meet
+  };
   static constexpr int shared_bytes(int splits) {
-    return barriers_offset(splits) + 2 * kMostStages * 8 + 8;
+    return barriers_offset(splits) + sizeof(Barriers);
   }
 };
 
@@ -68,16 +80,18 @@ class WideRows {
         num_items_((params.num_tiles + kWideTiles - 1) / kWideTiles * splits_ * row_tiles_),
         num_stages_(Block::stages(splits_)),
         stages_(shared + Block::levels(splits_) * Block::kLevelBytes),
-        full_(reinterpret_cast<uint64_t*>(shared + Block::barriers_offset(splits_))),
-        empty_(full_ + Block::kMostStages) {}
+        barriers_(
+            *reinterpret_cast<Block::Barriers*>(shared + Block::barriers_offset(splits_))) {}
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
 #pragma unroll 1
       for (int i = 0; i < num_stages_; ++i) {
-        ptx::mbarrier_init(full_ + i, Block::kCopyWarps + 1);
-        ptx::mbarrier_init(empty_ + i, Block::kMultiplyWarps);
+        ptx::mbarrier_init(barriers_.full + i, Block::kCopyWarps + 1);
+        ptx::mbarrier_init(barriers_.empty + i, Block::kMultiplyWarps);
       }
+      ptx::mbarrier_init(&barriers_.summed, Block::kMultiplyWarps);
+      ptx::mbarrier_init(&barriers_.finished, Block::kFinishWarps);
       ptx::mbarrier_init_fence();
     }
     __syncthreads();
@@ -86,6 +100,11 @@ class WideRows {
       ptx::wait_for_previous();
       ptx::let_next_start();
       multiply_items();
+    } else if (warp_ >= Block::kMultiplyWarps + Block::kCopyWarps) {
+      ptx::shrink_registers<Block::kFinishRegisters>();
+      ptx::wait_for_previous();
+      ptx::let_next_start();
+      finish_items();
     } else {
       ptx::shrink_registers<Block::kCopyRegisters>();
       copy_items();
@@ -146,7 +165,7 @@ class WideRows {
 #pragma unroll 1
         for (int block = bounds[slice]; block < end; block += Block::kStageBlocks) {
           const int count = min(Block::kStageBlocks, end - block);
-          ptx::mbarrier_wait(empty_ + place.stage, place.parity ^ 1);
+          ptx::mbarrier_wait(barriers_.empty + place.stage, place.parity ^ 1);
           if (copies_weights) {
             copy_weights(item, block, count, place.stage);
             prefetch(index, block - bounds[item.first_slice] + kPrefetchBlocks, count);
@@ -174,12 +193,12 @@ class WideRows {
   __device__ __forceinline__ void copy_weights(const Item& item, int block, int count,
                                                int stage) const {
     const int size_bytes = count * Block::kBlockBytes;
-    if (lane_ == 0) ptx::mbarrier_arrive_expect(full_ + stage, kWideTiles * size_bytes);
+    if (lane_ == 0) ptx::mbarrier_arrive_expect(barriers_.full + stage, kWideTiles * size_bytes);
     __syncwarp();
     if (lane_ >= kWideTiles) return;
     const int64_t offset = block - params_.slices.bounds[item.first_slice];
     ptx::bulk_copy(stage_weights(stage) + lane_ * Block::kTileBytes,
-                   weights_of(item) + offset * Block::kBlockBytes, size_bytes, full_ + stage);
+                   weights_of(item) + offset * Block::kBlockBytes, size_bytes, barriers_.full + stage);
   }
 
   // Brings `count` k blocks into L2, from the `from`-th of an item on, or as many behind the item's
@@ -232,13 +251,14 @@ class WideRows {
   __device__ __forceinline__ void tell_rows(int stage) const {
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(full_ + stage);
+    if (lane_ == 0) ptx::mbarrier_arrive(barriers_.full + stage);
   }
 
   // --- the warps that multiply ---
 
   __device__ __forceinline__ void multiply_items() const {
     Place place;
+    int num_posts = 0;
 #pragma unroll 1
     for (int index = blockIdx.x; index < num_items_; index += gridDim.x) {
       const Item item = item_at(index);
@@ -251,10 +271,13 @@ class WideRows {
 #pragma unroll
         for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
         multiply({params_.slices.bounds[slice], params_.slices.bounds[slice + 1]}, sums, place);
-        push(params_.slices.fold_order.entry(slice - item.first_slice), sums, folded);
+        push(params_.slices.fold_order.entry(slice - item.first_slice), sums, folded, num_posts);
       }
-      if (splits_ == 1 || meet(item, sums, folded)) finish(item, sums, folded);
+      if (splits_ == 1 || meet(item, sums, folded, num_posts)) {
+        post_planes(index, item, sums, folded, num_posts);
+      }
     }
+    post(-1, 0, num_posts);
   }
 
   // Adds the products of a slice, whose last stage may be half of one.
@@ -318,7 +341,7 @@ class WideRows {
   __device__ __forceinline__ void multiply_stage(float (&sums)[kSums],
                                                  uint32_t (&operands)[kSteps][4],
                                                  const Place& place) const {
-    ptx::mbarrier_wait(full_ + place.stage, place.parity);
+    ptx::mbarrier_wait(barriers_.full + place.stage, place.parity);
     load_operands(place.stage, operands);
     const uint64_t rows = ptx::wgmma_tile(stage_rows(place.stage));
     ptx::wgmma_fence();
@@ -331,14 +354,15 @@ class WideRows {
 
   // This warp is done with a stage.
   __device__ __forceinline__ void leave(int stage) const {
-    if (lane_ == 0) ptx::mbarrier_arrive(empty_ + stage);
+    if (lane_ == 0) ptx::mbarrier_arrive(barriers_.empty + stage);
   }
 
   // --- folding ---
 
-  // Four of this lane's sums at a level.
+  // Four of this lane's sums at a level. A warp's part is as large as a tile's sums.
   __device__ __forceinline__ float4* level(int index, int column) const {
-    return reinterpret_cast<float4*>(shared_ + index * Block::kLevelBytes) +
+    return reinterpret_cast<float4*>(
+               shared_ + (Block::levels(splits_) - 1 - index) * Block::kLevelBytes) +
            (warp_ * (kSums / 4) + column) * kWarpSize + lane_;
   }
   static __device__ __forceinline__ void set(float (&sums)[kSums], int column, float4 part) {
@@ -354,9 +378,10 @@ class WideRows {
 
   // FoldStack's push(), with the top of the stack in `folded`.
   __device__ __forceinline__ void push(const FoldEntry& entry, const float (&sums)[kSums],
-                                       float (&folded)[kSums]) const {
+                                       float (&folded)[kSums], int num_posts) const {
     if (entry.num_folds == 0) {
       if (entry.stack_index > 0) {
+        if (entry.stack_index == Block::levels(splits_)) wait_for_posts(num_posts);
 #pragma unroll
         for (int i = 0; i < kSums / 4; ++i) *level(entry.stack_index - 1, i) = part(folded, i);
       }
@@ -376,7 +401,7 @@ class WideRows {
   // Stores the sums of an item's run of slices. Returns true in the block that comes last, with
   // all runs folded. A run's sums fold like a slice's.
   __device__ __forceinline__ bool meet(const Item& item, float (&sums)[kSums],
-                                       float (&folded)[kSums]) const {
+                                       float (&folded)[kSums], int num_posts) const {
     const int64_t cell = int64_t{item.tile_block} * row_tiles_ + item.row_tile;
     float4* partials = reinterpret_cast<float4*>(params_.partials) +
                        cell * splits_ * (Block::kLevelBytes / 16) + threadIdx.x;
@@ -386,58 +411,95 @@ class WideRows {
     const int split = item.first_slice * splits_ / params_.slices.fold_order.num_entries;
 #pragma unroll
     for (int i = 0; i < kSums / 4; ++i) *partial(split, i) = part(folded, i);
-    volatile int* is_last = reinterpret_cast<volatile int*>(full_ + 2 * Block::kMostStages);
     ptx::named_barrier(1, Block::kMultiplyThreads);
     if (threadIdx.x == 0) {
       uint32_t* arrivals = params_.partial_arrivals + cell;
       const bool last = ptx::add_acquire_release(arrivals, 1u) == static_cast<uint32_t>(splits_ - 1);
       if (last) *arrivals = 0;
-      *is_last = last;
+      barriers_.is_last = last;
     }
     ptx::named_barrier(1, Block::kMultiplyThreads);
-    if (!*is_last) return false;
+    if (barriers_.is_last == 0) return false;
 #pragma unroll 1
     for (int i = 0; i < splits_; ++i) {
 #pragma unroll
       for (int column = 0; column < kSums / 4; ++column) set(sums, column, *partial(i, column));
-      push(params_.slices.fold_order.entry(i), sums, folded);
+      push(params_.slices.fold_order.entry(i), sums, folded, num_posts);
     }
     return true;
   }
 
   // --- the end of an item ---
 
-  __device__ __forceinline__ void finish(const Item& item, float (&sums)[kSums],
-                                         const float (&folded)[kSums]) const {
-    const int tile = item.tile_block * kWideTiles + warp_;
-    const int first_row = item.row_tile * kWideRows;
-    const int num_rows = min(kWideRows, params_.rows.num_rows - first_row);
-    const int num_left = params_.slices.fold_order.num_left;
-    if (tile >= params_.num_tiles) return;
-    // This warp's part of level 0, which no other warp touches.
-    float* shared = reinterpret_cast<float*>(level(0, 0) - lane_);
-    if (num_left == 1) {
-      __syncwarp();
-      tile_sums(folded).store(params_.finish, tile, shared);
-      finish_tile<T>(params_.finish, tile, first_row, num_rows, shared);
-    } else {
-#pragma unroll 1
-      for (int plane = 0; plane < num_left; ++plane) {
-#pragma unroll
-        for (int i = 0; i < kSums / 4; ++i) {
-          set(sums, i, plane == num_left - 1 ? part(folded, i) : *level(plane, i));
-        }
-        store_plane(params_, plane, tile, first_row, num_rows, tile_sums(sums), shared);
-      }
-    }
-    __syncwarp();
+  // The sums of a warp's tile as they are finished, [rows, 16 outputs], in the last level.
+  __device__ __forceinline__ float* sums_of_rows(int tile) const {
+    return reinterpret_cast<float*>(shared_) + tile * (kWideRows * kTileOutputs);
+  }
+  __device__ __forceinline__ void wait_for_posts(int num_posts) const {
+    ptx::mbarrier_wait(&barriers_.finished, num_posts % 2 ^ 1);
   }
 
-  static __device__ __forceinline__ TileSums<kWideRows / 8> tile_sums(const float (&sums)[kSums]) {
-    TileSums<kWideRows / 8> result;
+  // Hands the sums that this warp has stored to those that finish.
+  __device__ __forceinline__ void post(int index, int plane, int& num_posts) const {
+    if (index < 0) wait_for_posts(num_posts);
+    if (threadIdx.x == 0) {
+      barriers_.item = index;
+      barriers_.plane = plane;
+    }
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive(&barriers_.summed);
+    ++num_posts;
+  }
+
+  // The planes of sums that are left; the one at the last level, if there is one, before it is
+  // overwritten.
+  __device__ __forceinline__ void post_planes(int index, const Item& item, float (&sums)[kSums],
+                                              const float (&folded)[kSums], int& num_posts) const {
+    const int tile = item.tile_block * kWideTiles + warp_;
+    const int num_left = params_.slices.fold_order.num_left;
+#pragma unroll 1
+    for (int i = 1; i <= num_left; ++i) {
+      const int plane = i % num_left;
+      const bool is_top = plane == num_left - 1;
+      TileSums<kWideRows / 8> total;
 #pragma unroll
-    for (int i = 0; i < kSums / 4; ++i) result.set(i, part(sums, i));
-    return result;
+      for (int column = 0; column < kSums / 4; ++column) {
+        total.set(column, is_top ? part(folded, column) : *level(plane, column));
+      }
+      __syncwarp();
+      wait_for_posts(num_posts);
+      if (tile < params_.num_tiles) total.store(params_.finish, tile, sums_of_rows(warp_));
+      post(index, plane, num_posts);
+    }
+  }
+
+  // The warps that finish.
+  __device__ __forceinline__ void finish_items() const {
+    constexpr int kBatch = 16;
+#pragma unroll 1
+    for (int num_posts = 0;; ++num_posts) {
+      ptx::mbarrier_wait(&barriers_.summed, num_posts % 2);
+      const int index = *const_cast<const volatile int*>(&barriers_.item);
+      if (index < 0) return;
+      const Item item = item_at(index);
+      const int first_row = item.row_tile * kWideRows;
+      const int num_rows = min(kWideRows, params_.rows.num_rows - first_row);
+#pragma unroll 1
+      for (int i = warp_ % Block::kFinishWarps; i < kWideTiles; i += Block::kFinishWarps) {
+        const int tile = item.tile_block * kWideTiles + i;
+        if (tile >= params_.num_tiles) break;
+        if (params_.slices.fold_order.num_left == 1) {
+          finish_tile<T, kBatch>(params_.finish, tile, first_row, num_rows, sums_of_rows(i));
+        } else {
+          FinishParams finish = params_.finish;
+          finish.out = static_cast<float*>(finish.out) + barriers_.plane * finish.plane_stride;
+          store_tile<false, FinishVariant::kAny, kBatch>(finish, tile, first_row, num_rows,
+                                                         sums_of_rows(i));
+        }
+      }
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(&barriers_.finished);
+    }
   }
 
   const ProjectionParams& params_;
@@ -449,8 +511,7 @@ class WideRows {
   const int num_items_;
   const int num_stages_;
   unsigned char* stages_;
-  uint64_t* full_;
-  uint64_t* empty_;
+  Block::Barriers& barriers_;
 };
 
 #endif
