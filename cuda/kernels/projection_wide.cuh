@@ -27,8 +27,8 @@ struct WideBlock {
   static constexpr int kThreads = kMultiplyThreads + kCopyThreads + kFinishWarps * kWarpSize;
   // Registers of a thread: 65536 / kThreads at first, then these.
   static constexpr int kMultiplyRegisters = 200;
-  static constexpr int kCopyRegisters = 48;
-  static constexpr int kFinishRegisters = 64;
+  static constexpr int kCopyRegisters = 40;
+  static constexpr int kFinishRegisters = 72;
   static constexpr int kStageBlocks = 2;                           // k blocks of a stage
   static constexpr int kRowBytes = kStageBlocks * kRecordBytes;    // of a row in a stage
   static constexpr int kRowsBytes = kWideRows * kRowBytes;         // of a stage
@@ -38,10 +38,9 @@ struct WideBlock {
   static constexpr int kLevelBytes = kMultiplyThreads * (kWideRows / 2) * 4;
   static constexpr int kMostStages = 5;
 
-  // Partial sums that wait in shared memory, at least 1. A whole run of 4 slices needs one, of 8
-  // two, and so do 4 and 8 splits when they meet.
+  // Partial sums that wait in shared memory, at least one. A run of 4 slices needs no more.
   static __host__ __device__ constexpr int levels(int splits) {
-    return splits == 2 || splits == 4 ? 1 : kWideLevels;
+    return splits == 1 ? kWideLevels : 1;
   }
   static __host__ __device__ constexpr int stages(int splits) {
     return levels(splits) == 1 ? kMostStages : kMostStages - kLevelBytes / kStageBytes;
@@ -273,8 +272,12 @@ class WideRows {
         multiply({params_.slices.bounds[slice], params_.slices.bounds[slice + 1]}, sums, place);
         push(params_.slices.fold_order.entry(slice - item.first_slice), sums, folded, num_posts);
       }
-      if (splits_ == 1 || meet(item, sums, folded, num_posts)) {
+      if (splits_ == 1) {
         post_planes(index, item, sums, folded, num_posts);
+      } else if (meet(item, folded)) {
+        if (splits_ == 2) post_joined<2>(index, item, num_posts);
+        if (splits_ == 4) post_joined<4>(index, item, num_posts);
+        if (splits_ == 8) post_joined<8>(index, item, num_posts);
       }
     }
     post(-1, 0, num_posts);
@@ -398,34 +401,33 @@ class WideRows {
     }
   }
 
-  // Stores the sums of an item's run of slices. Returns true in the block that comes last, with
-  // all runs folded. A run's sums fold like a slice's.
-  __device__ __forceinline__ bool meet(const Item& item, float (&sums)[kSums],
-                                       float (&folded)[kSums], int num_posts) const {
-    const int64_t cell = int64_t{item.tile_block} * row_tiles_ + item.row_tile;
-    float4* partials = reinterpret_cast<float4*>(params_.partials) +
-                       cell * splits_ * (Block::kLevelBytes / 16) + threadIdx.x;
-    const auto partial = [&](int split, int column) {
-      return partials + (split * (kSums / 4) + column) * Block::kMultiplyThreads;
-    };
+  __device__ __forceinline__ int64_t cell_of(const Item& item) const {
+    return int64_t{item.tile_block} * row_tiles_ + item.row_tile;
+  }
+  // Four of this lane's sums of an item's first split.
+  __device__ __forceinline__ float4* partials(const Item& item) const {
+    return reinterpret_cast<float4*>(params_.partials) +
+           cell_of(item) * splits_ * (Block::kLevelBytes / 16) + threadIdx.x;
+  }
+  static __device__ __forceinline__ int partial_index(int split, int column) {
+    return (split * (kSums / 4) + column) * Block::kMultiplyThreads;
+  }
+
+  // Stores the sums of an item's run of slices. Returns true in the block that comes last.
+  __device__ __forceinline__ bool meet(const Item& item, const float (&folded)[kSums]) const {
+    float4* out = partials(item);
     const int split = item.first_slice * splits_ / params_.slices.fold_order.num_entries;
 #pragma unroll
-    for (int i = 0; i < kSums / 4; ++i) *partial(split, i) = part(folded, i);
+    for (int i = 0; i < kSums / 4; ++i) out[partial_index(split, i)] = part(folded, i);
     ptx::named_barrier(1, Block::kMultiplyThreads);
     if (threadIdx.x == 0) {
-      uint32_t* arrivals = params_.partial_arrivals + cell;
+      uint32_t* arrivals = params_.partial_arrivals + cell_of(item);
       const bool last = ptx::add_acquire_release(arrivals, 1u) == static_cast<uint32_t>(splits_ - 1);
       if (last) *arrivals = 0;
       barriers_.is_last = last;
     }
     ptx::named_barrier(1, Block::kMultiplyThreads);
     if (barriers_.is_last == 0) return false;
-#pragma unroll 1
-    for (int i = 0; i < splits_; ++i) {
-#pragma unroll
-      for (int column = 0; column < kSums / 4; ++column) set(sums, column, *partial(i, column));
-      push(params_.slices.fold_order.entry(i), sums, folded, num_posts);
-    }
     return true;
   }
 
@@ -473,9 +475,30 @@ class WideRows {
     }
   }
 
+  // The sums of splits that have met.
+  template <int kSplits>
+  __device__ __forceinline__ void post_joined(int index, const Item& item, int& num_posts) const {
+    constexpr int kColumns = 16 / kSplits;  // whose sums are read together
+    const int tile = item.tile_block * kWideTiles + warp_;
+    wait_for_posts(num_posts);
+#pragma unroll 1
+    for (int first = 0; first < kWideRows / 8; first += kColumns) {
+      if (tile >= params_.num_tiles) break;
+      TileSums<kColumns> total;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        total.set(i, fold_slices<kSplits>(0, [&](int split) {
+                    return partials(item)[partial_index(split, first + i)];
+                  }));
+      }
+      total.store(params_.finish, tile, sums_of_rows(warp_) + first * 8 * kTileOutputs);
+    }
+    post(index, 0, num_posts);
+  }
+
   // The warps that finish.
   __device__ __forceinline__ void finish_items() const {
-    constexpr int kBatch = 16;
+    constexpr int kBatch = 8;
 #pragma unroll 1
     for (int num_posts = 0;; ++num_posts) {
       ptx::mbarrier_wait(&barriers_.summed, num_posts % 2);
