@@ -114,11 +114,11 @@ __device__ __forceinline__ float stored_value(const FinishParams& finish, float 
   return value;
 }
 
-// Stores a tile as LinearArgs says, or to the workspace of heads. May change `sums`. To accumulate,
-// kBatch outputs are read together.
-template <bool kHeads, FinishVariant kVariant, int kBatch = 4>
+// Stores a tile as LinearArgs says, or to the workspace of heads. May change `sums`.
+template <bool kHeads, FinishVariant kVariant>
 __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile, int first_row,
                                            int num_rows, float* sums) {
+  constexpr int kBatch = 4;  // outputs that are read together to accumulate
   const int n = tile * kTileOutputs + threadIdx.x % kTileOutputs;
   if (n >= finish.out_features) return;
   const int count = num_rows * kTileOutputs;
@@ -190,7 +190,7 @@ __device__ __forceinline__ void gate_tile(const FinishParams& finish, int tile, 
 
 // Called by a warp. sums: [num_rows, 16 outputs] of a tile, in shared memory, for rows from
 // first_row on.
-template <class T, Finish kKind, FinishVariant kVariant = FinishVariant::kAny, int kBatch = 4>
+template <class T, Finish kKind, FinishVariant kVariant = FinishVariant::kAny>
 __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile, int first_row,
                                             int num_rows, float* sums) {
   if constexpr (kKind == Finish::kActivate) {
@@ -198,16 +198,15 @@ __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile
   } else if constexpr (kKind == Finish::kActivateGated) {
     gate_tile<T>(finish, tile, first_row, num_rows, sums);
   } else {
-    store_tile<kKind == Finish::kHeads, kVariant, kBatch>(finish, tile, first_row, num_rows, sums);
+    store_tile<kKind == Finish::kHeads, kVariant>(finish, tile, first_row, num_rows, sums);
   }
 }
-template <class T, int kBatch = 4>
+template <class T>
 __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile, int first_row,
                                             int num_rows, float* sums) {
   switch (finish.kind) {
     case Finish::kStore:
-      return finish_tile<T, Finish::kStore, FinishVariant::kAny, kBatch>(finish, tile, first_row,
-                                                                         num_rows, sums);
+      return finish_tile<T, Finish::kStore>(finish, tile, first_row, num_rows, sums);
     case Finish::kHeads:
       return finish_tile<T, Finish::kHeads>(finish, tile, first_row, num_rows, sums);
     case Finish::kActivate:

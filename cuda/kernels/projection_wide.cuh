@@ -114,7 +114,7 @@ class WideRows {
   using Block = WideBlock;
   static constexpr int kSums = kWideRows / 2;  // of a lane
   static constexpr int kSteps = 2 * Block::kStageBlocks;
-  static constexpr int kPrefetchBlocks = 8 * Block::kStageBlocks;  // into L2, ahead of copies
+  static constexpr int kPrefetchStages = 8;
 
   struct Item {
     int row_tile;
@@ -149,15 +149,22 @@ class WideRows {
 
   __device__ __forceinline__ void copy_items() const {
     const bool copies_weights = warp_ == Block::kMultiplyWarps;
-    if (copies_weights) prefetch(blockIdx.x, 0, kPrefetchBlocks);
+    Prefetch ahead = {.next_item = static_cast<int>(blockIdx.x)};
+#pragma unroll 1
+    for (int i = 0; i < kPrefetchStages; ++i) {
+      if (copies_weights) prefetch(ahead);
+    }
     ptx::wait_for_previous();
     ptx::let_next_start();
+    const int* bounds = params_.slices.bounds;
     Place place;
     int before = -1;  // the stage whose rows are on their way
 #pragma unroll 1
     for (int index = blockIdx.x; index < num_items_; index += gridDim.x) {
       const Item item = item_at(index);
-      const int* bounds = params_.slices.bounds;
+      const unsigned char* weights = weights_of(item);
+      const unsigned char* records = records_of(item);
+      const int num_rows = params_.rows.num_rows - item.row_tile * kWideRows;
 #pragma unroll 1
       for (int slice = item.first_slice; slice < item.end_slice; ++slice) {
         const int end = bounds[slice + 1];
@@ -166,10 +173,12 @@ class WideRows {
           const int count = min(Block::kStageBlocks, end - block);
           ptx::mbarrier_wait(barriers_.empty + place.stage, place.parity ^ 1);
           if (copies_weights) {
-            copy_weights(item, block, count, place.stage);
-            prefetch(index, block - bounds[item.first_slice] + kPrefetchBlocks, count);
+            copy_weights(weights, count * Block::kBlockBytes, place.stage);
+            prefetch(ahead);
           }
-          copy_rows(item, block, count, place.stage);
+          copy_rows(records, num_rows, count * kRecordBytes, place.stage);
+          weights += count * Block::kBlockBytes;
+          records += count * kRecordBytes;
           ptx::copy_async_wait<1>();
           if (before >= 0) tell_rows(before);
           before = place.stage;
@@ -189,59 +198,66 @@ class WideRows {
                Block::kBlockBytes;
   }
 
-  __device__ __forceinline__ void copy_weights(const Item& item, int block, int count,
+  __device__ __forceinline__ void copy_weights(const unsigned char* weights, int size_bytes,
                                                int stage) const {
-    const int size_bytes = count * Block::kBlockBytes;
-    if (lane_ == 0) ptx::mbarrier_arrive_expect(barriers_.full + stage, kWideTiles * size_bytes);
+    uint64_t* full = barriers_.full + stage;
+    if (lane_ == 0) ptx::mbarrier_arrive_expect(full, kWideTiles * size_bytes);
     __syncwarp();
     if (lane_ >= kWideTiles) return;
-    const int64_t offset = block - params_.slices.bounds[item.first_slice];
-    ptx::bulk_copy(stage_weights(stage) + lane_ * Block::kTileBytes,
-                   weights_of(item) + offset * Block::kBlockBytes, size_bytes, barriers_.full + stage);
+    ptx::bulk_copy(stage_weights(stage) + lane_ * Block::kTileBytes, weights, size_bytes, full);
   }
 
-  // Brings `count` k blocks into L2, from the `from`-th of an item on, or as many behind the item's
-  // end of the block's next item.
-  __device__ __forceinline__ void prefetch(int index, int from, int count) const {
-    if (lane_ >= kWideTiles || index >= num_items_) return;
-    Item item = item_at(index);
-    const auto num_blocks = [&] {
-      return params_.slices.bounds[item.end_slice] - params_.slices.bounds[item.first_slice];
-    };
-    if (from >= num_blocks()) {
-      from -= num_blocks();
-      index += gridDim.x;
-      if (index >= num_items_) return;
-      item = item_at(index);
+  // Weights that come into L2 ahead of copies, a stage at a time, to the end of the last item.
+  struct Prefetch {
+    int next_item;
+    int num_blocks = 0;  // of k, left of the item before
+    const unsigned char* from = nullptr;
+  };
+  __device__ __forceinline__ void prefetch(Prefetch& ahead) const {
+    if (ahead.num_blocks == 0) {
+      if (ahead.next_item >= num_items_) return;
+      const Item item = item_at(ahead.next_item);
+      ahead.next_item += gridDim.x;
+      ahead.from = weights_of(item);
+      ahead.num_blocks =
+          params_.slices.bounds[item.end_slice] - params_.slices.bounds[item.first_slice];
     }
-    count = min(count, num_blocks() - from);
-    if (count <= 0) return;
-    ptx::prefetch_to_l2(weights_of(item) + int64_t{from} * Block::kBlockBytes,
-                        count * Block::kBlockBytes);
+    const int count = min(Block::kStageBlocks, ahead.num_blocks);
+    const int size_bytes = count * Block::kBlockBytes;
+    if (lane_ < kWideTiles && count > 0) ptx::prefetch_to_l2(ahead.from, size_bytes);
+    ahead.from += size_bytes;
+    ahead.num_blocks -= count;
   }
 
-  // Copies the records of every row, side by side and swizzled (wgmma_tile). Rows past the end are
-  // left as they are: each row is a column of wgmma for itself.
-  __device__ __forceinline__ void copy_rows(const Item& item, int block, int count,
-                                            int stage) const {
-    constexpr int kPieces = Block::kRowBytes / 16;
-    constexpr int kRowStride = Block::kCopyThreads / kPieces;
+  // The warps copy pieces of 16 bytes. This thread's first row in a tile, and its piece of each.
+  static constexpr int kRowPieces = Block::kRowBytes / 16;
+  __device__ __forceinline__ int copy_row() const {
+    return (threadIdx.x - Block::kMultiplyThreads) / kRowPieces;
+  }
+  __device__ __forceinline__ int copy_piece() const { return threadIdx.x % kRowPieces; }
+
+  __device__ __forceinline__ const unsigned char* records_of(const Item& item) const {
+    const int64_t row = item.row_tile * kWideRows + copy_row();
+    return static_cast<const unsigned char*>(params_.records) +
+           (row * params_.num_k_blocks + params_.slices.bounds[item.first_slice]) * kRecordBytes +
+           copy_piece() * 16;
+  }
+
+  // Copies so many bytes of every row, swizzled (wgmma_tile). Rows past the end are left as they
+  // are: each row is a column of wgmma for itself.
+  __device__ __forceinline__ void copy_rows(const unsigned char* records, int num_rows,
+                                            int size_bytes, int stage) const {
+    constexpr int kRowStride = Block::kCopyThreads / kRowPieces;
     static_assert(kRowStride % 8 == 0);
-    const int thread = threadIdx.x - Block::kMultiplyThreads;
-    const int piece = thread % kPieces;
-    const int row = thread / kPieces;
-    const int first_row = item.row_tile * kWideRows + row;
-    const int64_t row_bytes = int64_t{params_.num_k_blocks} * kRecordBytes;
-    const bool valid = piece < count * (kPieces / Block::kStageBlocks);
-    const int num_rows = valid ? params_.rows.num_rows - first_row : 0;
-    const unsigned char* source = static_cast<const unsigned char*>(params_.records) +
-                                  first_row * row_bytes + int64_t{block} * kRecordBytes +
-                                  piece * 16;
-    unsigned char* to = stage_rows(stage) + row * Block::kRowBytes + (piece ^ row % 8) * 16;
+    const int row = copy_row();
+    const int end = copy_piece() * 16 < size_bytes ? num_rows - row : 0;
+    const int64_t stride = int64_t{params_.num_k_blocks} * (kRowStride * kRecordBytes);
+    unsigned char* to =
+        stage_rows(stage) + row * Block::kRowBytes + (copy_piece() ^ row % 8) * 16;
 #pragma unroll
     for (int i = 0; i < kWideRows; i += kRowStride) {
-      if (i < num_rows) ptx::copy_async_16(to + i * Block::kRowBytes, source);
-      source += kRowStride * row_bytes;
+      if (i < end) ptx::copy_async_16(to + i * Block::kRowBytes, records);
+      records += stride;
     }
     ptx::copy_async_commit();
   }
@@ -273,7 +289,7 @@ class WideRows {
         push(params_.slices.fold_order.entry(slice - item.first_slice), sums, folded, num_posts);
       }
       if (splits_ == 1) {
-        post_planes(index, item, sums, folded, num_posts);
+        post_planes(index, item, folded, num_posts);
       } else if (meet(item, folded)) {
         if (splits_ == 2) post_joined<2>(index, item, num_posts);
         if (splits_ == 4) post_joined<4>(index, item, num_posts);
@@ -455,7 +471,7 @@ class WideRows {
 
   // The planes of sums that are left; the one at the last level, if there is one, before it is
   // overwritten.
-  __device__ __forceinline__ void post_planes(int index, const Item& item, float (&sums)[kSums],
+  __device__ __forceinline__ void post_planes(int index, const Item& item,
                                               const float (&folded)[kSums], int& num_posts) const {
     const int tile = item.tile_block * kWideTiles + warp_;
     const int num_left = params_.slices.fold_order.num_left;
@@ -498,7 +514,6 @@ class WideRows {
 
   // The warps that finish.
   __device__ __forceinline__ void finish_items() const {
-    constexpr int kBatch = 8;
 #pragma unroll 1
     for (int num_posts = 0;; ++num_posts) {
       ptx::mbarrier_wait(&barriers_.summed, num_posts % 2);
@@ -511,17 +526,111 @@ class WideRows {
       for (int i = warp_ % Block::kFinishWarps; i < kWideTiles; i += Block::kFinishWarps) {
         const int tile = item.tile_block * kWideTiles + i;
         if (tile >= params_.num_tiles) break;
-        if (params_.slices.fold_order.num_left == 1) {
-          finish_tile<T, kBatch>(params_.finish, tile, first_row, num_rows, sums_of_rows(i));
-        } else {
-          FinishParams finish = params_.finish;
-          finish.out = static_cast<float*>(finish.out) + barriers_.plane * finish.plane_stride;
-          store_tile<false, FinishVariant::kAny, kBatch>(finish, tile, first_row, num_rows,
-                                                         sums_of_rows(i));
-        }
+        finish_rows(tile, first_row, num_rows, sums_of_rows(i));
       }
       __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(&barriers_.finished);
+    }
+  }
+
+  // finish_tile(), with faster code for what is common.
+  __device__ __forceinline__ void finish_rows(int tile, int first_row, int num_rows,
+                                              float* sums) const {
+    const FinishParams& finish = params_.finish;
+    const bool is_heads = finish.kind == Finish::kHeads;
+    if (is_heads || finish.kind == Finish::kStore) {
+      float* out = is_heads ? finish.heads.sums : static_cast<float*>(finish.out);
+      if (!is_heads) out += barriers_.plane * finish.plane_stride;
+      const bool is_aligned =
+          finish.out_features % 4 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
+      if (is_aligned && finish.soft_cap == 0.0f) {
+        return store_fours(out, is_heads, tile, first_row, num_rows, sums);
+      }
+      if (barriers_.plane > 0) {
+        FinishParams plane = finish;
+        plane.out = out;
+        return store_tile<false, FinishVariant::kAny>(plane, tile, first_row, num_rows, sums);
+      }
+    }
+    if (finish.kind == Finish::kActivateGated && finish.activation == Activation::kSilu) {
+      return gate_silu(tile, first_row, num_rows, sums);
+    }
+    finish_tile<T>(finish, tile, first_row, num_rows, sums);
+  }
+
+  // Stores four outputs of a row at a time, and reads kBatch rows together.
+  __device__ __forceinline__ void store_fours(float* out, bool is_heads, int tile, int first_row,
+                                              int num_rows, const float* sums) const {
+    constexpr int kBatch = 8;
+    constexpr int kStride = kWarpSize / 4;
+    const FinishParams& finish = params_.finish;
+    const int n = tile * kTileOutputs + lane_ % 4 * 4;
+    if (n >= finish.out_features) return;
+    float bias[4] = {};
+    const bool accumulates = !is_heads && finish.accumulate;
+    if (!is_heads && finish.bias != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) bias[i] = finish.bias[n + i];
+    }
+    const auto changed = [&](float sum, int i) {
+      return is_heads ? sum : stored_value<FinishVariant::kPlain>(finish, sum, bias[i]);
+    };
+    out += (first_row + lane_ / 4) * int64_t{finish.out_features} + n;
+    const int64_t stride = int64_t{finish.out_features} * kStride;
+#pragma unroll 1
+    for (int begin = lane_ / 4; begin < num_rows; begin += kBatch * kStride) {
+      float4 before[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        before[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (accumulates && begin + i * kStride < num_rows) {
+          before[i] = *reinterpret_cast<const float4*>(out + i * stride);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = begin + i * kStride;
+        if (row >= num_rows) break;
+        float4 sum = *reinterpret_cast<const float4*>(sums + row * kTileOutputs + lane_ % 4 * 4);
+        sum = make_float4(changed(sum.x, 0), changed(sum.y, 1), changed(sum.z, 2),
+                          changed(sum.w, 3));
+        *reinterpret_cast<float4*>(out + i * stride) = accumulates ? add(sum, before[i]) : sum;
+      }
+      out += kBatch * stride;
+    }
+  }
+
+  // gate_tile() with SiLU, kBatch rows at a time.
+  __device__ __forceinline__ void gate_silu(int tile, int first_row, int num_rows,
+                                            const float* sums) const {
+    constexpr int kBatch = 8;
+    constexpr int kFeatures = kTileOutputs / 2;
+    constexpr int kStride = kWarpSize / kFeatures;
+    static_assert(kWideRows % (kBatch * kStride) == 0);
+    const FinishParams& finish = params_.finish;
+    const int dim = finish.out_features / 2;
+    const int feature = tile * kFeatures + lane_ % kFeatures;
+    if (feature >= dim) return;
+    const float gate_bias = finish.bias != nullptr ? finish.bias[feature] : 0.0f;
+    const float up_bias = finish.bias != nullptr ? finish.bias[dim + feature] : 0.0f;
+    T* out = static_cast<T*>(finish.out) + first_row * int64_t{dim} + feature;
+#pragma unroll 1
+    for (int begin = lane_ / kFeatures; begin < num_rows; begin += kBatch * kStride) {
+      float gates[kBatch];
+      float divisors[kBatch];
+      const float* from = sums + begin * kTileOutputs + lane_ % kFeatures;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        gates[i] = from[i * kStride * kTileOutputs] + gate_bias;
+        divisors[i] = 1.0f + expf(-gates[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = begin + i * kStride;
+        if (row >= num_rows) break;
+        const float up = from[i * kStride * kTileOutputs + kFeatures] + up_bias;
+        out[row * int64_t{dim}] = from_float<T>(gates[i] / divisors[i] * up);
+      }
     }
   }
 

@@ -152,10 +152,42 @@ TEST_P(WideTilingTest, EveryTilingHasTheBitsOfTheOtherKernels) {
   struct Case {
     int num_rows, num_k_blocks, num_n;
     SliceRun run = {};
-    bool accumulate = false;
+    FinishParams finish = {.heads = {}};
   };
+  const Buffer bias_buffer = upload(random_values(256, 99));
+  const auto* bias = bias_buffer.as<float>();
   const Case cases[] = {{.num_rows = 150, .num_k_blocks = 53, .num_n = 200},
-                        {.num_rows = 16, .num_k_blocks = 64, .num_n = 120, .accumulate = true},
+                        {.num_rows = 16,
+                         .num_k_blocks = 64,
+                         .num_n = 120,
+                         .finish = {.accumulate = true, .heads = {}}},
+                        {.num_rows = 140,
+                         .num_k_blocks = 16,
+                         .num_n = 140,
+                         .finish = {.bias = bias, .accumulate = true, .scale = 0.7f, .heads = {}}},
+                        {.num_rows = 9,
+                         .num_k_blocks = 16,
+                         .num_n = 60,
+                         .finish = {.bias = bias, .soft_cap = 20.0f, .heads = {}}},
+                        {.num_rows = 135,
+                         .num_k_blocks = 17,
+                         .num_n = 148,
+                         .finish = {.kind = Finish::kActivateGated,
+                                    .bias = bias,
+                                    .activation = Activation::kSilu,
+                                    .heads = {}}},
+                        {.num_rows = 11,
+                         .num_k_blocks = 17,
+                         .num_n = 150,
+                         .finish = {.kind = Finish::kActivateGated,
+                                    .activation = Activation::kGelu,
+                                    .heads = {}}},
+                        {.num_rows = 30,
+                         .num_k_blocks = 24,
+                         .num_n = 36,
+                         .finish = {.kind = Finish::kActivate,
+                                    .activation = Activation::kSilu,
+                                    .heads = {}}},
                         {.num_rows = 7, .num_k_blocks = 3, .num_n = 130},  // empty slices
                         {.num_rows = 70, .num_k_blocks = 27, .num_n = 40, .run = {0, 4}},
                         {.num_rows = 130, .num_k_blocks = 19, .num_n = 136, .run = {2, 3}},
@@ -181,6 +213,10 @@ TEST_P(WideTilingTest, EveryTilingHasTheBitsOfTheOtherKernels) {
     Buffer arrivals = allocate<uint32_t>(64);
     const auto run = [&](const ProjectionTiling& tiling) {
       Buffer out = upload(before);
+      FinishParams finish = each.finish;
+      finish.out_features = each.num_n;
+      finish.out = out.data();
+      finish.plane_stride = plane;
       const auto project = tiling.wide_splits != 0 ? kernels().projection.project_wide
                                                    : kernels().projection.project;
       project(stream(), {.weights = packed.data(),
@@ -189,11 +225,7 @@ TEST_P(WideTilingTest, EveryTilingHasTheBitsOfTheOtherKernels) {
                          .slices = slices,
                          .rows = {.num_rows = each.num_rows, .dim = num_k},
                          .records = x.data(),
-                         .finish = {.out_features = each.num_n,
-                                    .out = out.data(),
-                                    .plane_stride = plane,
-                                    .accumulate = each.accumulate,
-                                    .heads = {}},
+                         .finish = finish,
                          .tiling = tiling,
                          .partials = partials.as<float>(),
                          .partial_arrivals = arrivals.as<uint32_t>()});
