@@ -12,7 +12,7 @@
 namespace specdec::cuda {
 namespace {
 
-// With fewer rows the time is that of reading weights, and our other kernels read as fast.
+// With fewer rows the time is that of reading weights, and others of our kernels read as fast.
 constexpr int kFewestRows = 65;
 constexpr int kTimedRuns = 3;
 

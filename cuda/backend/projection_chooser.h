@@ -1,6 +1,6 @@
-// With deterministic=false: chooses the kernel or library for a projection of many rows. That is
-// the fastest, as timed at the first such projection, or without times one by shape. Results may
-// depend on the choice.
+// Chooses the kernel or library for a projection of many rows: by its shape among our own kernels,
+// whose results are the same. With deterministic=false the fastest of all, as timed at the first
+// such projection; results may then depend on the choice.
 #pragma once
 
 #include <functional>

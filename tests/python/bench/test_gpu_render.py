@@ -49,7 +49,7 @@ def test_report_says_what_determinism_costs_and_what_is_absent() -> None:
         "data": {"records": records},
     }
     line = next(line for line in render(report).splitlines() if line.startswith("| qkv"))
-    assert line == "| qkv | 8B act | 512 | 200 | 400 | absent | absent | 600 | 3 |"
+    assert line == "| qkv | 8B act | 512 | 200 | 400 | absent | absent | 600 | 1.5 |"
 
 
 def test_report_holds_measurements_to_what_is_asked_of_them() -> None:
