@@ -86,8 +86,8 @@ std::optional<ProjectionTiling> ProjectionChooser::wide_tiling(
   const bool has_kernel = kernels_.project_wide != nullptr && properties.compute_capability == 90;
   const DeviceFoldOrder& order = params.slices.fold_order;
   if (!has_kernel || !serves(params) || order.most_waiting() > kWideLevels) return std::nullopt;
-  const int num_cells = ceil_div(params.num_tiles, kWideTiles) *
-                        ceil_div(params.rows.num_rows, kWideRows);
+  const int num_cells =
+      ceil_div(params.num_tiles, kWideTiles) * ceil_div(params.rows.num_rows, kWideRows);
   const int num_stages = ceil_div(params.num_k_blocks, 2);
   std::optional<ProjectionTiling> best;
   int least = 0;

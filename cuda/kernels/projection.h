@@ -223,8 +223,9 @@ struct ProjectionParams {
   uint32_t* exchange_counts = nullptr;  // [2]
   FinishParams finish;
   ProjectionTiling tiling;
-  // With split_slices, or wide_splits of more than 1: [blocks of tiles, row tiles, slices or splits]
-  // x partial_floats, and for every block of tiles and row tile a counter, zero between launches.
+  // With split_slices, or wide_splits of more than 1: [blocks of tiles, row tiles, slices or
+  // splits] x partial_floats, and for every block of tiles and row tile a counter, zero between
+  // launches.
   float* partials = nullptr;
   uint32_t* partial_arrivals = nullptr;
 };

@@ -2,9 +2,9 @@
 // weights in registers and rows in shared memory. The sums have the bits of the other kernels
 // (tiles.cuh).
 //
-// A block has kWideTiles tiles of weights and kWideRows rows. Of its four warpgroups two multiply, a
-// tile per warp, one copies, and one finishes sums. A stage is 64 inputs of a slice. Weights come by
-// bulk copies, as they are packed, rows by cp.async; both pass through a ring of stages. A block
+// A block has kWideTiles tiles of weights and kWideRows rows. Of its four warpgroups two multiply,
+// a tile per warp, one copies, and one finishes sums. A stage is 64 inputs of a slice. Weights come
+// by bulk copies, as they are packed, rows by cp.async; both pass through a ring of stages. A block
 // works on one item after another: the next is multiplied while the last is finished.
 //
 // A lane keeps two sums of each of its elements in registers: that of the slice under way, and that
@@ -79,8 +79,7 @@ class WideRows {
         num_items_((params.num_tiles + kWideTiles - 1) / kWideTiles * splits_ * row_tiles_),
         num_stages_(Block::stages(splits_)),
         stages_(shared + Block::levels(splits_) * Block::kLevelBytes),
-        barriers_(
-            *reinterpret_cast<Block::Barriers*>(shared + Block::barriers_offset(splits_))) {}
+        barriers_(*reinterpret_cast<Block::Barriers*>(shared + Block::barriers_offset(splits_))) {}
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
@@ -252,8 +251,7 @@ class WideRows {
     const int row = copy_row();
     const int end = copy_piece() * 16 < size_bytes ? num_rows - row : 0;
     const int64_t stride = int64_t{params_.num_k_blocks} * (kRowStride * kRecordBytes);
-    unsigned char* to =
-        stage_rows(stage) + row * Block::kRowBytes + (copy_piece() ^ row % 8) * 16;
+    unsigned char* to = stage_rows(stage) + row * Block::kRowBytes + (copy_piece() ^ row % 8) * 16;
 #pragma unroll
     for (int i = 0; i < kWideRows; i += kRowStride) {
       if (i < end) ptx::copy_async_16(to + i * Block::kRowBytes, records);
@@ -338,8 +336,7 @@ class WideRows {
   // In a packed block, 16 bytes of lane 4g + t are pairs 2t and 2t + 1 of a step's 8 pairs of
   // inputs, each of outputs g and g + 8. As wgmma's operand a lane has pairs t and t + 4, so that
   // rows can keep their order. Half of the lanes read these in turn, for the banks' sake.
-  __device__ __forceinline__ void load_operands(int stage,
-                                                uint32_t (&operands)[kSteps][4]) const {
+  __device__ __forceinline__ void load_operands(int stage, uint32_t (&operands)[kSteps][4]) const {
     const bool swapped = (lane_ & 8) != 0;
     const unsigned char* weights = stage_weights(stage) + warp_ * Block::kTileBytes +
                                    lane_ / 4 * 64 + lane_ % 4 * 8 + (swapped ? 32 : 0);
@@ -380,8 +377,8 @@ class WideRows {
 
   // Four of this lane's sums at a level. A warp's part is as large as a tile's sums.
   __device__ __forceinline__ float4* level(int index, int column) const {
-    return reinterpret_cast<float4*>(
-               shared_ + (Block::levels(splits_) - 1 - index) * Block::kLevelBytes) +
+    return reinterpret_cast<float4*>(shared_ +
+                                     (Block::levels(splits_) - 1 - index) * Block::kLevelBytes) +
            (warp_ * (kSums / 4) + column) * kWarpSize + lane_;
   }
   static __device__ __forceinline__ void set(float (&sums)[kSums], int column, float4 part) {
@@ -438,7 +435,8 @@ class WideRows {
     ptx::named_barrier(1, Block::kMultiplyThreads);
     if (threadIdx.x == 0) {
       uint32_t* arrivals = params_.partial_arrivals + cell_of(item);
-      const bool last = ptx::add_acquire_release(arrivals, 1u) == static_cast<uint32_t>(splits_ - 1);
+      const bool last =
+          ptx::add_acquire_release(arrivals, 1u) == static_cast<uint32_t>(splits_ - 1);
       if (last) *arrivals = 0;
       barriers_.is_last = last;
     }
@@ -592,8 +590,8 @@ class WideRows {
         const int row = begin + i * kStride;
         if (row >= num_rows) break;
         float4 sum = *reinterpret_cast<const float4*>(sums + row * kTileOutputs + lane_ % 4 * 4);
-        sum = make_float4(changed(sum.x, 0), changed(sum.y, 1), changed(sum.z, 2),
-                          changed(sum.w, 3));
+        sum =
+            make_float4(changed(sum.x, 0), changed(sum.y, 1), changed(sum.z, 2), changed(sum.w, 3));
         *reinterpret_cast<float4*>(out + i * stride) = accumulates ? add(sum, before[i]) : sum;
       }
       out += kBatch * stride;

@@ -1,5 +1,5 @@
-// Projections of many rows by wgmma: the bits of the other kernels, double loops, and when a backend
-// uses them.
+// Projections of many rows by wgmma: the bits of the other kernels, double loops, and when a
+// backend uses them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -156,42 +156,39 @@ TEST_P(WideTilingTest, EveryTilingHasTheBitsOfTheOtherKernels) {
   };
   const Buffer bias_buffer = upload(random_values(256, 99));
   const auto* bias = bias_buffer.as<float>();
-  const Case cases[] = {{.num_rows = 150, .num_k_blocks = 53, .num_n = 200},
-                        {.num_rows = 16,
-                         .num_k_blocks = 64,
-                         .num_n = 120,
-                         .finish = {.accumulate = true, .heads = {}}},
-                        {.num_rows = 140,
-                         .num_k_blocks = 16,
-                         .num_n = 140,
-                         .finish = {.bias = bias, .accumulate = true, .scale = 0.7f, .heads = {}}},
-                        {.num_rows = 9,
-                         .num_k_blocks = 16,
-                         .num_n = 60,
-                         .finish = {.bias = bias, .soft_cap = 20.0f, .heads = {}}},
-                        {.num_rows = 135,
-                         .num_k_blocks = 17,
-                         .num_n = 148,
-                         .finish = {.kind = Finish::kActivateGated,
-                                    .bias = bias,
-                                    .activation = Activation::kSilu,
-                                    .heads = {}}},
-                        {.num_rows = 11,
-                         .num_k_blocks = 17,
-                         .num_n = 150,
-                         .finish = {.kind = Finish::kActivateGated,
-                                    .activation = Activation::kGelu,
-                                    .heads = {}}},
-                        {.num_rows = 30,
-                         .num_k_blocks = 24,
-                         .num_n = 36,
-                         .finish = {.kind = Finish::kActivate,
-                                    .activation = Activation::kSilu,
-                                    .heads = {}}},
-                        {.num_rows = 7, .num_k_blocks = 3, .num_n = 130},  // empty slices
-                        {.num_rows = 70, .num_k_blocks = 27, .num_n = 40, .run = {0, 4}},
-                        {.num_rows = 130, .num_k_blocks = 19, .num_n = 136, .run = {2, 3}},
-                        {.num_rows = 20, .num_k_blocks = 30, .num_n = 33, .run = {5, 3}}};
+  const Case cases[] = {
+      {.num_rows = 150, .num_k_blocks = 53, .num_n = 200},
+      {.num_rows = 16,
+       .num_k_blocks = 64,
+       .num_n = 120,
+       .finish = {.accumulate = true, .heads = {}}},
+      {.num_rows = 140,
+       .num_k_blocks = 16,
+       .num_n = 140,
+       .finish = {.bias = bias, .accumulate = true, .scale = 0.7f, .heads = {}}},
+      {.num_rows = 9,
+       .num_k_blocks = 16,
+       .num_n = 60,
+       .finish = {.bias = bias, .soft_cap = 20.0f, .heads = {}}},
+      {.num_rows = 135,
+       .num_k_blocks = 17,
+       .num_n = 148,
+       .finish = {.kind = Finish::kActivateGated,
+                  .bias = bias,
+                  .activation = Activation::kSilu,
+                  .heads = {}}},
+      {.num_rows = 11,
+       .num_k_blocks = 17,
+       .num_n = 150,
+       .finish = {.kind = Finish::kActivateGated, .activation = Activation::kGelu, .heads = {}}},
+      {.num_rows = 30,
+       .num_k_blocks = 24,
+       .num_n = 36,
+       .finish = {.kind = Finish::kActivate, .activation = Activation::kSilu, .heads = {}}},
+      {.num_rows = 7, .num_k_blocks = 3, .num_n = 130},  // empty slices
+      {.num_rows = 70, .num_k_blocks = 27, .num_n = 40, .run = {0, 4}},
+      {.num_rows = 130, .num_k_blocks = 19, .num_n = 136, .run = {2, 3}},
+      {.num_rows = 20, .num_k_blocks = 30, .num_n = 33, .run = {5, 3}}};
   uint32_t seed = 1;
   for (const Case& each : cases) {
     const int num_k = each.num_k_blocks * kBlockInputs;
