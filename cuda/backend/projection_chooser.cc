@@ -12,9 +12,11 @@
 namespace specdec::cuda {
 namespace {
 
-// With fewer rows the time is that of reading weights, and our other kernels read as fast.
+// With fewer rows the time is that of reading weights, and others of our kernels read as fast.
 constexpr int kFewestRows = 65;
 constexpr int kTimedRuns = 3;
+
+int ceil_div(int x, int unit) { return (x + unit - 1) / unit; }
 
 GemmKey key_of(const ProjectionParams& params) {
   return {.out_features = params.finish.out_features,
@@ -65,7 +67,7 @@ bool ProjectionChooser::serves(const ProjectionParams& params) {
 void ProjectionChooser::run(const ProjectionParams& params, const Launch& launch) {
   const GemmKey key = key_of(params);
   if (timer_ == nullptr || (stream_.is_capturing() && !tuner_.find(key))) {
-    return run_way(default_way(params), params, launch);
+    return run_way(own_ways(params).back(), params, launch);
   }
   if (stream_.is_rehearsing()) return rehearse(params, launch);
   if (!tuner_.find(key)) {
@@ -78,21 +80,45 @@ void ProjectionChooser::run(const ProjectionParams& params, const Launch& launch
   run_way(chosen_.at(key), params, launch);
 }
 
-bool ProjectionChooser::has_wide_projection() const {
-  return kernels_.project_wide != nullptr && device_.properties().compute_capability == 90;
+std::optional<ProjectionTiling> ProjectionChooser::wide_tiling(
+    const ProjectionParams& params) const {
+  const DeviceProperties& properties = device_.properties();
+  const bool has_kernel = kernels_.project_wide != nullptr && properties.compute_capability == 90;
+  const DeviceFoldOrder& order = params.slices.fold_order;
+  if (!has_kernel || !serves(params) || order.most_waiting() > kWideLevels) return std::nullopt;
+  const int num_cells =
+      ceil_div(params.num_tiles, kWideTiles) * ceil_div(params.rows.num_rows, kWideRows);
+  const int num_stages = ceil_div(params.num_k_blocks, 2);
+  std::optional<ProjectionTiling> best;
+  int least = 0;
+  for (const int splits : {1, 2, 4, 8}) {
+    if (splits > 1 && !order.is_whole()) break;
+    const int num_blocks = std::min(num_cells * splits, properties.num_multiprocessors);
+    // In stages: an item's own, its begin and end, and what meeting adds.
+    const int meeting = splits > 1 ? 3 : 0;
+    const int item = ceil_div(num_stages, splits) + 6 + meeting;
+    const int cost =
+        ceil_div(num_cells * splits, num_blocks) * item + (splits > 1 ? 2 * splits : 0);
+    if (best.has_value() && cost >= least) continue;
+    least = cost;
+    best = {.num_blocks = num_blocks, .wide_splits = splits};
+  }
+  return best;
 }
 
-std::vector<ProjectionChooser::Way> ProjectionChooser::own_ways() const {
+ProjectionTiling ProjectionChooser::own_tiling(const ProjectionParams& params) const {
+  return wide_tiling(params).value_or(params.tiling);
+}
+
+std::vector<ProjectionChooser::Way> ProjectionChooser::own_ways(
+    const ProjectionParams& params) const {
   std::vector<Way> ways = {{.name = "many_rows"}};
-  for (const int rows : kWideRows) {
-    if (!has_wide_projection()) break;
-    ways.push_back({.name = str_cat("wide_rows ", rows), .wide_rows = rows});
-  }
+  if (wide_tiling(params).has_value()) ways.push_back({.name = "wide_rows", .is_wide = true});
   return ways;
 }
 
 std::vector<ProjectionChooser::Way> ProjectionChooser::ways_for(const ProjectionParams& params) {
-  std::vector<Way> ways = own_ways();
+  std::vector<Way> ways = own_ways(params);
   if (!UnpackedGemm::serves(params)) return ways;
   for (const std::unique_ptr<Gemm>& gemm : gemms_) {
     const int num_ways = unpacked_gemm_.num_ways(*gemm, params);
@@ -103,32 +129,16 @@ std::vector<ProjectionChooser::Way> ProjectionChooser::ways_for(const Projection
   return ways;
 }
 
-ProjectionChooser::Way ProjectionChooser::default_way(const ProjectionParams& params) const {
-  Way way = {.name = "many_rows"};
-  if (!has_wide_projection()) return way;
-  // The largest blocks that still fill the GPU, since they read least. If none does, many_rows can
-  // split k into slices to fill it.
-  for (const int rows : {kWideRows[1], kWideRows[0]}) {
-    const int tiles = wide_tiles(rows);
-    const int num_blocks =
-        (params.num_tiles + tiles - 1) / tiles * ((params.rows.num_rows + rows - 1) / rows);
-    if (num_blocks >= device_.properties().num_multiprocessors) {
-      return {.name = str_cat("wide_rows ", rows), .wide_rows = rows};
-    }
-  }
-  return way;
-}
-
 void ProjectionChooser::run_way(const Way& way, const ProjectionParams& params,
                                 const Launch& launch) {
   if (way.gemm != nullptr) return unpacked_gemm_.run(*way.gemm, way.gemm_way, params);
   ProjectionParams tiled = params;
-  if (way.wide_rows != 0) tiled.tiling = {.wide_rows = way.wide_rows};
+  if (way.is_wide) tiled.tiling = own_tiling(params);
   launch(tiled);
 }
 
 void ProjectionChooser::rehearse(const ProjectionParams& params, const Launch& launch) {
-  for (const Way& way : own_ways()) run_way(way, params, launch);
+  for (const Way& way : own_ways(params)) run_way(way, params, launch);
   if (params.finish.accumulate) timed_out_for(params);
   if (!UnpackedGemm::serves(params)) return;
   for (const std::unique_ptr<Gemm>& gemm : gemms_) unpacked_gemm_.reserve(*gemm, params);

@@ -1,10 +1,11 @@
-// With deterministic=false: chooses the kernel or library for a projection of many rows. That is
-// the fastest, as timed at the first such projection, or without times one by shape. Results may
-// depend on the choice.
+// Chooses the kernel or library for a projection of many rows: by its shape among our own kernels,
+// whose results are the same. With deterministic=false the fastest of all, as timed at the first
+// such projection; results may then depend on the choice.
 #pragma once
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,9 @@ class ProjectionChooser {
   // Forgets earlier choices.
   void set_timer(ProjectionTimer timer);
 
+  // The tiling of our own kernel that suits the shape best; `params` has that of the others.
+  ProjectionTiling own_tiling(const ProjectionParams& params) const;
+
   // Whether there is a choice.
   static bool serves(const ProjectionParams& params);
   // `params` has records, the tiling of many_rows, and the workspaces of heads. Timing leaves
@@ -44,17 +48,16 @@ class ProjectionChooser {
  private:
   struct Way {
     std::string name;
-    int wide_rows = 0;     // rows per block of project_wide; 0: many_rows
-    Gemm* gemm = nullptr;  // instead of either
+    bool is_wide = false;  // project_wide
+    Gemm* gemm = nullptr;  // instead of our own kernels
     int gemm_way = 0;
   };
 
-  // Our own kernels.
-  std::vector<Way> own_ways() const;
+  // Our own kernels; the one that suits the shape best is last.
+  std::vector<Way> own_ways(const ProjectionParams& params) const;
   std::vector<Way> ways_for(const ProjectionParams& params);
-  bool has_wide_projection() const;
-  // The one of our own kernels that suits the shape.
-  Way default_way(const ProjectionParams& params) const;
+  // The tiling of project_wide that keeps the GPU busy, where it serves the projection.
+  std::optional<ProjectionTiling> wide_tiling(const ProjectionParams& params) const;
   void run_way(const Way& way, const ProjectionParams& params, const Launch& launch);
   // Allocates the memory of all ways that may be timed.
   void rehearse(const ProjectionParams& params, const Launch& launch);

@@ -76,7 +76,7 @@ FinishParams finish_from(FinishParams finish, int64_t begin, DType act_dtype) {
 }
 
 int row_tile_rows(const ProjectionTiling& tiling) {
-  if (tiling.wide_rows != 0) return tiling.wide_rows;
+  if (tiling.wide_splits != 0) return kWideRows;
   return tiling.few_rows ? kFewRows : tiling.column_tiles * 8;
 }
 
@@ -219,16 +219,19 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& given
   if (!deterministic_ && !is_partial && ProjectionChooser::serves(params)) {
     chooser_.run(params, [&](const ProjectionParams& tiled) { launch(tiled); });
   } else {
+    params.tiling = chooser_.own_tiling(params);
     launch(params);
   }
 }
 
 void Projector::launch(ProjectionParams params) {
   add_workspaces(params);
-  if (params.tiling.wide_rows != 0) {
-    kernels_.project_wide(stream_, params);
-  } else {
-    kernels_.project(stream_, params);
+  if (params.tiling.wide_splits == 0) return kernels_.project(stream_, params);
+  kernels_.project_wide(stream_, params);
+  if (params.finish.kind == Finish::kHeads) {
+    kernels_.finish_sums(
+        stream_,
+        {.act_dtype = act_dtype_, .finish = params.finish, .num_rows = params.rows.num_rows});
   }
 }
 
@@ -267,7 +270,7 @@ void Projector::tile_few_rows(int num_tiles, int num_rows, ProjectionTiling& til
 
 void Projector::add_workspaces(ProjectionParams& params) {
   const int num_row_tiles = ceil_div(params.rows.num_rows, row_tile_rows(params.tiling));
-  if (params.finish.kind == Finish::kHeads) {
+  if (params.finish.kind == Finish::kHeads && params.tiling.wide_splits == 0) {
     HeadsParams& heads = params.finish.heads;
     const int64_t num_heads = heads.num_heads + 2 * heads.kv.num_kv_heads;
     heads.arrivals = head_arrivals_.get<uint32_t>(static_cast<size_t>(num_row_tiles * num_heads));
@@ -277,10 +280,13 @@ void Projector::add_workspaces(ProjectionParams& params) {
         best_keys_.get<uint64_t>(static_cast<size_t>(params.tiling.num_blocks * kFewRows));
     params.finish.best.arrivals = best_arrivals_.get<uint32_t>(1);
   }
-  if (params.tiling.split_slices) {
+  const ProjectionTiling& tiling = params.tiling;
+  if (tiling.split_slices || tiling.wide_splits > 1) {
     const int64_t num_cells = int64_t{num_row_tiles} * ceil_div(params.num_tiles, kManyRowsTiles);
-    params.partials = partials_.get<float>(
-        static_cast<size_t>(num_cells * kNumSlices * partial_floats(params.tiling.column_tiles)));
+    const int64_t cell_floats = tiling.split_slices
+                                    ? kNumSlices * partial_floats(tiling.column_tiles)
+                                    : tiling.wide_splits * partial_floats(kWideRows / 8);
+    params.partials = partials_.get<float>(static_cast<size_t>(num_cells * cell_floats));
     params.partial_arrivals = partial_arrivals_.get<uint32_t>(static_cast<size_t>(num_cells));
   }
 }

@@ -100,27 +100,29 @@ void MmaInputs::add_products(const float (&a)[kMmaInputs], float (&d)[kMmaColumn
       greatest[column] = std::max(greatest[column], a_exponents[k] + exponents_[k][column]);
     }
   }
-  if (*std::max_element(greatest, greatest + kMmaColumns) > 127) {
-    // Infinities and NaN: nothing is truncated.
-    for (int column = 0; column < kMmaColumns; ++column) {
-      double sum = d[column];
-      for (int k = 0; k < kMmaInputs; ++k) sum += a[k] * values_[k][column];
-      d[column] = static_cast<float>(sum);
-    }
-    return;
+  // Infinities and NaN: nothing is truncated in their columns.
+  const auto is_special = [&](int column) { return greatest[column] > 127; };
+  float specials[kMmaColumns];
+  for (int column = 0; column < kMmaColumns; ++column) {
+    if (!is_special(column)) continue;
+    double sum = d[column];
+    for (int k = 0; k < kMmaInputs; ++k) sum += a[k] * values_[k][column];
+    specials[column] = static_cast<float>(sum);
   }
   Columns scales;
   Columns sums;
   for (int column = 0; column < kMmaColumns; ++column) {
-    scales[column] = power_of_two(kFractionBits - greatest[column]);
-    sums[column] = static_cast<int32_t>(d[column] * scales[column]);
+    scales[column] = is_special(column) ? 0.0 : power_of_two(kFractionBits - greatest[column]);
+    sums[column] = is_special(column) ? 0 : static_cast<int32_t>(d[column] * scales[column]);
   }
   for (int k = 0; k < kMmaInputs; ++k) {
     const Columns products = static_cast<double>(a[k]) * values_[k] * scales;
     sums += __builtin_convertvector(__builtin_convertvector(products, Integers), Columns);
   }
   for (int column = 0; column < kMmaColumns; ++column) {
-    d[column] = truncated(sums[column] * power_of_two(greatest[column] - kFractionBits));
+    d[column] = is_special(column)
+                    ? specials[column]
+                    : truncated(sums[column] * power_of_two(greatest[column] - kFractionBits));
   }
 }
 

@@ -173,6 +173,10 @@ struct DeviceFoldOrder {
     }
   }
   constexpr FoldEntry entry(int i) const { return {num_folds[i], stack_indices[i]}; }
+  // Sums that wait, at most, while another two are in registers.
+  constexpr int most_waiting() const {
+    return num_entries > 0 ? *std::max_element(stack_indices, stack_indices + num_entries) : 0;
+  }
   // Folds all slices to one sum.
   constexpr bool is_whole() const { return num_entries == kNumSlices && num_left == 1; }
 };
@@ -191,15 +195,15 @@ enum class RowSource : uint8_t {
   // The last two are for rows that prepares_rows() allows, and no others.
 };
 
-// The tiling of a projection. Only wide_rows can change a result.
+// The tiling of a projection. It changes no result.
 struct ProjectionTiling {
   bool few_rows = false;                       // at most kFewRows: the few-rows kernel
   RowSource row_source = RowSource::kRecords;  // few_rows
   int tiles_at_once = 1;      // few_rows: 1 or 2 tiles per warp, where the kernel can
-  int num_blocks = 1;         // few_rows: blocks of the grid, at most num_tiles
+  int num_blocks = 1;         // few_rows, at most num_tiles; project_wide: blocks of the grid
   int column_tiles = 8;       // else: 4 or 8 tiles of 8 rows per block
   bool split_slices = false;  // else: a block per slice; partial sums meet in memory
-  int wide_rows = 0;          // not 0: project_wide, so many rows per block; one of kWideRows
+  int wide_splits = 0;  // not 0: project_wide, where so many blocks (1, 2, 4, 8) share the slices
 };
 
 struct ProjectionParams {
@@ -219,8 +223,9 @@ struct ProjectionParams {
   uint32_t* exchange_counts = nullptr;  // [2]
   FinishParams finish;
   ProjectionTiling tiling;
-  // With split_slices: [blocks of tiles, row tiles, slices] x partial_floats, and for every block
-  // of tiles and row tile a counter, zero between launches.
+  // With split_slices, or wide_splits of more than 1: [blocks of tiles, row tiles, slices or
+  // splits] x partial_floats, and for every block of tiles and row tile a counter, zero between
+  // launches.
   float* partials = nullptr;
   uint32_t* partial_arrivals = nullptr;
 };
@@ -232,8 +237,10 @@ inline constexpr int64_t partial_floats(int column_tiles) {
 }
 
 // Blocks of project_wide: their rows, and their tiles of weights.
-inline constexpr int kWideRows[2] = {128, 256};
-inline constexpr int wide_tiles(int wide_rows) { return wide_rows == kWideRows[0] ? 4 : 8; }
+inline constexpr int kWideRows = 128;
+inline constexpr int kWideTiles = kManyRowsTiles;
+// Sums of slices that may wait in shared memory while a block of project_wide sums others.
+inline constexpr int kWideLevels = 2;
 
 // Bytes of a record: 32 inputs of a row, as act elements.
 inline constexpr int kRecordBytes = kBlockInputs * 2;
@@ -281,8 +288,8 @@ struct ProjectionKernels {
   void (*prepare_rows)(Stream& stream, const PrepareParams& params) = nullptr;
   void (*reorder_rows)(Stream& stream, const ReorderParams& params) = nullptr;
   void (*project)(Stream& stream, const ProjectionParams& params) = nullptr;
-  // WeightFormat::kAct on compute capability 9.0, by wgmma, whose order of addition is its own.
-  // Null if the build has no kernels for it.
+  // WeightFormat::kAct on compute capability 9.0, by wgmma. Sums of heads are stored to
+  // heads.sums, for finish_sums. Null if the build has no kernels for it.
   void (*project_wide)(Stream& stream, const ProjectionParams& params) = nullptr;
   void (*unpack)(Stream& stream, const UnpackParams& params) = nullptr;
   void (*finish_sums)(Stream& stream, const FinishSumsParams& params) = nullptr;

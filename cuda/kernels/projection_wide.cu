@@ -14,21 +14,12 @@ constexpr bool kIsBuilt = true;
 constexpr bool kIsBuilt = false;
 #endif
 
-template <class T>
-void project_as(Stream& stream, const ProjectionParams& params) {
-  if (params.tiling.wide_rows == kWideRows[0]) {
-    launch_wide_rows<T, kWideRows[0]>(stream, params);
-  } else {
-    launch_wide_rows<T, kWideRows[1]>(stream, params);
-  }
-}
-
 void run_projection(Stream& stream, const ProjectionParams& params) {
   SPECDEC_CHECK(params.format == WeightFormat::kAct);
   if (params.act_dtype == DType::kBF16) {
-    project_as<Bf16>(stream, params);
+    launch_wide_rows<Bf16>(stream, params);
   } else {
-    project_as<Half>(stream, params);
+    launch_wide_rows<Half>(stream, params);
   }
 }
 

@@ -1,4 +1,5 @@
-// Projections of many rows by wgmma, against double loops; and when a backend uses them.
+// Projections of many rows by wgmma: the bits of the other kernels, double loops, and when a
+// backend uses them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,34 +27,20 @@ class WideProjectionTest : public ProjectionFixture {
       GTEST_SKIP() << "compute capability 9.0";
     }
     num_wide_projections = 0;
-    backend = make_backend(false);
-  }
-
-  std::unique_ptr<CudaBackend> make_backend(bool deterministic) const {
     KernelTable kernels = kernels_for(kind());
     counted_projection = kernels.projection.project_wide;
     kernels.projection.project_wide = count_projection;
-    return std::make_unique<CudaBackend>(make_device(kind()), kernels, act_,
-                                         CudaOptions{.deterministic = deterministic});
-  }
-  // Fewest outputs with which blocks of so many rows fill the device.
-  int outputs_for(int num_rows, int block_rows) const {
-    const int row_tiles = (num_rows + block_rows - 1) / block_rows;
-    const int num_processors = backend->device().properties().num_multiprocessors;
-    const int tile_blocks = (num_processors + row_tiles - 1) / row_tiles;
-    return (tile_blocks - 1) * wide_tiles(block_rows) * kTileOutputs + 1;
+    backend = std::make_unique<CudaBackend>(make_device(kind()), kernels, act_, CudaOptions{});
   }
 };
 
 TEST_P(WideProjectionTest, LinearEqualsADoubleLoop) {
   struct Case {
-    int num_rows, num_k, block_rows;
+    int num_rows, num_k, num_n;
   };
-  const Case cases[] = {
-      {65, 96, 128}, {128, 75, 128}, {200, 352, 256}, {257, 33, 256}, {257, 128, 128}};
+  const Case cases[] = {{65, 96, 130}, {128, 75, 16}, {129, 1100, 257}, {257, 33, 40}};
   uint32_t seed = 1;
-  for (const auto& [num_rows, num_k, block_rows] : cases) {
-    const int num_n = outputs_for(num_rows, block_rows);
+  for (const auto& [num_rows, num_k, num_n] : cases) {
     SCOPED_TRACE(::testing::Message() << num_rows << " rows, " << num_n << "x" << num_k);
     const std::vector<float> matrix = act_values(num_n * num_k, seed++);
     const std::vector<float> x = act_values(num_rows * num_k, seed++);
@@ -84,7 +71,7 @@ TEST_P(WideProjectionTest, LinearEqualsADoubleLoop) {
 
 TEST_P(WideProjectionTest, ActivationsAreAppliedToSumsAndGates) {
   constexpr int kRows = 129, kK = 70;
-  const int dim = outputs_for(kRows, 128) + 4;
+  constexpr int dim = 132;
   const std::vector<float> x = random_values(kRows * kK, 10);
   const std::vector<float> matrix = act_values(2 * dim * kK, 11);
   const std::vector<float> bias = random_values(2 * dim, 12);
@@ -112,7 +99,7 @@ TEST_P(WideProjectionTest, ActivationsAreAppliedToSumsAndGates) {
 TEST_P(WideProjectionTest, HeadsAreRotatedAndCached) {
   constexpr int kRows = 200, kK = 64, kDim = 24;
   for (const int num_kv_heads : {2, 0}) {
-    const QkvShape shape = {.num_heads = outputs_for(kRows, 128) / kDim + 3,
+    const QkvShape shape = {.num_heads = 7,
                             .num_kv_heads = num_kv_heads,
                             .head_dim = kDim,
                             .rotary_dim = kDim,
@@ -130,52 +117,132 @@ TEST_P(WideProjectionTest, HeadsAreRotatedAndCached) {
   }
 }
 
-TEST_P(WideProjectionTest, RunsOnlyForManyRowsWhereResultsMayDependOnThem) {
-  constexpr int kK = 64, kMost = 130;
-  const int num_n = outputs_for(65, 128);
-  const std::vector<float> matrix = act_values(num_n * kK, 30);
-  const std::vector<float> x = act_values(size_t{kMost} * kK, 31);
-  for (const bool deterministic : {true, false}) {
-    backend = make_backend(deterministic);
-    const auto weight = pack(matrix, num_n, kK);
-    const Buffer x_act = upload_act(x);
-    Buffer out = allocate<float>(size_t{kMost} * num_n);
-    for (const int num_rows : {1, 16, 64, 65, kMost}) {
-      num_wide_projections = 0;
-      backend->linear({.weight = weight.get(),
-                       .in = {.x = x_act.data(), .dtype = act_, .num_rows = num_rows},
-                       .out = out.as<float>()});
-      EXPECT_EQ(num_wide_projections, !deterministic && num_rows > 64 ? 1 : 0)
-          << num_rows << (deterministic ? " rows, deterministic" : " rows");
-    }
-  }
-}
-
-TEST_P(WideProjectionTest, ARowDoesNotDependOnTheOthers) {
-  constexpr int kK = 160, kMost = 140;
-  const int num_n = outputs_for(65, 128);
-  const auto weight = pack(act_values(num_n * kK, 40), num_n, kK);
+TEST_P(WideProjectionTest, ManyRowsHaveTheBitsOfFewOnes) {
+  constexpr int kK = 1100, kN = 72, kMost = 140;
+  const auto weight = pack(act_values(kN * kK, 40), kN, kK);
   std::vector<float> x = act_values(size_t{kMost} * kK, 41);
   const auto run = [&](int num_rows) {
     const Buffer x_act = upload_act(x);
-    Buffer out = allocate<float>(size_t{kMost} * num_n);
+    Buffer out = allocate<float>(size_t{kMost} * kN);
+    num_wide_projections = 0;
     backend->linear({.weight = weight.get(),
                      .in = {.x = x_act.data(), .dtype = act_, .num_rows = num_rows},
                      .out = out.as<float>()});
+    EXPECT_EQ(num_wide_projections, num_rows > 64 ? 1 : 0) << num_rows;
     std::vector<uint32_t> bits = download<uint32_t>(out);
-    bits.resize(size_t(num_rows) * num_n);
+    bits.resize(size_t(num_rows) * kN);
     return bits;
   };
   const std::vector<uint32_t> all = run(kMost);
   std::fill(x.begin() + 70 * kK, x.end(), 1000.0f);
-  const std::vector<uint32_t> some = run(70);
-  EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
   const std::vector<uint32_t> others = run(kMost);
-  EXPECT_TRUE(std::equal(some.begin(), some.end(), others.begin()));
-  EXPECT_EQ(num_wide_projections, 3);
+  EXPECT_TRUE(std::equal(all.begin(), all.begin() + 70 * kN, others.begin()));
+  for (const int num_rows : {1, 16, 64, 65, 70}) {
+    const std::vector<uint32_t> some = run(num_rows);
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << num_rows;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, WideProjectionTest, all_projections(), projection_test_name);
+
+class WideTilingTest : public CudaDeviceTest {};
+
+TEST_P(WideTilingTest, EveryTilingHasTheBitsOfTheOtherKernels) {
+  if (device().properties().compute_capability != 90) GTEST_SKIP() << "compute capability 9.0";
+  struct Case {
+    int num_rows, num_k_blocks, num_n;
+    SliceRun run = {};
+    FinishParams finish = {.heads = {}};
+  };
+  const Buffer bias_buffer = upload(random_values(256, 99));
+  const auto* bias = bias_buffer.as<float>();
+  const Case cases[] = {
+      {.num_rows = 150, .num_k_blocks = 53, .num_n = 200},
+      {.num_rows = 16,
+       .num_k_blocks = 64,
+       .num_n = 120,
+       .finish = {.accumulate = true, .heads = {}}},
+      {.num_rows = 140,
+       .num_k_blocks = 16,
+       .num_n = 140,
+       .finish = {.bias = bias, .accumulate = true, .scale = 0.7f, .heads = {}}},
+      {.num_rows = 9,
+       .num_k_blocks = 16,
+       .num_n = 60,
+       .finish = {.bias = bias, .soft_cap = 20.0f, .heads = {}}},
+      {.num_rows = 135,
+       .num_k_blocks = 17,
+       .num_n = 148,
+       .finish = {.kind = Finish::kActivateGated,
+                  .bias = bias,
+                  .activation = Activation::kSilu,
+                  .heads = {}}},
+      {.num_rows = 11,
+       .num_k_blocks = 17,
+       .num_n = 150,
+       .finish = {.kind = Finish::kActivateGated, .activation = Activation::kGelu, .heads = {}}},
+      {.num_rows = 30,
+       .num_k_blocks = 24,
+       .num_n = 36,
+       .finish = {.kind = Finish::kActivate, .activation = Activation::kSilu, .heads = {}}},
+      {.num_rows = 7, .num_k_blocks = 3, .num_n = 130},  // empty slices
+      {.num_rows = 70, .num_k_blocks = 27, .num_n = 40, .run = {0, 4}},
+      {.num_rows = 130, .num_k_blocks = 19, .num_n = 136, .run = {2, 3}},
+      {.num_rows = 20, .num_k_blocks = 30, .num_n = 33, .run = {5, 3}}};
+  uint32_t seed = 1;
+  for (const Case& each : cases) {
+    const int num_k = each.num_k_blocks * kBlockInputs;
+    const int num_tiles = (each.num_n + kTileOutputs - 1) / kTileOutputs;
+    const Buffer source = upload(random_values(each.num_n * num_k, seed++));
+    Buffer packed = allocate<uint16_t>(int64_t{num_tiles} * kTileOutputs * num_k);
+    kernels().projection.pack(stream(), {.source = source.data(),
+                                         .num_rows = each.num_n,
+                                         .out_features = each.num_n,
+                                         .in_features = num_k,
+                                         .packed = packed.data()});
+    const Buffer x = upload(to_bits(random_values(each.num_rows * num_k, seed++), DType::kBF16));
+    SliceParams slices = {.fold_order = fold_order_of(each.run)};
+    const int num_slices = slices.fold_order.num_entries;
+    for (int i = 0; i <= num_slices; ++i) slices.bounds[i] = each.num_k_blocks * i / num_slices;
+    const int64_t plane = int64_t{each.num_rows} * each.num_n;
+    const std::vector<float> before = random_values(plane * slices.fold_order.num_left, seed++);
+    Buffer partials = allocate<float>(2 * 2 * kNumSlices * partial_floats(kWideRows / 8));
+    Buffer arrivals = allocate<uint32_t>(64);
+    const auto run = [&](const ProjectionTiling& tiling) {
+      Buffer out = upload(before);
+      FinishParams finish = each.finish;
+      finish.out_features = each.num_n;
+      finish.out = out.data();
+      finish.plane_stride = plane;
+      const auto project = tiling.wide_splits != 0 ? kernels().projection.project_wide
+                                                   : kernels().projection.project;
+      project(stream(), {.weights = packed.data(),
+                         .num_tiles = num_tiles,
+                         .num_k_blocks = each.num_k_blocks,
+                         .slices = slices,
+                         .rows = {.num_rows = each.num_rows, .dim = num_k},
+                         .records = x.data(),
+                         .finish = finish,
+                         .tiling = tiling,
+                         .partials = partials.as<float>(),
+                         .partial_arrivals = arrivals.as<uint32_t>()});
+      return download<uint32_t>(out);
+    };
+    const std::vector<uint32_t> expected = run({});
+    if (each.num_rows <= kFewRows) {
+      EXPECT_EQ(run({.few_rows = true}), expected);
+    }
+    for (const int splits : {1, 2, 4, 8}) {
+      if (splits > 1 && !slices.fold_order.is_whole()) break;
+      for (const int num_blocks : {1, 3, 20}) {
+        EXPECT_EQ(run({.num_blocks = num_blocks, .wide_splits = splits}), expected)
+            << each.num_rows << " rows, " << splits << " splits, " << num_blocks << " blocks";
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, WideTilingTest, ::testing::ValuesIn(device_kinds()), test_name);
 
 }  // namespace
 }  // namespace specdec::cuda::testing
