@@ -60,8 +60,11 @@ def run_bench(context: Context, name: str, arguments: list[str], launch: str = "
     return measured(context, command)
 
 
-def kernels(shape: str, weight_format: str, *arguments: str) -> Run:
-    """Kernels of one model with weights in that format; attention and sampler only with `act`."""
+def kernels(shape: str, weight_format: str, *arguments: str, launch: str = "") -> Run:
+    """Kernels of one model with weights in that format; attention and sampler only with `act`.
+
+    `launch` are words of SPECDEC_CUDA_LAUNCH.
+    """
     wanted = shape if weight_format == "act" else f"{shape} {weight_format}"
     return bench(
         "cuda_kernel_bench",
@@ -69,6 +72,7 @@ def kernels(shape: str, weight_format: str, *arguments: str) -> Run:
         f"--filter={wanted}",
         *arguments,
         tiny=[f"--format={weight_format}", *arguments],
+        launch=launch,
     )
 
 
@@ -282,7 +286,7 @@ CALLS: dict[int, Sequence[Step]] = {
             "kernels-many-rows",
             "Products of many rows",
             18,
-            kernels("Llama-3.1-8B", "act", "--nondeterministic"),
+            kernels("Llama-3.1-8B", "act", "--nondeterministic", launch="wide_rows"),
             _BENCH,
         ),
         Step("ncu-few-rows", "Counters of few_rows", 9, profiles.few_rows, _BENCH),

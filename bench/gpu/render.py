@@ -284,7 +284,7 @@ def many_rows(report: Data) -> list[str]:
     return [
         "## Products of many rows",
         "",
-        "TFLOP/s; `deterministic=True` runs `wide_rows` where there is one, else `many_rows`.",
+        "TFLOP/s; `deterministic=True` runs `many_rows`, or `wide_rows` with that launch word.",
         "",
         *table(heads, rows),
     ]

@@ -83,7 +83,8 @@ void ProjectionChooser::run(const ProjectionParams& params, const Launch& launch
 std::optional<ProjectionTiling> ProjectionChooser::wide_tiling(
     const ProjectionParams& params) const {
   const DeviceProperties& properties = device_.properties();
-  const bool has_kernel = kernels_.project_wide != nullptr && properties.compute_capability == 90;
+  const bool has_kernel = device_.launch_settings().wide_rows && kernels_.project_wide != nullptr &&
+                          properties.compute_capability == 90;
   const DeviceFoldOrder& order = params.slices.fold_order;
   if (!has_kernel || !serves(params) || order.most_waiting() > kWideLevels) return std::nullopt;
   const int num_cells =

@@ -38,7 +38,9 @@ class ProjectionChooserTest : public ProjectionFixture {
     GemmList gemms = libraries();
     gemms.push_back(std::make_unique<PlainGemm>(SPECDEC_KERNELS_FOR(kind(), plain_gemm_kernels)));
     if (with_broken) gemms.push_back(std::make_unique<BrokenGemm>());
-    return std::make_unique<CudaBackend>(make_device(kind()), kernels_for(kind()), act_,
+    std::unique_ptr<Device> device = make_device(kind());
+    device->set_launch_settings({.wide_rows = true});
+    return std::make_unique<CudaBackend>(std::move(device), kernels_for(kind()), act_,
                                          CudaOptions{.deterministic = deterministic},
                                          std::move(gemms));
   }

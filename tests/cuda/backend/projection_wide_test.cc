@@ -31,6 +31,7 @@ class WideProjectionTest : public ProjectionFixture {
     counted_projection = kernels.projection.project_wide;
     kernels.projection.project_wide = count_projection;
     backend = std::make_unique<CudaBackend>(make_device(kind()), kernels, act_, CudaOptions{});
+    backend->device().set_launch_settings({.wide_rows = true});
   }
 };
 

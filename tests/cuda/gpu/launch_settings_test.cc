@@ -23,7 +23,7 @@ using specdec::testing::has_text;
 
 bool operator==(const LaunchSettings& a, const LaunchSettings& b) {
   return a.overlap == b.overlap && a.carveout == b.carveout && a.peer_memory == b.peer_memory &&
-         a.meeting == b.meeting && a.work_lists == b.work_lists;
+         a.meeting == b.meeting && a.wide_rows == b.wide_rows && a.work_lists == b.work_lists;
 }
 
 TEST(LaunchSettings, WordsChangeWhatTheyName) {
@@ -35,6 +35,7 @@ TEST(LaunchSettings, WordsChangeWhatTheyName) {
       {"carveout=0", {.carveout = 0}},
       {"no_peer_memory", {.peer_memory = false}},
       {"no_meeting", {.meeting = false}},
+      {"wide_rows", {.wide_rows = true}},
       {"no_plan", {.work_lists = false}},
       {"no_overlap,own_carveouts", {.overlap = false, .carveout = std::nullopt}},
       {"no_plan,carveout=58,no_overlap", {.overlap = false, .work_lists = false}}};

@@ -290,7 +290,7 @@ def test_all_is_well(rehearse: Call, tmp_path: Path) -> None:
     assert second["steps-8b"] == first["steps-8b"]
     text = (tmp_path / "out/report.md").read_text()
     assert "Passes of Llama-3.1-8B by launch" in text
-    assert "| few_rows_kernel | 8 |" in text
+    assert "| few_rows_kernel | act | 8 |" in text
     assert "abc" in text
 
 
