@@ -41,13 +41,16 @@ LaunchSettings parse_launch_settings(std::string_view words) {
       settings.peer_memory = false;
     } else if (word == "no_meeting") {
       settings.meeting = false;
+    } else if (word == "no_streaming") {
+      settings.streaming = false;
     } else if (word == "no_plan") {
       settings.work_lists = false;
     } else {
       throw InvalidArgument(
           kLaunchVariable,
           str_cat("'", word, "' is none of its words; give some of 'no_overlap', 'no_meeting', ",
-                  "'no_plan', 'no_peer_memory', and 'own_carveouts' or 'carveout=N', with commas ",
+                  "'no_streaming', 'no_plan', 'no_peer_memory', and 'own_carveouts' or "
+                  "'carveout=N', with commas ",
                   "between them, or do not set it"));
     }
   }
@@ -59,6 +62,7 @@ std::string describe(const LaunchSettings& settings) {
       settings.carveout ? str_cat("carveout ", *settings.carveout, "%") : "the driver's carveouts";
   return str_cat("programmatic dependent launch ", settings.overlap ? "on" : "off", ", ", carveout,
                  settings.meeting ? "" : ", no blocks that meet",
+                 settings.streaming ? "" : ", no streaming projections",
                  settings.work_lists ? "" : ", no work lists of attention");
 }
 

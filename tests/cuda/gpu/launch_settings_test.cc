@@ -23,7 +23,7 @@ using specdec::testing::has_text;
 
 bool operator==(const LaunchSettings& a, const LaunchSettings& b) {
   return a.overlap == b.overlap && a.carveout == b.carveout && a.peer_memory == b.peer_memory &&
-         a.meeting == b.meeting && a.work_lists == b.work_lists;
+         a.meeting == b.meeting && a.streaming == b.streaming && a.work_lists == b.work_lists;
 }
 
 TEST(LaunchSettings, WordsChangeWhatTheyName) {
@@ -35,6 +35,7 @@ TEST(LaunchSettings, WordsChangeWhatTheyName) {
       {"carveout=0", {.carveout = 0}},
       {"no_peer_memory", {.peer_memory = false}},
       {"no_meeting", {.meeting = false}},
+      {"no_streaming", {.streaming = false}},
       {"no_plan", {.work_lists = false}},
       {"no_overlap,own_carveouts", {.overlap = false, .carveout = std::nullopt}},
       {"no_plan,carveout=58,no_overlap", {.overlap = false, .work_lists = false}}};
@@ -42,9 +43,10 @@ TEST(LaunchSettings, WordsChangeWhatTheyName) {
     EXPECT_TRUE(parse_launch_settings(words) == settings) << words;
   }
   EXPECT_EQ(describe({}), "programmatic dependent launch on, carveout 58%");
-  EXPECT_EQ(describe(parse_launch_settings("no_overlap,own_carveouts,no_meeting,no_plan")),
-            "programmatic dependent launch off, the driver's carveouts, no blocks that meet, no "
-            "work lists of attention");
+  EXPECT_EQ(
+      describe(parse_launch_settings("no_overlap,own_carveouts,no_meeting,no_streaming,no_plan")),
+      "programmatic dependent launch off, the driver's carveouts, no blocks that meet, no "
+      "streaming projections, no work lists of attention");
 }
 
 std::string refusal_of(const char* words) {
