@@ -37,8 +37,8 @@ inline constexpr int64_t kStreamBarrierBytes = 2 * kMaxStreamStages * 8;
 template <class Format, int kColumns>
 struct StreamBlock {
   static constexpr int kRows = kColumns * 8;
-  // k blocks of a stage: about 8 KB of weights.
-  static constexpr int kStageBlocks = Format::kBlockBytes < 1024 ? 2 : 1;
+  // k blocks of a stage: 8 KB of weights, but with 64 rows registers allow fewer codes.
+  static constexpr int kStageBlocks = Format::kBlockBytes < 1024 && kColumns < 8 ? 2 : 1;
   static constexpr int kRowTileBytes = kRows * kRecordBytes;  // of a k block
   static constexpr int kStageRowBytes = kStageBlocks * kRowTileBytes;
   static constexpr int kTileBytes = kStageBlocks * Format::kBlockBytes;
@@ -379,6 +379,28 @@ class StreamRows {
            (int64_t{block} * kStreamNodes + index) * (kColumns * kStreamThreads) + threadIdx.x;
   }
 
+  // A node that a block has left for others.
+  struct Node {
+    int begin;  // slices
+    int end;
+    int number;  // in its run
+    const float4* sums;
+  };
+  // The node of a group behind another. Behind the last one it is empty.
+  __device__ __forceinline__ Node next_node(int group, const Node& before) const {
+    const int units = params_.tiling.stream_units;
+    const int first_unit = group * kNumSlices;
+    const int begin = before.end;
+    if (begin == kNumSlices) return {begin, begin, 0, nullptr};
+    const int unit = first_unit + begin;
+    const int run_begin = max(unit / units * units, first_unit);
+    const int run_end = min(unit / units * units + units - first_unit, kNumSlices);
+    int size = 1;
+    while (begin % (2 * size) == 0 && begin + 2 * size <= run_end) size *= 2;
+    const int number = unit == run_begin ? 0 : before.number + 1;
+    return {begin, begin + size, number, partial(run_begin, number)};
+  }
+
   // Stores the sums of a part of a group. Returns true in the warp that comes last, or in all warps
   // of a block if the block finishes heads, with all slices folded.
   __device__ __forceinline__ bool meet(int group, Range run, int num_nodes,
@@ -395,23 +417,27 @@ class StreamRows {
     }
     const uint32_t num_others = (first_unit + kNumSlices - 1) / units - first_unit / units;
     if (!is_last(group, num_others)) return false;
+    // Nodes are read together, as many as registers allow: each takes a round trip to L2.
+    constexpr int kBatch = kColumns < 2 ? 4 : 8 / kColumns;
+    Node node = {0, 0, 0, nullptr};
     int depth = 0;
 #pragma unroll 1
-    for (int begin = 0; begin < kNumSlices;) {
-      const int unit = first_unit + begin;
-      const int end = min((unit / units + 1) * units - first_unit, kNumSlices);
-#pragma unroll 1
-      for (int i = 0; begin < end; ++i) {
-        int size = 1;
-        while (begin % (2 * size) == 0 && begin + 2 * size <= end) size *= 2;
-        const float4* from = partial(unit, i);
-        TileSums<kColumns> sums;
+    while (node.end < kNumSlices) {
+      Node nodes[kBatch];
+      TileSums<kColumns> sums[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        nodes[i] = node = next_node(group, node);
+        if (node.begin == kNumSlices) continue;
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
-          sums.set(column, from[column * kStreamThreads]);
+          sums[i].set(column, node.sums[column * kStreamThreads]);
         }
-        stack.push(fold_entry({begin, begin + size}, 0, depth), sums);
-        begin += size;
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (nodes[i].begin == kNumSlices) continue;
+        stack.push(fold_entry({nodes[i].begin, nodes[i].end}, 0, depth), sums[i]);
       }
     }
     return true;
@@ -437,13 +463,53 @@ class StreamRows {
     return *flag != 0;
   }
 
+  // What finish_tile does for Finish::kStore without a soft cap, from registers: up to 32 rows of
+  // old outputs are read together.
+  __device__ __forceinline__ void store_sums(int tile, const float4 (&sums)[kColumns]) const {
+    constexpr int kPart = kColumns < 4 ? kColumns : 4;
+    const FinishParams& finish = params_.finish;
+    const int num_rows = params_.rows.num_rows;
+#pragma unroll 1
+    for (int part = 0; part < 2 * kColumns; part += kPart) {
+      const int half = part / kColumns;
+      const int first = part % kColumns;  // column
+      const int n = tile * kTileOutputs + half * 8 + lane_ / 4;
+      if (n >= finish.out_features) return;
+      const float scale = finish.scales != nullptr ? finish.scales[n] : 1.0f;
+      const float bias = finish.bias != nullptr ? finish.bias[n] : 0.0f;
+      const int first_row = first * 8 + lane_ % 4 * 2;
+      float* const out =
+          static_cast<float*>(finish.out) + int64_t{first_row} * finish.out_features + n;
+      const auto at = [&](int i) {
+        return out + (i / 2 * 8 + i % 2) * int64_t{finish.out_features};
+      };
+      const auto exists = [&](int i) { return first_row + i / 2 * 8 + i % 2 < num_rows; };
+      float before[2 * kPart];
+#pragma unroll
+      for (int i = 0; i < 2 * kPart; ++i) {
+        if (finish.accumulate && exists(i)) before[i] = *at(i);
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kPart; ++i) {
+        const float4& four = sums[first + i / 2];
+        const float low = half == 0 ? four.x : four.z;
+        const float high = half == 0 ? four.y : four.w;
+        const float value =
+            stored_value<FinishVariant::kPlain>(finish, (i % 2 == 0 ? low : high) * scale, bias);
+        if (exists(i)) *at(i) = finish.accumulate ? value + before[i] : value;
+      }
+    }
+  }
+
   __device__ __forceinline__ void finish(int group, const FoldStack<kColumns>& stack) const {
     constexpr int kPart = kStreamPartRows;
     const FinishParams& finish = params_.finish;
     const bool has_heads = finish.kind == Finish::kHeads;
     if (has_heads) sync();  // the scratch is free
     const int tile = group * kStreamTiles + warp_;
-    if (tile < params_.num_tiles) {
+    if (finish.kind == Finish::kStore && finish.soft_cap == 0.0f) {
+      if (tile < params_.num_tiles) store_sums(tile, stack.sums[0]);
+    } else if (tile < params_.num_tiles) {
       float* sums_of_rows = scratch() + warp_ * (kPart * kTileOutputs);
 #pragma unroll 1
       for (int first = 0; first < params_.rows.num_rows; first += kPart) {
