@@ -206,12 +206,12 @@ class StreamRows {
   __device__ __forceinline__ void fill() const {
     Stage stage = first_stage();
     Stage ahead = stage;
-    prefetch(stage);
     int num_ahead = 0;
 #pragma unroll 1
     for (; num_ahead < num_slots_ && exists(ahead); ++num_ahead, advance(ahead)) {
       copy_weights(ahead);
     }
+    prefetch(stage);
     ptx::wait_for_previous();
     if (!starts_next_early(params_.finish.kind)) ptx::let_next_start();
 #pragma unroll 1

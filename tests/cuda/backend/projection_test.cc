@@ -187,7 +187,7 @@ TEST_P(ProjectionTest, SumsAreThoseOfConsecutiveGroupsOfSixteen) {
 // If blocks may not wait for each other, a launch of its own prepares the rows that they would
 // exchange.
 TEST_P(ProjectionTest, BitsAreTheSameWithoutBlocksThatMeet) {
-  constexpr int kN = 64, kK = 1100, kRows = 11;
+  constexpr int kN = 64, kK = 1100, kRows = 8;
   const StoredMatrix matrix(kN, kK, DType::kF32, 60);
   const std::vector<float> x = random_values(kRows * kK, 61);
   const std::vector<float> gain = random_values(kK, 62);
