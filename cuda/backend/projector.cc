@@ -269,11 +269,11 @@ ProjectionTiling Projector::tiling_of(const CudaPackedLinear& weight, const Rows
 
 bool Projector::streams(const CudaPackedLinear& weight, int num_rows, Finish finish) const {
   const bool is_act = weight.format() == WeightFormat::kAct;
-  const int fewest_rows = is_act ? kFewestStreamRows : kFewestStreamRowsOfCodes;
+  const int fewest_rows = device_.launch_settings().fewest_stream_rows.value_or(
+      is_act ? kFewestStreamRows : kFewestStreamRowsOfCodes);
   return num_rows >= fewest_rows && num_rows <= kMostStreamRows && can_stream(weight.format()) &&
          kernels_.project_stream != nullptr && device_.properties().compute_capability == 90 &&
-         device_.launch_settings().streaming && weight.slices().fold_order.is_whole() &&
-         finish != Finish::kBest;
+         weight.slices().fold_order.is_whole() && finish != Finish::kBest;
 }
 
 // One block per SM at most, so that the next projection's blocks fit beside them. No more blocks

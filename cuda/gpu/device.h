@@ -153,8 +153,9 @@ struct LaunchSettings {
   std::optional<int> carveout = kStepCarveout;
   // Ranks write to each other's memory if their devices can (Device::share_peer_memory).
   bool peer_memory = true;
-  bool meeting = true;    // blocks of a kernel may wait for each other (LaunchConfig::blocks_meet)
-  bool streaming = true;  // projections of up to 64 rows by project_stream, where it serves
+  bool meeting = true;  // blocks of a kernel may wait for each other (LaunchConfig::blocks_meet)
+  // Fewest rows of projections that run by project_stream, where it serves. None: what is fastest.
+  std::optional<int> fewest_stream_rows = {};
   bool work_lists =
       true;  // attention reads the work list of the pass's first layer (AttentionWorkLists)
 };

@@ -12,9 +12,10 @@ namespace specdec::cuda {
 inline constexpr const char* kLaunchVariable = "SPECDEC_CUDA_LAUNCH";
 
 // `words` are separated by commas; none means the defaults. "no_overlap", "no_peer_memory",
-// "no_meeting", "no_streaming" and "no_plan" switch LaunchSettings::overlap, peer_memory, meeting,
-// streaming and work_lists off, "carveout=N" sets carveout, and "own_carveouts" leaves it to the
-// driver. Throws InvalidArgument that names the variable and the known words.
+// "no_meeting" and "no_plan" switch LaunchSettings::overlap, peer_memory, meeting and work_lists
+// off, "carveout=N" sets carveout, and "own_carveouts" leaves it to the driver. "streaming=N" sets
+// fewest_stream_rows, and "no_streaming" sets it to more rows than there are. Throws
+// InvalidArgument that names the variable and the known words.
 LaunchSettings parse_launch_settings(std::string_view words);
 
 // A line for the log, without peer memory, which has a line of its own.

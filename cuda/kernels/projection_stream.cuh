@@ -20,7 +20,6 @@
 #include "core/check.h"
 #include "cuda/kernels/projection_codes.cuh"
 #include "cuda/kernels/projection_finish.cuh"
-#include "cuda/kernels/projection_wide.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
@@ -80,6 +79,15 @@ struct StreamWeights<ActFormat<T>> {
   }
 };
 
+// Exchanges words between lanes whose indices differ in one bit, `distance`: the lane with the bit
+// gives its `low` for the other's `high`.
+__device__ __forceinline__ void exchange_words(uint32_t& low, uint32_t& high, int distance) {
+  const bool has_bit = (threadIdx.x & distance) != 0;
+  const uint32_t other = __shfl_xor_sync(kAllLanes, has_bit ? low : high, distance);
+  low = has_bit ? other : low;
+  high = has_bit ? high : other;
+}
+
 template <class T, CodeKind kKind>
 struct StreamWeights<OutputScaleFormat<T, kKind>> {
   uint4 codes;
@@ -90,7 +98,10 @@ struct StreamWeights<OutputScaleFormat<T, kKind>> {
   // Words of codes, one of each pair, are exchanged in place of elements.
   __device__ __forceinline__ void operand(int step, int, uint32_t (&a)[4]) const {
     uint4 own = codes;
-    spread_pairs(step == 0 ? own.x : own.z, step == 0 ? own.y : own.w);
+    uint32_t& low = step == 0 ? own.x : own.z;
+    uint32_t& high = step == 0 ? own.y : own.w;
+    exchange_words(low, high, 1);
+    exchange_words(low, high, 2);
     operand_of<T, kKind>(own, step, a);
   }
 };
