@@ -498,7 +498,7 @@ class StreamRows {
       float before[2 * kPart];
 #pragma unroll
       for (int i = 0; i < 2 * kPart; ++i) {
-        if (finish.accumulate && exists(i)) before[i] = *at(i);
+        before[i] = finish.accumulate && exists(i) ? *at(i) : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < 2 * kPart; ++i) {
