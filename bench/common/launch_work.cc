@@ -11,10 +11,10 @@
 namespace specdec::bench {
 namespace {
 
-// A kernel's only parameter, or the beginning of it.
+// A kernel's first parameter, or the beginning of it.
 template <class Params>
 const Params& params_of(const cuda::KernelLaunch& launch) {
-  SPECDEC_CHECK_EQ(launch.num_arguments, 1);
+  SPECDEC_CHECK_GE(launch.num_arguments, 1);
   SPECDEC_CHECK_GE(launch.argument_bytes[0], sizeof(Params));
   return *static_cast<const Params*>(launch.arguments[0]);
 }
@@ -56,7 +56,7 @@ Figures work_of(const cuda::ProjectionParams& projection, size_t shared_bytes) {
 Figures work_of(const cuda::KernelLaunch& launch) {
   const std::string_view name = launch.name;
   const size_t shared_bytes = launch.config.shared_bytes;
-  if (name == "few_rows" || name == "many_rows") {
+  if (name == "few_rows" || name == "many_rows" || name == "stream_rows") {
     return work_of(params_of<cuda::ProjectionParams>(launch), shared_bytes);
   }
   if (name == "moe: few rows" || name == "moe: many rows") {

@@ -20,6 +20,7 @@ _TILE_OUTPUTS, _BLOCK_INPUTS = 16, 32
 _WARPS = 8  # of a product's block: slices of a tile
 _STAGE_BYTES = 2048  # of a warp
 _PREFETCH_BYTES = 128 << 10  # of a block, into L2
+_STREAM_TILES = 8  # of a group
 _ATTENTION_TILE = 64  # positions
 # Positions of a split, and where such splits end (split_of in attention_items.cuh).
 _SPLITS = ((128, 2048), (256, 16384), (1024, 1 << 62))
@@ -28,6 +29,7 @@ _RESERVED_SHARED_BYTES = 1024  # of every block, for the system
 # Registers per thread, until a device has reported them: the limit in scripts/cuda_gates.txt, and
 # nvcc 13.0's count for attention on sm_90a, by padded head_dim and pairs (bfloat16).
 PRODUCT_REGISTERS = 128
+_STREAM_REGISTERS = 96
 _SMALL_REGISTERS = 64
 _ATTENTION_REGISTERS = {
     (64, 16): 99,
@@ -138,7 +140,8 @@ def kernels_of(record: Record, costs: Costs) -> list[Kernel]:
         if "experts" in work:
             kernel = _experts(kernel, launch, work, chosen, costs)
         elif "tiles" in work:
-            product = _few_rows if launch["name"] == "few_rows" else _many_rows
+            products = {"few_rows": _few_rows, "stream_rows": _stream_rows}
+            product = products.get(launch["name"], _many_rows)
             kernel = product(kernel, launch, work, costs)
         elif "heads" in work:
             kernel = _attention(kernel, work, record, costs)
@@ -229,6 +232,20 @@ def _many_rows(kernel: Kernel, launch: Record, work: Record, costs: Costs) -> Ke
         work=_product_seconds(_flops(work, row_tiles * work["column_tiles"] * 8), l2_bytes, costs),
         after=max(after, costs.finish_slices) if slices > 1 else after,
         registers=PRODUCT_REGISTERS,
+    )
+
+
+def _stream_rows(kernel: Kernel, launch: Record, work: Record, costs: Costs) -> Kernel:
+    weights = work["tiles"] * _tile_bytes(work)
+    row_bytes = work["rows"] * work["k_blocks"] * _RECORD_BYTES
+    l2_bytes = weights + _ceil_div(int(work["tiles"]), _STREAM_TILES) * row_bytes
+    return replace(
+        kernel,
+        bytes=weights,
+        early_bytes=min(weights, _blocks(launch) * (launch["shared_bytes"] + _PREFETCH_BYTES)),
+        work=_product_seconds(_flops(work, work["rows"]), l2_bytes, costs),
+        after=max(costs.finish_slices, costs.finish_meeting if work["meets"] else costs.finish),
+        registers=_STREAM_REGISTERS,
     )
 
 

@@ -77,6 +77,7 @@ FinishParams finish_from(FinishParams finish, int64_t begin, DType act_dtype) {
 
 int row_tile_rows(const ProjectionTiling& tiling) {
   if (tiling.wide_splits != 0) return kWideRows;
+  if (tiling.stream_rows != 0) return tiling.stream_rows;
   return tiling.few_rows ? kFewRows : tiling.column_tiles * 8;
 }
 
@@ -200,7 +201,8 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& given
   const bool is_partial = weight.share().by_inputs();
   if (!is_partial) params.finish.scales = weight.scales();
   const bool is_exchanged = params.tiling.row_source == RowSource::kExchanged;
-  if (is_exchanged || (params.tiling.row_source == RowSource::kRecords && !are_records(rows))) {
+  if (is_exchanged ||
+      (params.tiling.row_source == RowSource::kRecords && !are_records(rows, params.tiling))) {
     const int64_t size_bytes = int64_t{rows.num_rows} * params.num_k_blocks * kRecordBytes;
     params.exchanged = records_.get<char>(static_cast<size_t>(size_bytes));
   }
@@ -226,6 +228,7 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& given
 
 void Projector::launch(ProjectionParams params) {
   add_workspaces(params);
+  if (params.tiling.stream_rows != 0) return kernels_.project_stream(stream_, params);
   if (params.tiling.wide_splits == 0) return kernels_.project(stream_, params);
   kernels_.project_wide(stream_, params);
   if (params.finish.kind == Finish::kHeads) {
@@ -235,15 +238,21 @@ void Projector::launch(ProjectionParams params) {
   }
 }
 
-bool Projector::are_records(const RowsParams& rows) const {
-  // The many-rows kernel reads records in order.
-  const bool in_order = rows.row_ids == nullptr || rows.num_rows <= kFewRows;
+bool Projector::are_records(const RowsParams& rows, const ProjectionTiling& tiling) const {
+  // Only the few-rows kernel gathers records.
+  const bool in_order = rows.row_ids == nullptr || tiling.few_rows;
   return in_order && !rows.is_float && rows.dim % kBlockInputs == 0;
 }
 
 ProjectionTiling Projector::tiling_of(const CudaPackedLinear& weight, const RowsParams& rows,
                                       Finish finish) const {
   ProjectionTiling tiling;
+  if (streams(weight, rows.num_rows, finish)) {
+    for (tiling.stream_rows = 8; tiling.stream_rows < rows.num_rows;) tiling.stream_rows *= 2;
+    tiling.stream_units = ceil_div(stream_groups(weight.num_tiles()) * kNumSlices,
+                                   device_.properties().num_multiprocessors);
+    return tiling;
+  }
   tiling.few_rows = rows.num_rows <= kFewRows;
   if (tiling.few_rows) {
     tiling.row_source = row_source(weight, rows, finish);
@@ -255,6 +264,14 @@ ProjectionTiling Projector::tiling_of(const CudaPackedLinear& weight, const Rows
                          ceil_div(rows.num_rows, tiling.column_tiles * 8);
   tiling.split_slices = num_blocks <= device_.properties().num_multiprocessors;
   return tiling;
+}
+
+bool Projector::streams(const CudaPackedLinear& weight, int num_rows, Finish finish) const {
+  const std::optional<int> fewest_rows = device_.launch_settings().fewest_stream_rows;
+  return fewest_rows.has_value() && num_rows >= *fewest_rows && num_rows <= kMostStreamRows &&
+         can_stream(weight.format()) && kernels_.project_stream != nullptr &&
+         device_.properties().compute_capability == 90 && weight.slices().fold_order.is_whole() &&
+         finish != Finish::kBest;
 }
 
 // One block per SM at most, so that the next projection's blocks fit beside them. No more blocks
@@ -281,6 +298,14 @@ void Projector::add_workspaces(ProjectionParams& params) {
     params.finish.best.arrivals = best_arrivals_.get<uint32_t>(1);
   }
   const ProjectionTiling& tiling = params.tiling;
+  if (tiling.stream_rows != 0) {
+    const int num_groups = stream_groups(params.num_tiles);
+    const int num_blocks = ceil_div(num_groups * kNumSlices, tiling.stream_units);
+    params.partials = partials_.get<float>(
+        static_cast<size_t>(num_blocks * kStreamNodes * stream_partial_floats(tiling.stream_rows)));
+    params.partial_arrivals =
+        partial_arrivals_.get<uint32_t>(static_cast<size_t>(num_groups * kStreamTiles));
+  }
   if (tiling.split_slices || tiling.wide_splits > 1) {
     const int64_t num_cells = int64_t{num_row_tiles} * ceil_div(params.num_tiles, kManyRowsTiles);
     const int64_t cell_floats = tiling.split_slices

@@ -37,8 +37,10 @@ class Projector {
   ProjectionTiling tiling_of(const CudaPackedLinear& weight, const RowsParams& rows,
                              Finish finish) const;
   void tile_few_rows(int num_tiles, int num_rows, ProjectionTiling& tiling) const;
-  // Whether the rows are records already, which projections can read as they are.
-  bool are_records(const RowsParams& rows) const;
+  // Whether project_stream serves the projection, and is faster.
+  bool streams(const CudaPackedLinear& weight, int num_rows, Finish finish) const;
+  // Whether the rows are records already, which a kernel can read as they are.
+  bool are_records(const RowsParams& rows, const ProjectionTiling& tiling) const;
   // Launches our own kernel with the tiling in `params`.
   void launch(ProjectionParams params);
   void add_workspaces(ProjectionParams& params);

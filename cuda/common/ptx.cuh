@@ -214,6 +214,12 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// Arrives when the copies that this thread has begun by copy_async_16 are complete. Such copies
+// belong to no group.
+__device__ __forceinline__ void copy_async_arrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
 // Begins a copy of size_bytes (a multiple of 16) to shared memory; the barrier counts the bytes.
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, int size_bytes,
                                           uint64_t* barrier) {
@@ -242,7 +248,15 @@ __device__ __forceinline__ uint64_t wgmma_tile(const void* tile) {
   return (shared_address(tile) & 0x3ffffu) >> 4 | uint64_t{1} << 16 | kGroupBytes >> 4 << 32 |
          kSwizzle128 << 62;
 }
-// The tile's elements from k = 16 n on, n being the second argument (0 to 3).
+// A tile b whose rows are 32 elements (64 bytes): groups of 8 rows begin at multiples of 512 bytes,
+// and piece c of row r lies at piece c ^ (r / 2 % 4).
+__device__ __forceinline__ uint64_t wgmma_narrow_tile(const void* tile) {
+  constexpr uint64_t kGroupBytes = 512;
+  constexpr uint64_t kSwizzle64 = 2;
+  return (shared_address(tile) & 0x3ffffu) >> 4 | uint64_t{1} << 16 | kGroupBytes >> 4 << 32 |
+         kSwizzle64 << 62;
+}
+// The tile's elements from k = 16 n on, n being the second argument (0 to 3, or 1 if narrow).
 __device__ __forceinline__ uint64_t wgmma_advance(uint64_t tile, int count) {
   return tile + static_cast<uint64_t>(2 * count);
 }
@@ -341,8 +355,16 @@ struct WgmmaFromRegisters;
                    : "memory");                                                                 \
     }                                                                                           \
   };
+SPECDEC_WGMMA(Bf16, "bf16", 8, 4, 4, 5, 6, 7, 8, 9)
+SPECDEC_WGMMA(Bf16, "bf16", 16, 8, 8, 9, 10, 11, 12, 13)
+SPECDEC_WGMMA(Bf16, "bf16", 32, 16, 16, 17, 18, 19, 20, 21)
+SPECDEC_WGMMA(Bf16, "bf16", 64, 32, 32, 33, 34, 35, 36, 37)
 SPECDEC_WGMMA(Bf16, "bf16", 128, 64, 64, 65, 66, 67, 68, 69)
 SPECDEC_WGMMA(Bf16, "bf16", 256, 128, 128, 129, 130, 131, 132, 133)
+SPECDEC_WGMMA(Half, "f16", 8, 4, 4, 5, 6, 7, 8, 9)
+SPECDEC_WGMMA(Half, "f16", 16, 8, 8, 9, 10, 11, 12, 13)
+SPECDEC_WGMMA(Half, "f16", 32, 16, 16, 17, 18, 19, 20, 21)
+SPECDEC_WGMMA(Half, "f16", 64, 32, 32, 33, 34, 35, 36, 37)
 SPECDEC_WGMMA(Half, "f16", 128, 64, 64, 65, 66, 67, 68, 69)
 SPECDEC_WGMMA(Half, "f16", 256, 128, 128, 129, 130, 131, 132, 133)
 #undef SPECDEC_WGMMA
@@ -366,7 +388,7 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[N / 2], uint64_t a, uint
   WgmmaInstruction<T, N>::run(d, a, b, accumulate ? 1 : 0);
 }
 // The same with `a` in registers, each warp's 16 rows as for mma_m16n8k16. These registers, too,
-// may not be touched until the wgmma is done. N: 128 or 256.
+// may not be touched until the wgmma is done.
 template <class T, int N>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
                                              bool accumulate = true) {

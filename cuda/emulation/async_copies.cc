@@ -1,6 +1,7 @@
 // Asynchronous copies, which land as late as they may, and the mbarriers that report their arrival.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/str_cat.h"
 #include "cuda/emulation/device_memory.h"
@@ -60,6 +61,14 @@ void update(Block& block, uint64_t* barrier, MbarrierState state) {
   *barrier = pack(state);
 }
 
+void arrive(Block& block, uint64_t* barrier, int expected_bytes) {
+  MbarrierState state = unpack(barrier);
+  if (state.pending_arrivals == 0) fault("arrives at an mbarrier more often than it expects");
+  state.pending_bytes += expected_bytes;
+  --state.pending_arrivals;
+  update(block, barrier, state);
+}
+
 Block& block_of_shared(const void* shared) {
   for (Block& block : this_grid->blocks()) {
     const auto* begin = block.shared.get();
@@ -72,6 +81,10 @@ Block& block_of_shared(const void* shared) {
 }  // namespace
 
 void AsyncCopy::land() const {
+  if (!parts.empty()) {
+    for (const AsyncCopy& part : parts) part.land();
+    return arrive(block_of_shared(barrier), barrier, 0);
+  }
   if (valid) {
     std::memcpy(shared, global, size_bytes);
   } else {
@@ -129,11 +142,17 @@ void mbarrier_init(uint64_t* barrier, int num_arrivals) {
 }
 
 void mbarrier_arrive(uint64_t* barrier, int expected_bytes) {
-  MbarrierState state = unpack(barrier);
-  if (state.pending_arrivals == 0) fault("arrives at an mbarrier more often than it expects");
-  state.pending_bytes += expected_bytes;
-  --state.pending_arrivals;
-  update(*this_grid->current().block, barrier, state);
+  arrive(*this_grid->current().block, barrier, expected_bytes);
+}
+
+void copy_async_arrive(uint64_t* barrier) {
+  Fibre& fibre = this_grid->current();
+  if (!fibre.group_sizes.empty()) fault("calls copy_async_arrive with copies in groups");
+  if (fibre.copies.empty()) return mbarrier_arrive(barrier, 0);
+  unpack(barrier);
+  fibre.block->bulk_copies.push_back({.barrier = barrier, .parts = std::move(fibre.copies)});
+  fibre.copies.clear();
+  fibre.open_copies = 0;
 }
 
 void mbarrier_wait(uint64_t* barrier, int parity) {

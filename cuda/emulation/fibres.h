@@ -72,6 +72,7 @@ void check_prefetch(const void* global, size_t size_bytes);
 // An mbarrier keeps its state in the kernel's 64-bit word.
 void mbarrier_init(uint64_t* barrier, int num_arrivals);
 void mbarrier_arrive(uint64_t* barrier, int expected_bytes);
+void copy_async_arrive(uint64_t* barrier);
 void mbarrier_wait(uint64_t* barrier, int parity);
 // Lands when no thread of the block can run, or at a random switch; until then the target is
 // poison.

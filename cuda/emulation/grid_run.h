@@ -25,7 +25,8 @@ struct AsyncCopy {
   const void* global = nullptr;
   size_t size_bytes = 0;
   bool valid = true;
-  uint64_t* barrier = nullptr;  // for a bulk copy
+  uint64_t* barrier = nullptr;     // for a bulk copy, or with parts
+  std::vector<AsyncCopy> parts{};  // a thread's copies, which land together before it arrives
   void land() const;
 };
 

@@ -108,6 +108,7 @@ inline void mbarrier_wait(uint64_t* barrier, int parity) {
   emulation::mbarrier_wait(barrier, parity);
 }
 inline void fence_async_proxy() {}
+inline void copy_async_arrive(uint64_t* barrier) { emulation::copy_async_arrive(barrier); }
 inline void bulk_copy(void* shared, const void* global, int size_bytes, uint64_t* barrier) {
   emulation::bulk_copy(shared, global, size_bytes, barrier);
 }
@@ -120,6 +121,14 @@ inline uint64_t wgmma_tile(const void* tile) {
     emulation::fault("calls wgmma_tile with an address that is no multiple of 1024");
   }
   return address >> 4 | uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
+}
+inline uint64_t wgmma_narrow_tile(const void* tile) {
+  const auto address = static_cast<uint64_t>(static_cast<const unsigned char*>(tile) -
+                                             emulation::this_thread->shared_bytes);
+  if (address % 512 != 0) {
+    emulation::fault("calls wgmma_narrow_tile with an address that is no multiple of 512");
+  }
+  return address >> 4 | uint64_t{1} << 16 | uint64_t{32} << 32 | uint64_t{2} << 62;
 }
 inline uint64_t wgmma_advance(uint64_t tile, int count) {
   return tile + static_cast<uint64_t>(2 * count);
@@ -144,7 +153,7 @@ void wgmma_m64k16(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate = t
 }
 template <class T, int N>
 void wgmma_m64k16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate = true) {
-  static_assert(N == 128 || N == 256);
+  static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 128 || N == 256);
   emulation::wgmma({.d = d,
                     .a_registers = a,
                     .b = b,

@@ -12,25 +12,24 @@
 namespace specdec::cuda::emulation {
 namespace {
 
-constexpr int kGroupBytes = 1024;  // 8 rows of 128 bytes
-
 // A tile in shared memory, read by its descriptor.
 class Tile {
  public:
   Tile(uint64_t descriptor, const unsigned char* shared, size_t shared_bytes)
-      : begin_((descriptor & 0x3fff) << 4),
-        group_bytes_((descriptor >> 32 & 0x3fff) << 4),
-        shared_(shared),
-        shared_bytes_(shared_bytes) {
-    if (descriptor >> 62 != 1) fault("calls wgmma with a tile that is not swizzled by 128 bytes");
-    if (group_bytes_ != kGroupBytes)
-      fault("calls wgmma with groups of rows that are not 1024 apart");
+      : begin_((descriptor & 0x3fff) << 4), shared_(shared), shared_bytes_(shared_bytes) {
+    const uint64_t swizzle = descriptor >> 62;
+    if (swizzle != 1 && swizzle != 2) {
+      fault("calls wgmma with a tile that is not swizzled by 128 or 64 bytes");
+    }
+    row_bytes_ = swizzle == 1 ? 128 : 64;
+    if ((descriptor >> 32 & 0x3fff) << 4 != 8 * row_bytes_) {
+      fault("calls wgmma with groups of 8 rows that are not side by side");
+    }
   }
 
   uint16_t at(int row, int k) const {
-    size_t address = begin_ + static_cast<size_t>(row) / 8 * group_bytes_ +
-                     static_cast<size_t>(row) % 8 * 128 + static_cast<size_t>(k) * 2;
-    address ^= (address >> 7 & 7) << 4;
+    size_t address = begin_ + static_cast<size_t>(row) * row_bytes_ + static_cast<size_t>(k) * 2;
+    address ^= (address >> 7 & (row_bytes_ / 16 - 1)) << 4;
     if (address + 2 > shared_bytes_) fault("calls wgmma with a tile past its shared memory");
     uint16_t value;
     std::copy_n(shared_ + address, sizeof(value), reinterpret_cast<unsigned char*>(&value));
@@ -39,7 +38,7 @@ class Tile {
 
  private:
   size_t begin_;
-  size_t group_bytes_;
+  size_t row_bytes_;
   const unsigned char* shared_;
   size_t shared_bytes_;
 };

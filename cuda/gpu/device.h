@@ -153,8 +153,11 @@ struct LaunchSettings {
   std::optional<int> carveout = kStepCarveout;
   // Ranks write to each other's memory if their devices can (Device::share_peer_memory).
   bool peer_memory = true;
-  bool meeting = true;     // blocks of a kernel may wait for each other (LaunchConfig::blocks_meet)
-  bool wide_rows = false;  // projections of 65 rows and more run by project_wide, where it serves
+  bool meeting = true;  // blocks of a kernel may wait for each other (LaunchConfig::blocks_meet)
+  // Kernels that no GPU has run yet, where they serve: projections of 65 rows and more run by
+  // project_wide, and those of so many rows, up to kMostStreamRows, by project_stream.
+  bool wide_rows = false;
+  std::optional<int> fewest_stream_rows = {};
   bool work_lists =
       true;  // attention reads the work list of the pass's first layer (AttentionWorkLists)
 };

@@ -11,14 +11,18 @@ namespace specdec::cuda {
 namespace {
 
 constexpr std::string_view kCarveout = "carveout=";
+constexpr std::string_view kStreaming = "streaming=";
+constexpr int kMostRows = 1'000'000;
 
-int percentage(std::string_view digits) {
+// The number behind `name` in a word.
+int number_in(std::string_view word, std::string_view name, const char* what, int least, int most) {
+  const std::string_view digits = word.substr(name.size());
   int value = -1;
   const auto end = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (end.ec != std::errc() || end.ptr != digits.data() + digits.size() || value < 0 ||
-      value > 100) {
-    throw InvalidArgument(kLaunchVariable, str_cat("'", kCarveout, digits,
-                                                   "' needs a whole number of per cent, 0 to 100"));
+  if (end.ec != std::errc() || end.ptr != digits.data() + digits.size() || value < least ||
+      value > most) {
+    throw InvalidArgument(kLaunchVariable,
+                          str_cat("'", word, "' needs a whole ", what, ", ", least, " to ", most));
   }
   return value;
 }
@@ -36,22 +40,23 @@ LaunchSettings parse_launch_settings(std::string_view words) {
     } else if (word == "own_carveouts") {
       settings.carveout.reset();
     } else if (word.starts_with(kCarveout)) {
-      settings.carveout = percentage(word.substr(kCarveout.size()));
+      settings.carveout = number_in(word, kCarveout, "number of per cent", 0, 100);
     } else if (word == "no_peer_memory") {
       settings.peer_memory = false;
     } else if (word == "no_meeting") {
       settings.meeting = false;
     } else if (word == "wide_rows") {
       settings.wide_rows = true;
+    } else if (word.starts_with(kStreaming)) {
+      settings.fewest_stream_rows = number_in(word, kStreaming, "number of rows", 1, kMostRows);
     } else if (word == "no_plan") {
       settings.work_lists = false;
     } else {
       throw InvalidArgument(
           kLaunchVariable,
           str_cat("'", word, "' is none of its words; give some of 'no_overlap', 'no_meeting', ",
-                  "'no_plan', 'no_peer_memory', 'wide_rows', and 'own_carveouts' or 'carveout=N', "
-                  "with commas ",
-                  "between them, or do not set it"));
+                  "'no_plan', 'no_peer_memory', 'wide_rows', 'streaming=N', and 'own_carveouts' ",
+                  "or 'carveout=N', with commas ", "between them, or do not set it"));
     }
   }
   return settings;
@@ -60,9 +65,11 @@ LaunchSettings parse_launch_settings(std::string_view words) {
 std::string describe(const LaunchSettings& settings) {
   const std::string carveout =
       settings.carveout ? str_cat("carveout ", *settings.carveout, "%") : "the driver's carveouts";
+  const std::optional<int>& fewest = settings.fewest_stream_rows;
+  const std::string streaming = fewest ? str_cat(", streaming from ", *fewest, " rows") : "";
   return str_cat("programmatic dependent launch ", settings.overlap ? "on" : "off", ", ", carveout,
                  settings.meeting ? "" : ", no blocks that meet",
-                 settings.wide_rows ? ", wide projections" : "",
+                 settings.wide_rows ? ", wide projections" : "", streaming,
                  settings.work_lists ? "" : ", no work lists of attention");
 }
 

@@ -65,7 +65,8 @@ void run_projection(Stream& stream, const ProjectionParams& params) {
 
 }  // namespace
 
-decltype(ProjectionKernels::project_wide) project_wide();  // projection_wide.cu
+decltype(ProjectionKernels::project_wide) project_wide();      // projection_wide.cu
+decltype(ProjectionKernels::project_stream) project_stream();  // projection_stream.cu
 // projection_plain.cu
 void unpack_weights(Stream& stream, const UnpackParams& params);
 void finish_sums(Stream& stream, const FinishSumsParams& params);
@@ -76,6 +77,7 @@ ProjectionKernels projection_kernels() {
           .reorder_rows = reorder_rows,
           .project = run_projection,
           .project_wide = project_wide(),
+          .project_stream = project_stream(),
           .unpack = unpack_weights,
           .finish_sums = finish_sums};
 }

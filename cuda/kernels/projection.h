@@ -203,7 +203,9 @@ struct ProjectionTiling {
   int num_blocks = 1;         // few_rows, at most num_tiles; project_wide: blocks of the grid
   int column_tiles = 8;       // else: 4 or 8 tiles of 8 rows per block
   bool split_slices = false;  // else: a block per slice; partial sums meet in memory
-  int wide_splits = 0;  // not 0: project_wide, where so many blocks (1, 2, 4, 8) share the slices
+  int wide_splits = 0;   // not 0: project_wide, where so many blocks (1, 2, 4, 8) share the slices
+  int stream_rows = 0;   // not 0: project_stream, of so many rows: 8, 16, 32 or 64
+  int stream_units = 1;  // then: slices of groups of kStreamTiles tiles per block
 };
 
 struct ProjectionParams {
@@ -225,7 +227,8 @@ struct ProjectionParams {
   ProjectionTiling tiling;
   // With split_slices, or wide_splits of more than 1: [blocks of tiles, row tiles, slices or
   // splits] x partial_floats, and for every block of tiles and row tile a counter, zero between
-  // launches.
+  // launches. With stream_rows: [blocks, kStreamNodes] x stream_partial_floats, and a counter for
+  // every tile.
   float* partials = nullptr;
   uint32_t* partial_arrivals = nullptr;
 };
@@ -241,6 +244,22 @@ inline constexpr int kWideRows = 128;
 inline constexpr int kWideTiles = kManyRowsTiles;
 // Sums of slices that may wait in shared memory while a block of project_wide sums others.
 inline constexpr int kWideLevels = 2;
+
+// project_stream: tiles of a group, and the most rows.
+inline constexpr int kStreamTiles = 8;
+inline constexpr int kMostStreamRows = 64;
+inline constexpr int stream_groups(int num_tiles) {
+  return (num_tiles + kStreamTiles - 1) / kStreamTiles;
+}
+// Sums of subtrees of slices that a block may leave for others: three of a run of slices that ends
+// a group, and of one that begins a group; or four of one within.
+inline constexpr int kStreamNodes = 6;
+inline constexpr int64_t stream_partial_floats(int stream_rows) {
+  return int64_t{kStreamTiles} * kTileOutputs * stream_rows;
+}
+inline constexpr bool can_stream(WeightFormat format) {
+  return format == WeightFormat::kAct || format == WeightFormat::kInt8;
+}
 
 // Bytes of a record: 32 inputs of a row, as act elements.
 inline constexpr int kRecordBytes = kBlockInputs * 2;
@@ -291,6 +310,9 @@ struct ProjectionKernels {
   // WeightFormat::kAct on compute capability 9.0, by wgmma. Sums of heads are stored to
   // heads.sums, for finish_sums. Null if the build has no kernels for it.
   void (*project_wide)(Stream& stream, const ProjectionParams& params) = nullptr;
+  // Formats that can_stream() on compute capability 9.0, by wgmma: the bits of project. Rows are
+  // records in order, slices fold to one sum, and Finish::kBest is not served. Null likewise.
+  void (*project_stream)(Stream& stream, const ProjectionParams& params) = nullptr;
   void (*unpack)(Stream& stream, const UnpackParams& params) = nullptr;
   void (*finish_sums)(Stream& stream, const FinishSumsParams& params) = nullptr;
 };

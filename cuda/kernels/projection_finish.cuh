@@ -383,7 +383,8 @@ inline constexpr int64_t heads_scratch_bytes(int num_warps, int head_dim) {
 }
 
 // Counts this block's tiles and finishes the heads that they complete, for rows [first_row,
-// end_row) of the block's row tile. Every thread of the block calls it, after its sums are stored.
+// end_row) of the block's row tile. kThreads threads of the block call it, after their sums are
+// stored.
 // There are no outputs from out_features on. scratch: shared, [num warps, head_dim], then [num
 // warps] flags. find_position(row) gives a row's RowPosition.
 template <class T, int kThreads, FinishVariant kVariant = FinishVariant::kAny, class FindPosition>
@@ -402,7 +403,7 @@ __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range t
   const int num_rows = end_row - first_row;
 #pragma unroll 1
   for (int batch = first_head; batch <= last_head; batch += kWarps) {
-    __syncthreads();
+    ptx::named_barrier(1, kThreads);
     if (threadIdx.x < kWarps && batch + static_cast<int>(threadIdx.x) <= last_head) {
       const int head = batch + threadIdx.x;
       const int head_begin = head * dim / kTileOutputs;
@@ -414,7 +415,7 @@ __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range t
       if (complete) *arrivals = 0;
       is_complete[threadIdx.x] = complete;
     }
-    __syncthreads();
+    ptx::named_barrier(1, kThreads);
     const int num_batch = min(last_head - batch + 1, kWarps);
 #pragma unroll 1
     for (int item = warp; item < num_batch * num_rows; item += kWarps) {

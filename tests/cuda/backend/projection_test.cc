@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "testing/cuda_projections.h"
@@ -212,6 +213,68 @@ TEST_P(ProjectionTest, BitsAreTheSameWithoutBlocksThatMeet) {
     return download<uint32_t>(out);
   };
   EXPECT_EQ(run(true), run(false));
+}
+
+// Streamed and otherwise, with and without a launch that prepares rows.
+TEST_P(ProjectionTest, StreamsGiveTheBitsOfOtherKernels) {
+  if (backend->device().properties().compute_capability != 90) GTEST_SKIP() << "not built";
+  constexpr int kDim = 76, kK = 608, kMost = 64;
+  const std::vector<float> matrix = act_values(2 * kDim * kK, 63);
+  const std::vector<float> x = random_values(kMost * kK, 64);
+  const std::vector<float> gain = random_values(kK, 65), shift = random_values(2 * kDim, 66);
+  const std::vector<float> before = random_values(kMost * 2 * kDim, 67);
+  for (const WeightFormat format : {WeightFormat::kAct, WeightFormat::kInt8}) {
+    const auto run = [&](int num_rows, bool streams) {
+      backend = make_backend(kind(), act_);
+      if (streams) backend->device().set_launch_settings({.fewest_stream_rows = 1});
+      int num_streams = 0;
+      backend->stream().set_observer([&](const KernelLaunch& launch) {
+        num_streams += std::string(launch.name) == "stream_rows";
+      });
+      const WeightView whole = specdec::testing::view_of(matrix, 2 * kDim);
+      const std::vector<float> upper(matrix.begin(), matrix.begin() + kDim * kK);
+      const std::vector<float> lower(matrix.begin() + kDim * kK, matrix.end());
+      const WeightView halves[] = {specdec::testing::view_of(upper, kDim),
+                                   specdec::testing::view_of(lower, kDim)};
+      const auto plain = backend->pack_linear({.parts = {&whole, 1}, .format = format});
+      const auto gated = backend->pack_linear({.parts = halves, .format = format, .gated = true});
+      const Buffer rows = upload(x), norm_weight = upload(gain), bias = upload(shift);
+      const NormParams norm = {.weight = norm_weight.as<float>()};
+      const ProjectionInput in = {
+          .x = rows.data(), .dtype = DType::kF32, .norm = &norm, .num_rows = num_rows};
+      std::vector<uint32_t> bits;
+      for (const float soft_cap : {0.0f, 0.5f}) {
+        Buffer out = upload(before);
+        backend->linear({.weight = plain.get(),
+                         .in = in,
+                         .bias = bias.as<float>(),
+                         .out = out.as<float>(),
+                         .accumulate = soft_cap == 0.0f,
+                         .scale = 0.3f,
+                         .soft_cap = soft_cap});
+        const std::vector<uint32_t> stored = download<uint32_t>(out);
+        bits.insert(bits.end(), stored.begin(), stored.end());
+      }
+      for (const bool has_gates : {false, true}) {
+        Buffer out = allocate<uint16_t>(num_rows * 2 * kDim);
+        backend->activated_linear({.weight = (has_gates ? gated : plain).get(),
+                                   .in = in,
+                                   .bias = bias.as<float>(),
+                                   .activation = Activation::kGelu,
+                                   .gated = has_gates,
+                                   .out = out.data()});
+        const std::vector<uint16_t> activated = download<uint16_t>(out);
+        bits.insert(bits.end(), activated.begin(), activated.end());
+      }
+      backend->stream().set_observer(nullptr);
+      EXPECT_EQ(num_streams, streams ? 4 : 0);
+      return bits;
+    };
+    for (const int num_rows : {1, 6, 9, 17, 64}) {
+      ASSERT_EQ(run(num_rows, true), run(num_rows, false))
+          << num_rows << " rows of " << name_of(format);
+    }
+  }
 }
 
 // With few rows the projection's kernel takes off means and adds biases itself, per block or in

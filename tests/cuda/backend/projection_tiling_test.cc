@@ -1,6 +1,7 @@
 // Tilings of a projection: all give the same bits. And rows that lie far apart in memory.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <vector>
 
@@ -80,6 +81,62 @@ TEST_P(ProjectionTilingTest, TilingsGiveTheSameBits) {
     for (const bool split : {false, true}) {
       EXPECT_EQ(run({.column_tiles = column_tiles, .split_slices = split}), expected)
           << column_tiles << " column tiles" << (split ? ", split" : "");
+    }
+  }
+}
+
+// Streams that are cut in every place, over slices of any length, with groups that are not whole.
+TEST_P(ProjectionTilingTest, StreamsGiveTheSameBits) {
+  if (device().properties().compute_capability != 90) GTEST_SKIP() << "compute capability 9.0";
+  constexpr int kN = 200, kKBlocks = 19, kK = kKBlocks * 32, kMost = 64;
+  constexpr int kTiles = (kN + 15) / 16;
+  const Buffer source = upload(random_values(kN * kK, 60));
+  Buffer packed = allocate<uint16_t>(kTiles * 16 * kK);
+  kernels().projection.pack(stream(), {.source = source.data(),
+                                       .num_rows = kN,
+                                       .out_features = kN,
+                                       .in_features = kK,
+                                       .packed = packed.data()});
+  const Buffer x = upload(to_bits(random_values(kMost * kK, 61), DType::kBF16));
+  const int num_units = stream_groups(kTiles) * kNumSlices;
+  Buffer partials = allocate<float>(num_units * kStreamNodes * stream_partial_floats(kMost));
+  Buffer arrivals = allocate<uint32_t>(num_units);
+  Buffer out = allocate<float>(kMost * kN);
+  const std::vector<std::vector<int>> bounds = {{0, 2, 4, 7, 9, 11, 14, 16, 19},
+                                                {0, 0, 1, 8, 8, 8, 9, 19, 19},
+                                                {0, 0, 0, 0, 19, 19, 19, 19, 19}};
+  for (const std::vector<int>& slice_bounds : bounds) {
+    SliceParams slices = {.fold_order = fold_order_of(SliceRun{})};
+    std::ranges::copy(slice_bounds, slices.bounds);
+    const auto run = [&](int num_rows, const ProjectionTiling& tiling) {
+      const ProjectionKernels& projection = kernels().projection;
+      stream().fill(out.data(), 0xff, out.size_bytes());
+      (tiling.stream_rows != 0 ? projection.project_stream : projection.project)(
+          stream(), {.weights = packed.data(),
+                     .num_tiles = kTiles,
+                     .num_k_blocks = kKBlocks,
+                     .slices = slices,
+                     .rows = {.num_rows = num_rows, .dim = kK},
+                     .records = x.data(),
+                     .finish = {.out_features = kN, .out = out.data(), .heads = {}},
+                     .tiling = tiling,
+                     .partials = partials.as<float>(),
+                     .partial_arrivals = arrivals.as<uint32_t>()});
+      std::vector<uint32_t> result = download<uint32_t>(out);
+      result.resize(static_cast<size_t>(num_rows) * kN);
+      return result;
+    };
+    const std::vector<uint32_t> expected = run(kMost, {.column_tiles = 8});
+    for (const int rows : {1, 8, 9, 16, 17, 32, 33, kMost}) {
+      const std::vector<uint32_t> of_rows(expected.begin(), expected.begin() + rows * kN);
+      int stream_rows = 8;
+      while (stream_rows < rows) stream_rows *= 2;
+      const bool is_some = rows % 8 == 1;
+      for (int units = 1; units <= num_units; units += is_some ? 5 : 1) {
+        ASSERT_EQ(run(rows, {.stream_rows = stream_rows, .stream_units = units}), of_rows)
+            << rows << " rows, " << units << " units per block, bounds "
+            << ::testing::PrintToString(slice_bounds);
+      }
     }
   }
 }

@@ -129,23 +129,26 @@ __global__ void bulk_ring_kernel(const float* from, float* to, int num_tiles) {
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
     for (int i = 0; i < kRingTiles; ++i) {
-      ptx::mbarrier_init(full + i, 1);
+      ptx::mbarrier_init(full + i, 1 + 32);
       ptx::mbarrier_init(empty + i, kConsumers);
     }
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   if (thread >= kConsumers) {
-    if (thread > kConsumers) return;
+    const int lane = thread - kConsumers;
     for (int tile = 0; tile < num_tiles; ++tile) {
       const int slot = tile % kRingTiles;
       if (tile >= kRingTiles) ptx::mbarrier_wait(empty + slot, (tile / kRingTiles - 1) % 2);
-      ptx::mbarrier_arrive_expect(full + slot, kTileBytes);
       const float* source = from + tile * kTileFloats;
       float* target = tiles + slot * kTileFloats;
-      ptx::bulk_copy(target, source, kTileBytes / 2, full + slot);
-      ptx::bulk_copy(target + kTileFloats / 2, source + kTileFloats / 2, kTileBytes / 2,
-                     full + slot);
+      if (lane == 0) {
+        ptx::mbarrier_arrive_expect(full + slot, kTileBytes / 2);
+        ptx::bulk_copy(target, source, kTileBytes / 2, full + slot);
+      }
+      const int own = kTileFloats / 2 + lane * 4;
+      ptx::copy_async_16(target + own, source + own);
+      ptx::copy_async_arrive(full + slot);
     }
     return;
   }
@@ -228,7 +231,7 @@ void wgmma(Stream& stream, ElementType type, int n, float* d, const uint16_t* a,
                                     : wgmma_of<Half>(stream, n, d, a, b);
 }
 
-template <class T, int N>
+template <class T, int N, bool kNarrow>
 __global__ void __launch_bounds__(128)
     wgmma_registers_kernel(float* d, const uint16_t* a, const uint16_t* b) {
 #if defined(SPECDEC_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -255,8 +258,13 @@ __global__ void __launch_bounds__(128)
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
-    const uint64_t tile = ptx::wgmma_tile(right + step / 4 * N * 64);
-    ptx::wgmma_m64k16<T, N>(sums, left[step], ptx::wgmma_advance(tile, step % 4), step > 0);
+    constexpr int kTileSteps = kNarrow ? 2 : 4;
+    const uint16_t* tile = right + step / kTileSteps * kTileSteps * N * 16;
+    ptx::wgmma_m64k16<T, N>(
+        sums, left[step],
+        ptx::wgmma_advance(kNarrow ? ptx::wgmma_narrow_tile(tile) : ptx::wgmma_tile(tile),
+                           step % kTileSteps),
+        step > 0);
   }
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
@@ -266,17 +274,37 @@ __global__ void __launch_bounds__(128)
 #endif
 }
 
-template <class T>
-void wgmma_registers_of(Stream& stream, int n, float* d, const uint16_t* a, const uint16_t* b) {
+template <class T, int N>
+void wgmma_registers_of(Stream& stream, bool narrow, float* d, const uint16_t* a,
+                        const uint16_t* b) {
   launch("wgmma_registers", stream,
-         n == 128 ? wgmma_registers_kernel<T, 128> : wgmma_registers_kernel<T, 256>,
-         threads(128, 2 * 128 * n), d, a, b);
+         narrow ? wgmma_registers_kernel<T, N, true> : wgmma_registers_kernel<T, N, false>,
+         threads(128, 2 * 128 * N), d, a, b);
 }
 
-void wgmma_registers(Stream& stream, ElementType type, int n, float* d, const uint16_t* a,
-                     const uint16_t* b) {
-  return type == ElementType::kBf16 ? wgmma_registers_of<Bf16>(stream, n, d, a, b)
-                                    : wgmma_registers_of<Half>(stream, n, d, a, b);
+template <class T>
+void wgmma_registers_of(Stream& stream, int n, bool narrow, float* d, const uint16_t* a,
+                        const uint16_t* b) {
+  switch (n) {
+    case 8:
+      return wgmma_registers_of<T, 8>(stream, narrow, d, a, b);
+    case 16:
+      return wgmma_registers_of<T, 16>(stream, narrow, d, a, b);
+    case 32:
+      return wgmma_registers_of<T, 32>(stream, narrow, d, a, b);
+    case 64:
+      return wgmma_registers_of<T, 64>(stream, narrow, d, a, b);
+    case 128:
+      return wgmma_registers_of<T, 128>(stream, narrow, d, a, b);
+    default:
+      return wgmma_registers_of<T, 256>(stream, narrow, d, a, b);
+  }
+}
+
+void wgmma_registers(Stream& stream, ElementType type, int n, bool narrow, float* d,
+                     const uint16_t* a, const uint16_t* b) {
+  return type == ElementType::kBf16 ? wgmma_registers_of<Bf16>(stream, n, narrow, d, a, b)
+                                    : wgmma_registers_of<Half>(stream, n, narrow, d, a, b);
 }
 
 template <class T>

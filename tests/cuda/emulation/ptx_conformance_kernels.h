@@ -22,15 +22,16 @@ struct ConformanceKernels {
   void (*named_barrier)(Stream& stream, const int* from, int* to);
   // times[2], before and after a round of work
   void (*nanoseconds)(Stream& stream, uint64_t* times);
-  // to = from, [num_tiles][256] floats through a ring of three tiles filled by bulk copies.
+  // to = from, [num_tiles][256] floats through a ring of three tiles, whose halves come by
+  // a bulk copy and by a warp's asynchronous copies.
   void (*bulk_ring)(Stream& stream, const float* from, float* to, int num_tiles);
   // d[128][n / 2]: each thread's registers after a b, plus a b for a second pair of tiles. a
   // [2][64][64] and b [2][n][64] are 16-bit elements in the layout of shared memory.
   void (*wgmma)(Stream& stream, ElementType type, int n, float* d, const uint16_t* a,
                 const uint16_t* b);
-  // The same with a in registers; a [2][64][64] is row-major. n: 128 or 256.
-  void (*wgmma_registers)(Stream& stream, ElementType type, int n, float* d, const uint16_t* a,
-                          const uint16_t* b);
+  // The same with a in registers; a [2][64][64] is row-major. narrow: b is [4][n][32].
+  void (*wgmma_registers)(Stream& stream, ElementType type, int n, bool narrow, float* d,
+                          const uint16_t* a, const uint16_t* b);
   // floats[i] = to_float(i), bits[i] = from_float(values[i]); [65536] each
   void (*convert)(Stream& stream, ElementType type, float* floats, uint16_t* bits,
                   const float* values);

@@ -196,20 +196,38 @@ std::vector<uint16_t> swizzled(const std::vector<uint16_t>& elements) {
   return result;
 }
 
+// Tiles [rows][64], two of 32 elements a row each: piece c of row r at c ^ (r / 2 % 4).
+std::vector<uint16_t> swizzled_narrow(const std::vector<uint16_t>& elements, size_t num_rows) {
+  std::vector<uint16_t> result(elements.size());
+  for (size_t i = 0; i < elements.size(); ++i) {
+    const size_t row = i / 64 % num_rows;
+    const size_t half = i / (64 * num_rows) * 2 + i % 64 / 32;
+    const size_t piece = i / 8 % 4;
+    result[(half * num_rows + row) * 32 + (piece ^ row / 2 % 4) * 8 + i % 8] = elements[i];
+  }
+  return result;
+}
+
 TEST_P(PtxConformanceTest, Wgmma) {
   if (device().properties().compute_capability != 90) GTEST_SKIP() << "compute capability 9.0";
   for (const ElementType type : {ElementType::kBf16, ElementType::kHalf}) {
     for (const int n : {8, 16, 32, 64, 128, 256}) {
       const std::vector<uint16_t> a = random_elements(type, 2 * 64 * 64);  // [pair][row][k]
       const std::vector<uint16_t> b = random_elements(type, static_cast<size_t>(2 * n * 64));
-      const Buffer device_b = upload(swizzled(b));
-      for (const bool from_registers : {false, true}) {
-        if (from_registers && n < 128) continue;
-        const Buffer device_a = upload(from_registers ? a : swizzled(a));
+      enum class Way { kShared, kRegisters, kNarrow };
+      for (const Way way : {Way::kShared, Way::kRegisters, Way::kNarrow}) {
+        const Buffer device_a = upload(way == Way::kShared ? swizzled(a) : a);
+        const Buffer device_b =
+            upload(way == Way::kNarrow ? swizzled_narrow(b, static_cast<size_t>(n)) : swizzled(b));
         Buffer device_d = allocate<float>(static_cast<size_t>(64 * n));
-        (from_registers ? run().wgmma_registers : run().wgmma)(
-            stream(), type, n, device_d.as<float>(), device_a.as<uint16_t>(),
-            device_b.as<uint16_t>());
+        auto* const d_data = device_d.as<float>();
+        const auto* const a_data = device_a.as<uint16_t>();
+        const auto* const b_data = device_b.as<uint16_t>();
+        if (way == Way::kShared) {
+          run().wgmma(stream(), type, n, d_data, a_data, b_data);
+        } else {
+          run().wgmma_registers(stream(), type, n, way == Way::kNarrow, d_data, a_data, b_data);
+        }
         const std::vector<float> d = download<float>(device_d);
         int num_wrong = 0;
         for (int thread = 0; thread < 128; ++thread) {
@@ -227,7 +245,7 @@ TEST_P(PtxConformanceTest, Wgmma) {
             num_wrong += !(std::fabs(d[thread * (n / 2) + i] - expected) < 1e-4);
           }
         }
-        EXPECT_EQ(num_wrong, 0) << "n = " << n << (from_registers ? ", a in registers" : "");
+        EXPECT_EQ(num_wrong, 0) << "n = " << n << ", way " << static_cast<int>(way);
       }
     }
   }

@@ -23,7 +23,8 @@ using specdec::testing::has_text;
 
 bool operator==(const LaunchSettings& a, const LaunchSettings& b) {
   return a.overlap == b.overlap && a.carveout == b.carveout && a.peer_memory == b.peer_memory &&
-         a.meeting == b.meeting && a.wide_rows == b.wide_rows && a.work_lists == b.work_lists;
+         a.meeting == b.meeting && a.wide_rows == b.wide_rows &&
+         a.fewest_stream_rows == b.fewest_stream_rows && a.work_lists == b.work_lists;
 }
 
 TEST(LaunchSettings, WordsChangeWhatTheyName) {
@@ -36,6 +37,7 @@ TEST(LaunchSettings, WordsChangeWhatTheyName) {
       {"no_peer_memory", {.peer_memory = false}},
       {"no_meeting", {.meeting = false}},
       {"wide_rows", {.wide_rows = true}},
+      {"streaming=1", {.fewest_stream_rows = 1}},
       {"no_plan", {.work_lists = false}},
       {"no_overlap,own_carveouts", {.overlap = false, .carveout = std::nullopt}},
       {"no_plan,carveout=58,no_overlap", {.overlap = false, .work_lists = false}}};
@@ -43,9 +45,12 @@ TEST(LaunchSettings, WordsChangeWhatTheyName) {
     EXPECT_TRUE(parse_launch_settings(words) == settings) << words;
   }
   EXPECT_EQ(describe({}), "programmatic dependent launch on, carveout 58%");
-  EXPECT_EQ(describe(parse_launch_settings("no_overlap,own_carveouts,no_meeting,no_plan")),
-            "programmatic dependent launch off, the driver's carveouts, no blocks that meet, no "
-            "work lists of attention");
+  EXPECT_EQ(describe({.fewest_stream_rows = 3}),
+            "programmatic dependent launch on, carveout 58%, streaming from 3 rows");
+  EXPECT_EQ(
+      describe(parse_launch_settings("no_overlap,own_carveouts,no_meeting,wide_rows,no_plan")),
+      "programmatic dependent launch off, the driver's carveouts, no blocks that meet, wide "
+      "projections, no work lists of attention");
 }
 
 std::string refusal_of(const char* words) {
@@ -67,6 +72,12 @@ TEST(LaunchSettings, CarveoutsAreNumbersOfPerCent) {
     EXPECT_TRUE(has_text(message, "SPECDEC_CUDA_LAUNCH"));
     EXPECT_TRUE(has_text(message, words));
     EXPECT_TRUE(has_text(message, "0 to 100"));
+  }
+}
+
+TEST(LaunchSettings, StreamingIsANumberOfRows) {
+  for (const char* words : {"streaming=", "streaming=0", "streaming=all"}) {
+    EXPECT_TRUE(has_text(refusal_of(words), words));
   }
 }
 
