@@ -1,8 +1,9 @@
 """Packages that the report needs and a machine without a network lacks.
 
 `bench/gpu/prebuild` fills a folder with it, beside the programs: wheels of pybind11 for the Python
-module, of nlohmann-json and CUTLASS for programs that are built there all the same, of pytest for
-the tests of the engine, and googletest's sources (of Debian's libgtest-dev).
+module, of nlohmann-json for programs that are built there all the same, of pytest for the tests of
+the engine, and googletest's sources (of Debian's libgtest-dev). CUTLASS is left out for its size:
+the programs have it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from .steps import Context, FailedError, NotRunError, execute
 WHEELS = [
     "pybind11==3.1.0",
     "nlohmann-json==3.12.0",
-    "nvidia-cutlass==4.2.0.0",
     "pytest==9.2.0",
     "pluggy==1.7.0",
     "iniconfig==2.3.1",

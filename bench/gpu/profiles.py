@@ -45,7 +45,12 @@ def profile(kernel: str, rows: int, weight_format: str = "act") -> Callable[[Con
             finished = execute(context, context.step, [*command, *bench], show=False)
             records = parse(finished.output)
             if records or finished.cut:
-                return {"rows": rows, "format": weight_format, "records": records, "cut": finished.cut}
+                return {
+                    "rows": rows,
+                    "format": weight_format,
+                    "records": records,
+                    "cut": finished.cut,
+                }
             # Not every GPU has every metric, and ncu then measures none.
             known = [name for name in metrics if name not in errors(finished.output)]
             if known in ([], metrics):

@@ -228,9 +228,13 @@ def synthetic(records: list[Data]) -> list[str]:
 def kernels(report: Data) -> list[str]:
     """Every kernel beside its prediction, and its rate over that of reading memory."""
     costs = costs_in(report)
+    steps = [f"kernels-{model}" for model in ("8b", "1b", "int8", "int4", "fp8")] + ["sampler"]
+    new = records_of(report, "kernels-8b-new", "kernels-int8-new")
+    records = [(record, "") for record in records_of(report, *steps)]
+    records += [(record, ", streamed") for record in new]
     rows = [
         (
-            record["kernel"],
+            record["kernel"] + how,
             record["shape"],
             record["rows"],
             number(1e6 * record["seconds"], 4),
@@ -240,11 +244,7 @@ def kernels(report: Data) -> list[str]:
             number(record.get("of_read")),
             number(record.get("gflop_per_s", 0) / 1e3),
         )
-        for record in records_of(
-            report,
-            *(f"kernels-{model}" for model in ("8b", "1b", "int8", "int4", "fp8")),
-            "sampler",
-        )
+        for record, how in records
     ]
     if not rows:
         return []
@@ -302,7 +302,9 @@ def counters(report: Data) -> list[str]:
         for step in ("ncu-few-rows", "ncu-int8", "ncu-many-rows")
         for record in records_of(report, step)
     ]
-    return ["## Counters", "", *table(["kernel", "weights", "rows", *METRICS], rows)] if rows else []
+    return (
+        ["## Counters", "", *table(["kernel", "weights", "rows", *METRICS], rows)] if rows else []
+    )
 
 
 def torch(report: Data) -> list[str]:
@@ -415,6 +417,7 @@ def render(report: Data) -> str:
     lines += ceilings(report)
     steps_8b = ("steps-8b", "steps-8b-batches", "steps-8b-long")
     lines += passes(report, steps_8b, "Passes of Llama-3.1-8B")
+    lines += passes(report, ["steps-8b-batches-new"], "Passes of Llama-3.1-8B, streamed")
     lines += passes(report, ["steps-1b"], "Passes of Llama-3.2-1B")
     lines += passes(report, ["steps-experts"], "Passes of Qwen3-30B-A3B")
     lines += heads(report, "heads-8b", "Passes of an EAGLE-3 head of Llama-3.1-8B")
