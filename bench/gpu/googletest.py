@@ -20,7 +20,7 @@ _PROGRAM_SECONDS = 15.0
 _TEST_SECONDS = 15.0  # a test that takes longer hangs
 _USEFUL_SECONDS = 5.0  # most tests are done by then
 _LEAST_SECONDS = 1.0  # nothing is begun with less
-_AT_ONCE = 4  # most of their time is the host's
+_AT_ONCE = 8  # most of their time is the host's
 
 
 def outcomes(output: str) -> dict[str, str]:
