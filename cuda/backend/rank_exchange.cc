@@ -330,4 +330,11 @@ const float* RankExchange::gather_heads(const SharedHeads& shared, const float* 
   return all;
 }
 
+const float* RankExchange::gather_values(const SharedHeads& shared, int num_rows, int head_dim) {
+  const std::vector<int64_t> bounds = shared.bounds(head_dim);
+  float* all = all_.get<float>(static_cast<size_t>(num_rows * bounds.back()));
+  gather_columns(*shared.ranks, bounds, num_rows, all);
+  return all;
+}
+
 }  // namespace specdec::cuda

@@ -51,6 +51,9 @@ class RankExchange {
   // q and k.
   const float* gather_heads(const SharedHeads& shared, const float* sums, int num_rows,
                             int num_outputs, int head_dim);
+  // Returns the values of all ranks' heads: [num_rows, num_heads * head_dim] on the device, valid
+  // until the next call. own_floats() holds this rank's.
+  const float* gather_values(const SharedHeads& shared, int num_rows, int head_dim);
 
   // How a group is linked. The first call, or the first exchange, must come at the same point on
   // all ranks.

@@ -89,17 +89,38 @@ void CudaBackend::recurrence(const RecurrenceArgs& args) {
 void CudaBackend::gated_norm(const GatedNormArgs& args) {
   SPECDEC_CHECK(args.dim > 0 && args.num_groups > 0);
   if (args.num_rows == 0) return;
-  kernels_.recurrence.gated_norm(*stream_, {.x = args.x,
-                                            .gates = args.gates,
-                                            .gate_stride = args.gate_stride,
-                                            .weight = args.weight,
-                                            .eps = args.eps,
-                                            .gates_first = args.gates_first,
-                                            .num_rows = args.num_rows,
-                                            .num_groups = args.num_groups,
-                                            .dim = args.dim,
-                                            .out = args.out,
-                                            .act_dtype = act_dtype_});
+  GatedNormParams params = {.x = args.x,
+                            .gates = args.gates,
+                            .gate_stride = args.gate_stride,
+                            .weight = args.weight,
+                            .eps = args.eps,
+                            .gates_first = args.gates_first,
+                            .num_rows = args.num_rows,
+                            .num_groups = args.num_groups,
+                            .dim = args.dim,
+                            .first = 0,
+                            .width = args.num_groups * args.dim,
+                            .out = args.out,
+                            .act_dtype = act_dtype_};
+  if (args.shared_heads != nullptr) {
+    SPECDEC_CHECK(args.gates_first);
+    const SharedHeads& shared = *args.shared_heads;
+    SPECDEC_CHECK_EQ(params.width % shared.num_heads(), 0);
+    const int head_dim = params.width / shared.num_heads();
+    const HeadShare& own = shared.by_rank[static_cast<size_t>(shared.ranks->rank())];
+    params.first = own.first_head * head_dim;
+    params.width = own.num_heads * head_dim;
+    kernels_.recurrence.gate(
+        *stream_, {.x = args.x,
+                   .gates = args.gates,
+                   .gate_stride = args.gate_stride,
+                   .num_rows = args.num_rows,
+                   .width = params.width,
+                   .out = rank_exchange_.own_floats(int64_t{args.num_rows} * params.width)});
+    params.x = rank_exchange_.gather_values(shared, args.num_rows, head_dim);
+    params.gates = nullptr;
+  }
+  kernels_.recurrence.gated_norm(*stream_, params);
 }
 
 }  // namespace specdec::cuda

@@ -302,7 +302,7 @@ class StreamRows {
   __device__ __forceinline__ void consume() {
     ptx::wait_for_previous();
     Stage stage = first_stage();
-    StreamWeights<Format> weights[kStageBlocks];
+    StreamWeights<Format> weights[kStageBlocks] = {};
     load_weights(weights, stage);
 #pragma unroll 1
     for (int unit = first_unit_; unit < end_unit_;) {

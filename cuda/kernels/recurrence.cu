@@ -618,6 +618,24 @@ void recurrence(Stream& stream, const RecurrenceParams& params) {
 
 // --- Gated norms: a block per row and group ---
 
+__global__ void gate_kernel(GateParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int64_t row = blockIdx.x;
+  const int i = blockIdx.y * kThreads + threadIdx.x;
+  if (i >= params.width) return;
+  const int64_t at = row * params.width + i;
+  params.out[at] = product(params.x[at], silu(params.gates[row * params.gate_stride + i]));
+}
+
+void gate(Stream& stream, const GateParams& params) {
+  launch("gate", stream, gate_kernel,
+         {.grid = {static_cast<unsigned>(params.num_rows), num_parts(params.width, kThreads)},
+          .block = {kThreads},
+          .overlaps_previous = true},
+         params);
+}
+
 // The sum of the block's values, for every thread; always added in the same order.
 __device__ __forceinline__ float block_sum(float value, float* partial) {
   value = warp_sum(value);
@@ -634,33 +652,35 @@ __global__ void gated_norm_kernel(GatedNormParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
   const int dim = params.dim;
-  const int64_t row = blockIdx.x, group = blockIdx.y;
-  const int64_t at = (row * params.num_groups + group) * dim;
-  const float* x = params.x + at;
-  const float* gates = params.gates + row * params.gate_stride + group * dim;
-  const float* weight = params.weight + group * dim;
-  T* out = static_cast<T*>(params.out) + at;
-  const auto input = [&](int i) {
-    return params.gates_first ? product(x[i], silu(gates[i])) : x[i];
-  };
+  const int64_t row = blockIdx.x;
+  const int group_begin = (params.first / dim + static_cast<int>(blockIdx.y)) * dim;
+  const float* x = params.x + row * params.num_groups * dim + group_begin;
+  const float* gates = nullptr;
+  if (params.gates != nullptr) gates = params.gates + row * params.gate_stride + group_begin;
+  const bool gates_input = params.gates_first && gates != nullptr;
+  T* out = static_cast<T*>(params.out) + row * params.width;
+  const auto input = [&](int i) { return gates_input ? product(x[i], silu(gates[i])) : x[i]; };
   float squares = 0.0f;
   for (int i = threadIdx.x; i < dim; i += kThreads) squares = fmaf(input(i), input(i), squares);
   const float scale = 1.0f / sqrtf(block_sum(squares, partial) / dim + params.eps);
-  for (int i = threadIdx.x; i < dim; i += kThreads) {
-    float value = product(product(input(i), scale), weight[i]);
+  const int end = min(params.first + params.width - group_begin, dim);
+  for (int i = max(params.first - group_begin, 0) + threadIdx.x; i < end; i += kThreads) {
+    const int own = group_begin + i - params.first;
+    float value = product(product(input(i), scale), params.weight[own]);
     if (!params.gates_first) value = product(value, silu(gates[i]));
-    out[i] = from_float<T>(value);
+    out[own] = from_float<T>(value);
   }
 }
 
 template <class T>
 void launch_gated_norm(Stream& stream, const GatedNormParams& params) {
-  launch(
-      "gated_norm", stream, gated_norm_kernel<T>,
-      {.grid = {static_cast<unsigned>(params.num_rows), static_cast<unsigned>(params.num_groups)},
-       .block = {kThreads},
-       .overlaps_previous = true},
-      params);
+  const unsigned num_groups = num_parts(params.first + params.width, params.dim) -
+                              static_cast<unsigned>(params.first / params.dim);
+  launch("gated_norm", stream, gated_norm_kernel<T>,
+         {.grid = {static_cast<unsigned>(params.num_rows), num_groups},
+          .block = {kThreads},
+          .overlaps_previous = true},
+         params);
 }
 
 void gated_norm(Stream& stream, const GatedNormParams& params) {
@@ -675,6 +695,7 @@ RecurrenceKernels recurrence_kernels() {
           .store_tails = store_tails,
           .prepare = prepare,
           .recurrence = recurrence,
+          .gate = gate,
           .gated_norm = gated_norm};
 }
 

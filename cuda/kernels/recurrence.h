@@ -68,10 +68,20 @@ struct RecurrenceParams {
   float* out;
 };
 
+// out [num_rows, width] = x * SiLU(gates).
+struct GateParams {
+  const float* x;
+  const float* gates;
+  int64_t gate_stride;
+  int num_rows;
+  int width;
+  float* out;
+};
+
 // GatedNormArgs.
 struct GatedNormParams {
   const float* x;
-  const float* gates;
+  const float* gates;  // null: x has been gated
   int64_t gate_stride;
   const float* weight;
   float eps;
@@ -79,6 +89,9 @@ struct GatedNormParams {
   int num_rows;
   int num_groups;
   int dim;
+  // Of the values of a row of x, those that weight and out have. A rank's, if ranks share groups.
+  int first;
+  int width;
   void* out;
   DType act_dtype;
 };
@@ -92,6 +105,7 @@ struct RecurrenceKernels {
   // them that records hold.
   void (*prepare)(Stream&, const RecurrenceParams&);
   void (*recurrence)(Stream&, const RecurrenceParams&);  // of prepared rows
+  void (*gate)(Stream&, const GateParams&);
   void (*gated_norm)(Stream&, const GatedNormParams&);
 };
 

@@ -41,6 +41,21 @@ inline const RecurrentModel kMamba2{"Mamba2", R"("architectures": ["GraniteMoeHy
   "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1,
   "mamba_expand": 2, "layer_types": ["mamba", "mamba", "attention", "mamba"])"};
 
+// Wide enough for four ranks, which share the only key head and norm all heads together.
+inline const RecurrentModel kWideMamba2{"WideMamba2",
+                                        R"("architectures": ["GraniteMoeHybridForCausalLM"],
+  "hidden_size": 256, "num_key_value_heads": 4, "model_type": "granitemoehybrid",
+  "shared_intermediate_size": 256, "num_local_experts": 0, "mamba_n_heads": 16, "mamba_d_head": 32,
+  "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2, "mamba_proj_bias": true,
+  "layer_types": ["mamba", "mamba", "attention", "mamba"])"};
+// Two ranks have a key head and a norm of their own each. Of four, two share them.
+inline const RecurrentModel kMamba2ByKeyHead{"Mamba2ByKeyHead",
+                                             R"("architectures": ["GraniteMoeHybridForCausalLM"],
+  "hidden_size": 256, "num_key_value_heads": 4, "model_type": "granitemoehybrid",
+  "shared_intermediate_size": 256, "num_local_experts": 0, "mamba_n_heads": 16, "mamba_d_head": 32,
+  "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_expand": 2,
+  "layer_types": ["mamba", "mamba", "attention", "mamba"])"};
+
 // A model without recurrent layers, to draft for the others.
 inline const RecurrentModel kAttention{"Attention", R"("architectures": ["LlamaForCausalLM"],
   "model_type": "llama", "intermediate_size": 96)"};

@@ -13,6 +13,7 @@
 namespace specdec {
 
 struct BatchView;
+struct SharedHeads;  // backend/shared_heads.h
 
 // The most taps of a convolution.
 inline constexpr int kMaxConvWidth = 4;
@@ -123,6 +124,11 @@ struct RecurrenceArgs {
 // Per row and group: out = norm(x) * activation(gates), or norm(x * activation(gates)) with
 // gates_first, where norm(x) = x / sqrt(mean of x^2 + eps) * weight and the
 // activation is SiLU.
+//
+// With shared_heads, ranks share the heads whose values these are, and a group may have heads of
+// several ranks: num_groups and dim are those of all heads, and x, gates, weight and out have the
+// values of this rank's heads. Ranks exchange their x * activation(gates), and each adds up the
+// squares of a group in the order that one device has.
 struct GatedNormArgs {
   const float* x = nullptr;       // [num_rows, num_groups * dim]
   const float* gates = nullptr;   // likewise
@@ -133,7 +139,8 @@ struct GatedNormArgs {
   int num_rows = 0;
   int num_groups = 0;
   int dim = 0;
-  void* out = nullptr;  // [num_rows, num_groups * dim] act
+  const SharedHeads* shared_heads = nullptr;  // with gates_first
+  void* out = nullptr;                        // [num_rows, num_groups * dim] act
 };
 
 }  // namespace specdec

@@ -20,4 +20,11 @@ void SharedHeads::gather_row(std::span<const std::span<const std::byte>> parts, 
   }
 }
 
+std::vector<int64_t> SharedHeads::bounds(int head_dim) const {
+  std::vector<int64_t> bounds;
+  for (const HeadShare& share : by_rank) bounds.push_back(int64_t{share.first_head} * head_dim);
+  bounds.push_back(int64_t{num_heads()} * head_dim);
+  return bounds;
+}
+
 }  // namespace specdec

@@ -96,6 +96,7 @@ class CpuBackend final : public Backend {
   ProjectionInput gather_inputs(const CpuPackedLinear& weight, const ProjectionInput& in);
   void linear_by_outputs(const LinearArgs& args);
   void gather_embeddings(const EmbedArgs& args, float* out);
+  void gated_norm_of_ranks(const GatedNormArgs& args);
   // This rank's buffer for the planes of `num_rows` rows: [num_planes, num_rows, padded_outputs].
   float* part_for_planes(const CpuPackedLinear& weight, int64_t num_rows);
   void compute_planes(const CpuPackedLinear& weight, const ProjectionInput& in, float* planes,

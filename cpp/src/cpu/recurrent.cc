@@ -134,6 +134,7 @@ void CpuBackend::recurrence(const RecurrenceArgs& args) {
 
 void CpuBackend::gated_norm(const GatedNormArgs& args) {
   SPECDEC_CHECK(args.dim > 0 && args.num_groups > 0);
+  if (args.shared_heads != nullptr) return gated_norm_of_ranks(args);
   const auto kernel = act_dtype_ == DType::kBF16 ? kernels_.recurrence.gated_norm_to_bf16
                                                  : kernels_.recurrence.gated_norm_to_f32;
   float* const scratch = grow_scratch(norm_scratch_, int64_t{args.dim} * num_threads());

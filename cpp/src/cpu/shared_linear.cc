@@ -1,5 +1,6 @@
-// Projections with weights that the ranks of a group share: each rank computes its share, the
-// communicator brings every share to every rank, and every rank finishes the whole result.
+// Projections with weights that the ranks of a group share, and norms of heads that they share:
+// each rank computes its share, the communicator brings every share to every rank, and every rank
+// finishes the whole result, or its share of a norm.
 #include <algorithm>
 #include <cstddef>
 
@@ -185,6 +186,61 @@ std::span<const RowScales> CpuBackend::row_scales(const QkvArgs& args, const flo
     }
   });
   return row_scales_;
+}
+
+void CpuBackend::gated_norm_of_ranks(const GatedNormArgs& args) {
+  SPECDEC_CHECK(args.gates_first);
+  if (args.num_rows == 0) return;
+  const SharedHeads& shared = *args.shared_heads;
+  Communicator& ranks = *shared.ranks;
+  const int64_t dim = args.dim;
+  const int64_t num_values = args.num_groups * dim;
+  SPECDEC_CHECK_EQ(num_values % shared.num_heads(), 0);
+  const std::vector<int64_t> bounds =
+      shared.bounds(static_cast<int>(num_values / shared.num_heads()));
+  const auto rank = static_cast<size_t>(ranks.rank());
+  const int64_t first = bounds[rank], width = bounds[rank + 1] - first;
+  float* const part = float_part(ranks, args.num_rows * width);
+  pool_.parallel_for(args.num_rows, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      kernels_.recurrence.gate({.x = args.x + row * width,
+                                .gates = args.gates + row * args.gate_stride,
+                                .count = width,
+                                .out = part + row * width});
+    }
+  });
+  const auto parts = ranks.exchange(args.num_rows * width * sizeof(float));
+
+  const auto kernel = act_dtype_ == DType::kBF16 ? kernels_.recurrence.group_norm_to_bf16
+                                                 : kernels_.recurrence.group_norm_to_f32;
+  float* const scratch = grow_scratch(gather_scratch_, dim * num_threads());
+  const int64_t first_group = first / dim, end_group = (first + width + dim - 1) / dim;
+  const int64_t num_groups = end_group - first_group;  // with values of this rank
+  pool_.parallel_for(args.num_rows * num_groups, 1, [&](int64_t begin, int64_t end, int thread) {
+    float* const group = scratch + thread * dim;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i / num_groups;
+      const int64_t from = (first_group + i % num_groups) * dim;  // values of the group
+      const auto in_group = [&](int64_t value) {
+        return std::clamp(value - from, int64_t{0}, dim);
+      };
+      for (size_t other = 0; other < parts.size(); ++other) {
+        const int64_t to = in_group(bounds[other]), count = in_group(bounds[other + 1]) - to;
+        if (count == 0) continue;
+        const int64_t at = row * (bounds[other + 1] - bounds[other]) + from + to - bounds[other];
+        std::copy_n(reinterpret_cast<const float*>(parts[other].data()) + at, count, group + to);
+      }
+      const int64_t own = in_group(first), at = from + own - first;  // among this rank's values
+      kernel({.x = group,
+              .weight = args.weight + at,
+              .eps = args.eps,
+              .dim = dim,
+              .begin = own,
+              .end = in_group(first + width),
+              .out = static_cast<std::byte*>(args.out) +
+                     (row * width + at) * static_cast<int64_t>(size_of(act_dtype_))});
+    }
+  });
 }
 
 // Each rank sends the rows that it holds, in the order in which the batch names them.

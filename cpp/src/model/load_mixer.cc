@@ -33,11 +33,9 @@ class MixerLoader {
       case Mixer::kGatedDelta:
         load_delta_in(mixer);
         break;
-      case Mixer::kMamba2:  // which ranks do not share
-        load_in({{names_.mixer_in[0],
-                  whole_.value_size() + whole_.conv_channels + whole_.num_heads,
-                  {}}},
-                mixer);
+      case Mixer::kMamba2:
+        load_mamba_in(mixer);
+        load_norm_groups(mixer);
         break;
       case Mixer::kAttention:
         SPECDEC_CHECK(false);
@@ -87,12 +85,15 @@ class MixerLoader {
   // Of the rows of q, k and v, which are also the channels of the convolution.
   std::vector<RowRange> own_channels() const {
     if (spec_.mixer == Mixer::kShortConv) return {channels()};
-    if (spec_.mixer == Mixer::kMamba2) return {{0, whole_.conv_channels}};
-    RowRange queries = own_key_heads(whole_.key_dim), keys = queries;
-    RowRange values = own_heads(whole_.value_dim);
-    keys.begin += whole_.key_size();
-    values.begin += 2 * whole_.key_size();
-    return {queries, keys, values};
+    const RowRange values = own_heads(whole_.value_dim), keys = own_key_heads(whole_.key_dim);
+    const int64_t num_values = whole_.value_size(), num_keys = whole_.key_size();
+    const auto after = [](int64_t rows, RowRange range) {
+      return RowRange{rows + range.begin, range.count};
+    };
+    if (spec_.mixer == Mixer::kMamba2) {
+      return {values, after(num_values, keys), after(num_values + num_keys, keys)};
+    }
+    return {keys, after(num_keys, keys), after(2 * num_keys, values)};
   }
 
   std::vector<TensorPart> parts(const std::vector<Rows>& tensors) const {
@@ -109,6 +110,30 @@ class MixerLoader {
     SPECDEC_CHECK_EQ(tensors.size(), 1u);  // no family needs more
     const Rows& rows = tensors[0];
     mixer.in_bias = loader_.vector({{str_cat(block_, rows.name, ".bias"), rows.count, rows.order}});
+  }
+
+  void load_mamba_in(RecurrentMixer& mixer) {
+    const int64_t num_values = whole_.value_size(), channels = whole_.conv_channels;
+    Rows rows = {names_.mixer_in[0], num_values + channels + whole_.num_heads};
+    if (!loader_.shard().is_whole()) {
+      rows.order = {own_heads(whole_.value_dim)};
+      for (const RowRange& range : own_channels()) {
+        rows.order.push_back({num_values + range.begin, range.count});
+      }
+      const RowRange steps = own_heads(1);
+      rows.order.push_back({num_values + channels + steps.begin, steps.count});
+    }
+    load_in({rows}, mixer);
+  }
+
+  void load_norm_groups(RecurrentMixer& mixer) {
+    const AttentionHeads heads = shared_heads_of(spec_);
+    mixer.norm_groups = config_.mixer_norm_groups;
+    if (loader_.shard().shares_norms(heads, mixer.norm_groups)) {
+      mixer.norm_heads = loader_.shard().attention(heads).all_heads;
+    } else {
+      mixer.norm_groups = mixer.norm_groups * own_.num_heads / whole_.num_heads;
+    }
   }
 
   void load_delta_in(RecurrentMixer& mixer) {
@@ -201,14 +226,16 @@ class MixerLoader {
     for (float& rate : rates) rate = -std::exp(rate);
     mixer.decay_rates = loader_.vector_of(rates);
     mixer.step_bias = loader_.vector({{block_ + "dt_bias", heads, own}});
-    if (spec_.mixer == Mixer::kMamba2) mixer.skip = loader_.vector({{block_ + "D", heads}});
+    if (spec_.mixer == Mixer::kMamba2) mixer.skip = loader_.vector({{block_ + "D", heads, own}});
     mixer.norm_weight = load_norm();
   }
 
   // Plain weights, without the config's norm_offset. The heads of Gated DeltaNet share them.
   Buffer load_norm() {
     const std::string name = str_cat(block_, names_.mixer_norm, ".weight");
-    if (spec_.mixer == Mixer::kMamba2) return loader_.vector({{name, whole_.value_size()}});
+    if (spec_.mixer == Mixer::kMamba2) {
+      return loader_.vector({{name, whole_.value_size(), {own_heads(whole_.value_dim)}}});
+    }
     const std::vector<float> shared = loader_.read_floats(name, {int64_t{whole_.value_dim}});
     std::vector<float> weights;
     for (int head = 0; head < own_.num_heads; ++head) {

@@ -133,6 +133,11 @@ PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShar
     ++part.num_exchanges;
     part.received_floats += hidden * num_received(shard.inner_runs(shared_inner));
   }
+  if (layer.mixer == Mixer::kMamba2 && shard.shares_norms(heads, whole.mixer_norm_groups)) {
+    ++part.num_exchanges;
+    part.received_floats +=
+        from_others(static_cast<double>(layer.state.value_size()), shard.size());
+  }
   if (whole.qk_norm == QkNorm::kAllHeads && !layer.is_recurrent()) {
     ++part.num_exchanges;
     part.received_floats += from_others(

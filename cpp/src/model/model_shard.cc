@@ -83,8 +83,6 @@ std::optional<std::vector<SliceRun>> share_inner(int inner_size, int size) {
 bool can_share_mixer(const LayerSpec& layer, int size) {
   if (layer.mixer == Mixer::kShortConv)
     return share_inner(layer.state.conv_channels, size).has_value();
-  // A norm over all heads, and convolutions of keys that all heads read, would be shared.
-  if (layer.mixer == Mixer::kMamba2) return false;
   return share_attention(shared_heads_of(layer), size).has_value();
 }
 
@@ -222,6 +220,13 @@ StateShape ModelShard::state_of(const LayerSpec& layer) const {
   state.num_key_heads = own.num_kv_heads;
   state.conv_channels = static_cast<int>(2 * state.key_size() + state.value_size());
   return state;
+}
+
+bool ModelShard::shares_norms(const AttentionHeads& heads, int num_groups) const {
+  const int group = heads.num_heads / num_groups;
+  return std::ranges::any_of(attention(heads).all_heads.by_rank, [&](const HeadShare& share) {
+    return share.first_head % group != 0 || share.num_heads % group != 0;
+  });
 }
 
 KSlices ModelShard::inner_slices(int inner_size) const {

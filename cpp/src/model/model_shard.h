@@ -52,6 +52,9 @@ class ModelShard {
   }
   // The part of a recurrent layer's state that this rank has.
   StateShape state_of(const LayerSpec& layer) const;
+  // Whether some of `num_groups` equal runs of these heads, which are normalised by themselves, are
+  // on several ranks.
+  bool shares_norms(const AttentionHeads& heads, int num_groups) const;
   // The sums over the inputs of an MLP's second projection: slices and runs as above.
   KSlices inner_slices(int inner_size) const;
   std::vector<SliceRun> inner_runs(int inner_size) const;

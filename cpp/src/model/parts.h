@@ -106,7 +106,9 @@ struct RecurrentMixer {
   Buffer decay_rates;                         // float32 [heads], as in RecurrenceArgs
   Buffer step_bias;
   Buffer skip;
-  Buffer norm_weight;  // float32 [heads * value_dim]; empty without
+  Buffer norm_weight;      // float32 [heads * value_dim]; empty without
+  int norm_groups = 0;     // of kMamba2; with norm_heads of all ranks
+  SharedHeads norm_heads;  // of all ranks, where they share groups of the norm
 };
 
 struct Layer {

@@ -5,7 +5,7 @@
 namespace specdec {
 
 RecurrentMixers::RecurrentMixers(const ModelConfig& config, Backend& backend, int max_rows)
-    : backend_(backend), norm_eps_(config.norm_eps), norm_groups_(config.mixer_norm_groups) {
+    : backend_(backend), norm_eps_(config.norm_eps) {
   int64_t in = 0, gates = 0, conv = 0, result = 0;
   for (const LayerSpec& layer : config.layers) {
     const StateShape& shape = layer.state;
@@ -96,8 +96,11 @@ void RecurrentMixers::run_mamba2(const RecurrentMixer& mixer, const BatchView& b
   GatedNormArgs norm = norm_args(mixer, batch, out);
   norm.gates = in_.as<float>();
   norm.gates_first = true;
-  norm.num_groups = norm_groups_;
-  norm.dim = static_cast<int>(shape.value_size() / norm_groups_);
+  const bool is_shared = mixer.norm_heads.ranks != nullptr;
+  const int num_heads = is_shared ? mixer.norm_heads.num_heads() : shape.num_heads;
+  norm.num_groups = mixer.norm_groups;
+  norm.dim = num_heads / mixer.norm_groups * shape.value_dim;
+  norm.shared_heads = is_shared ? &mixer.norm_heads : nullptr;
   backend_.gated_norm(norm);
 }
 

@@ -33,11 +33,10 @@ class RecurrentMixers {
 
   Backend& backend_;
   float norm_eps_;
-  int norm_groups_;  // of Mamba2
-  Buffer in_;        // [max_rows, widest] float32: outputs of RecurrentMixer::in
-  Buffer gates_;     // [max_rows, 2 * heads] float32, of Gated DeltaNets
-  Buffer conv_;      // [max_rows, conv_channels] float32, of linear recurrences
-  Buffer result_;    // [max_rows, heads * value_dim] float32, likewise
+  Buffer in_;      // [max_rows, widest] float32: outputs of RecurrentMixer::in
+  Buffer gates_;   // [max_rows, 2 * heads] float32, of Gated DeltaNets
+  Buffer conv_;    // [max_rows, conv_channels] float32, of linear recurrences
+  Buffer result_;  // [max_rows, heads * value_dim] float32, likewise
 };
 
 }  // namespace specdec

@@ -10,6 +10,7 @@
 #include "cpu/cpu_backend.h"
 #include "testing/cpu_isas.h"
 #include "testing/recurrent_walks.h"
+#include "testing/shared_norms.h"
 
 namespace specdec {
 namespace {
@@ -104,6 +105,22 @@ TEST_P(CpuRecurrent, GatedNormsMatchReference) {
       }
     }
   }
+}
+
+TEST_P(CpuRecurrent, RanksThatShareHeadsNormThemLikeOneRank) {
+  testing::expect_ranks_share_norms(
+      [&](const testing::NormInputs& inputs, GatedNormArgs args) {
+        cpu::CpuBackend backend = make_backend();
+        std::vector<uint8_t> out(inputs.x.size() * size_of(dtype()));
+        args.x = inputs.x.data();
+        args.gates = inputs.gates.data();
+        args.gate_stride = inputs.width + testing::NormInputs::kGap;
+        args.weight = inputs.weight.data();
+        args.out = out.data();
+        backend.gated_norm(args);
+        return out;
+      },
+      static_cast<int>(size_of(dtype())));
 }
 
 INSTANTIATE_TEST_SUITE_P(AllIsas, CpuRecurrent, testing::all_isas_and_dtypes(),

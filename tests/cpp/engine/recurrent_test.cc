@@ -30,8 +30,10 @@ using testing::Asked;
 using testing::recurrent_models::drafter_that_knows;
 using testing::recurrent_models::kGatedDelta;
 using testing::recurrent_models::kMamba2;
+using testing::recurrent_models::kMamba2ByKeyHead;
 using testing::recurrent_models::kShortConv;
 using testing::recurrent_models::kVocab;
+using testing::recurrent_models::kWideMamba2;
 using testing::recurrent_models::mixed_requests;
 using testing::recurrent_models::RecurrentModel;
 using testing::recurrent_models::write_config;
@@ -276,6 +278,17 @@ TEST_P(RecurrentRanksTest, RanksThatShareTheLayersChangeNoBit) {
   }
 }
 
+TEST_P(RecurrentRanksTest, RanksThatShareIntegersChangeNoBit) {
+  EngineConfig whole = config();
+  whole.quantization = "int4";
+  EngineConfig shared = whole;
+  shared.tensor_parallel_size = 2;
+  shared.num_threads = 1;
+  const std::vector<Asked> requests = mixed_requests(/*count=*/4);
+  Engine one(whole), two(shared);
+  EXPECT_EQ(testing::run_to_end(two, requests), testing::run_to_end(one, requests));
+}
+
 // ---- faults that the comparison must notice
 
 class RecurrentFaultTest : public RecurrentTest {
@@ -344,7 +357,8 @@ INSTANTIATE_TEST_SUITE_P(Models, RecurrentStagesTest,
                          ::testing::Values(kAttentionLast, kAttentionFirst),
                          [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Models, RecurrentRanksTest,
-                         ::testing::Values(kWideShortConv, kWideGatedDelta, kByKeyHead),
+                         ::testing::Values(kWideShortConv, kWideGatedDelta, kByKeyHead, kWideMamba2,
+                                           kMamba2ByKeyHead),
                          [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Models, RecurrentFaultTest,
                          ::testing::Values(kShortConv, kGatedDelta, kMamba2),

@@ -14,6 +14,7 @@
 #include "model/parts.h"
 #include "testing/checkpoint_files.h"
 #include "testing/model_config.h"
+#include "testing/on_ranks.h"
 #include "testing/text.h"
 
 namespace specdec {
@@ -196,12 +197,40 @@ TEST(RecurrentFamily, ReadsGranite) {
   EXPECT_TRUE(!other.conv_bias && other.mixer_bias);
 }
 
-TEST(RecurrentFamily, RanksDoNotShareMamba2) {
-  const ModelConfig config = load(
-      config_json("GraniteMoeHybridForCausalLM",
-                  std::string(kGraniteMamba) + R"(,"layer_types":["mamba","attention","mamba"])"));
-  EXPECT_EQ(tensor_parallel_sizes(config), std::vector{1});
-  const auto error = testing::error_of<InvalidArgument>([&] { ModelShard(config, 2); });
+// As wide as Granite 4-H Tiny.
+ModelConfig wide_granite(const std::string& extra) {
+  return load(config_json("GraniteMoeHybridForCausalLM",
+                          R"(,"hidden_size":1536,"num_attention_heads":12,"num_key_value_heads":4,
+      "shared_intermediate_size":1024,"num_local_experts":0,"mamba_n_heads":48,"mamba_d_head":64,
+      "mamba_d_state":128,"mamba_expand":2,"layer_types":["mamba","attention","mamba"])" +
+                              extra));
+}
+
+TEST(RecurrentFamily, RanksShareMamba2ByHeads) {
+  const ModelConfig config = wide_granite(R"(,"mamba_n_groups":1)");
+  EXPECT_EQ(tensor_parallel_sizes(config), (std::vector{1, 2, 4}));
+  const AttentionHeads heads = shared_heads_of(config.layers[0]);
+  EXPECT_FALSE(ModelShard(config, 1).shares_norms(heads, config.mixer_norm_groups));
+  const ModelShard shard(config, 4);
+  EXPECT_TRUE(shard.shares_norms(heads, config.mixer_norm_groups));
+  EXPECT_EQ(shard.state_of(config.layers[0]), (StateShape{.conv_channels = 12 * 64 + 2 * 128,
+                                                          .conv_width = 4,
+                                                          .num_key_heads = 1,
+                                                          .num_heads = 12,
+                                                          .key_dim = 128,
+                                                          .value_dim = 64}));
+  // Two of four ranks share a group; each of two has one.
+  const ModelConfig by_key_head = wide_granite(R"(,"mamba_n_groups":2)");
+  const AttentionHeads groups = shared_heads_of(by_key_head.layers[0]);
+  EXPECT_TRUE(ModelShard(by_key_head, 4).shares_norms(groups, 2));
+  EXPECT_FALSE(ModelShard(by_key_head, 2).shares_norms(groups, 2));
+}
+
+TEST(RecurrentFamily, RanksDoNotShareAHeadOfMamba2) {
+  const ModelConfig config =
+      wide_granite(R"(,"mamba_n_groups":1,"mamba_n_heads":2,"mamba_d_head":1536)");
+  EXPECT_EQ(tensor_parallel_sizes(config), (std::vector{1, 2}));
+  const auto error = testing::error_of<InvalidArgument>([&] { ModelShard(config, 4); });
   EXPECT_EQ(error.field(), "tensor_parallel_size");
   EXPECT_TRUE(has_text(error.what(), "the layers of GraniteMoeHybridForCausalLM"));
 }
@@ -314,14 +343,15 @@ using TensorsByName = std::map<std::string, Stored>;
 class LoadedLayer {
  public:
   // The first layer of a model of this config.json and tensors.
-  LoadedLayer(const std::string& json, const TensorsByName& tensors) {
+  LoadedLayer(const std::string& json, const TensorsByName& tensors,
+              const RankCoordinates& coordinates = {}) {
     const TempDirectory directory;
     directory.write("config.json", json);
     SafetensorsWriter writer;
     for (const auto& [name, stored] : tensors) writer.add(name, stored.shape, stored.values);
     directory.write("model.safetensors", writer.bytes());
     config_ = load_model_config(directory.path());
-    TensorLoader loader(config_, directory.path(), Quantization::kAuto, *backend_);
+    TensorLoader loader(config_, directory.path(), Quantization::kAuto, *backend_, coordinates);
     layer_ = load_layer(loader, "model.layers.0.", config_.layers.front());
   }
 
@@ -497,34 +527,91 @@ TEST(LoadMixer, QueriesComeApartFromTheirGates) {
   EXPECT_EQ(layer->mixer.in, nullptr);
 }
 
+// Of 2 key heads of 24 and 8 heads of 64.
+class Mamba2Tensors {
+ public:
+  static constexpr int64_t kStateHeads = 8, kHeadDim = 64, kSize = kStateHeads * kHeadDim,
+                           kGroups = 48, kChannels = kSize + 2 * kGroups;
+  const Stored in = random({kSize + kChannels + kStateHeads, kHidden}, 41),
+               bias = random({kChannels}, 42), skip = random({kStateHeads}, 43),
+               norm = random({kSize}, 44), conv = random({kChannels, 1, 4}, 45),
+               steps = random({kStateHeads}, 47);
+
+  TensorsByName tensors() const {
+    const std::string layer = "model.layers.0.", block = layer + "mamba.";
+    return {{layer + "input_layernorm.weight", random({kHidden}, 1)},
+            {layer + "post_attention_layernorm.weight", random({kHidden}, 2)},
+            {layer + "shared_mlp.input_linear.weight", random({2 * 512, kHidden}, 3)},
+            {layer + "shared_mlp.output_linear.weight", random({kHidden, 512}, 4)},
+            {block + "in_proj.weight", in},
+            {block + "conv1d.weight", conv},
+            {block + "conv1d.bias", bias},
+            {block + "A_log", random({kStateHeads}, 46)},
+            {block + "D", skip},
+            {block + "dt_bias", steps},
+            {block + "norm.weight", norm},
+            {block + "out_proj.weight", random({kHidden, kSize}, 48)}};
+  }
+  static std::string json() {
+    return config_json("GraniteMoeHybridForCausalLM",
+                       std::string(kGraniteMamba) +
+                           R"(,"mamba_expand":8,"shared_intermediate_size":512,"head_dim":64,
+      "num_attention_heads":4,"layer_types":["mamba","mamba","attention"])");
+  }
+};
+
 TEST(LoadMixer, ReadsMamba2) {
-  const std::string block = "model.layers.0.mamba.";
-  TensorsByName tensors = {
-      {"model.layers.0.input_layernorm.weight", random({kHidden}, 1)},
-      {"model.layers.0.post_attention_layernorm.weight", random({kHidden}, 2)},
-      {"model.layers.0.shared_mlp.input_linear.weight", random({160, kHidden}, 3)},
-      {"model.layers.0.shared_mlp.output_linear.weight", random({kHidden, 80}, 4)}};
-  const Stored in = random({128 + 224 + 8, kHidden}, 41), bias = random({224}, 42),
-               skip = random({8}, 43), norm = random({128}, 44);
-  tensors[block + "in_proj.weight"] = in;
-  tensors[block + "conv1d.weight"] = random({224, 1, 4}, 45);
-  tensors[block + "conv1d.bias"] = bias;
-  tensors[block + "A_log"] = random({8}, 46);
-  tensors[block + "D"] = skip;
-  tensors[block + "dt_bias"] = random({8}, 47);
-  tensors[block + "norm.weight"] = norm;
-  tensors[block + "out_proj.weight"] = random({kHidden, 128}, 48);
-  const LoadedLayer layer(
-      config_json("GraniteMoeHybridForCausalLM",
-                  std::string(kGraniteMamba) + R"(,"layer_types":["mamba","mamba","attention"])"),
-      tensors);
+  using Tensors = Mamba2Tensors;
+  const Tensors stored;
+  const LoadedLayer layer(Tensors::json(), stored.tensors());
   RowsOf rows;
-  add_rows(rows, in, 0, 128 + 224 + 8);
+  add_rows(rows, stored.in, 0, Tensors::kSize + Tensors::kChannels + Tensors::kStateHeads);
   layer.expect_rows(*layer->mixer.in, rows);
-  expect_values(layer->mixer.conv_bias, bias.values);
-  expect_values(layer->mixer.skip, skip.values);
-  expect_values(layer->mixer.norm_weight, norm.values);
+  expect_values(layer->mixer.conv_weight, stored.conv.values);
+  expect_values(layer->mixer.conv_bias, stored.bias.values);
+  expect_values(layer->mixer.skip, stored.skip.values);
+  expect_values(layer->mixer.norm_weight, stored.norm.values);
+  EXPECT_EQ(layer->mixer.norm_groups, 2);
+  EXPECT_TRUE(layer->mixer.norm_heads.by_rank.empty());
   EXPECT_TRUE(layer->mixer.in_bias.empty() && layer->mixer.gates == nullptr);
+}
+
+// Gates, values, keys, queries and steps of a rank's heads. Four ranks have half a key head's heads
+// each, and its keys and queries all.
+TEST(LoadMixer, RanksReadTheirHeadsOfMamba2) {
+  using Tensors = Mamba2Tensors;
+  const Tensors stored;
+  for (const int size : {2, 4}) {
+    testing::on_ranks(size, [&](Communicator& ranks) {
+      const LoadedLayer layer(Tensors::json(), stored.tensors(), {.ranks = &ranks});
+      const int64_t heads = Tensors::kStateHeads / size, first = ranks.rank() * heads;
+      const int64_t values = heads * Tensors::kHeadDim, from = first * Tensors::kHeadDim;
+      const int64_t key = ranks.rank() * 2 / size * 24;
+      RowsOf rows, channels;
+      for (const auto& [begin, count] : {std::pair{from, values},
+                                         {Tensors::kSize + key, int64_t{24}},
+                                         {Tensors::kSize + Tensors::kGroups + key, int64_t{24}}}) {
+        add_rows(channels, stored.conv, begin, count);
+      }
+      add_rows(rows, stored.in, from, values);
+      for (const auto& [channel, index] : channels) {
+        rows.emplace_back(&stored.in, Tensors::kSize + index);
+      }
+      add_rows(rows, stored.in, Tensors::kSize + Tensors::kChannels + first, heads);
+      layer.expect_rows(*layer->mixer.in, rows);
+      std::vector<float> bias;
+      for (const auto& [channel, index] : channels) bias.push_back(stored.bias.values[index]);
+      expect_values(layer->mixer.conv_bias, bias);
+      const auto own = [](const Stored& all, int64_t begin, int64_t count) {
+        return std::vector<float>(all.values.begin() + begin, all.values.begin() + begin + count);
+      };
+      expect_values(layer->mixer.skip, own(stored.skip, first, heads));
+      expect_values(layer->mixer.step_bias, own(stored.steps, first, heads));
+      expect_values(layer->mixer.norm_weight, own(stored.norm, from, values));
+      EXPECT_EQ(layer->mixer.norm_groups, size == 2 ? 1 : 2);
+      EXPECT_EQ(layer->mixer.norm_heads.by_rank.size(), size == 2 ? 0u : 4u);
+    });
+  }
 }
 
 TEST(LoadMixer, NamesATensorOfAnotherShape) {

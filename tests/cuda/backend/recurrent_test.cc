@@ -12,6 +12,7 @@
 
 #include "testing/device_kinds.h"
 #include "testing/recurrent_walks.h"
+#include "testing/shared_norms.h"
 
 namespace specdec::cuda {
 namespace {
@@ -224,6 +225,28 @@ TEST_P(CudaRecurrent, GatedNormsMatchReference) {
         }
       }
     }
+  }
+}
+
+TEST_P(CudaRecurrent, RanksThatShareHeadsNormThemLikeOneRank) {
+  if (GetParam() == DeviceKind::kGpu) GTEST_SKIP() << "ranks of a test share one GPU";
+  using specdec::testing::NormInputs;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    specdec::testing::expect_ranks_share_norms(
+        [&](const NormInputs& inputs, GatedNormArgs args) {
+          World world(GetParam(), dtype);
+          DeviceArrays arrays(world);
+          std::vector<uint8_t> out(inputs.x.size() * size_of(dtype));
+          args.x = arrays.add(inputs.x.data(), std::ssize(inputs.x));
+          args.gates = arrays.add(inputs.gates.data(), std::ssize(inputs.gates));
+          args.gate_stride = inputs.width + NormInputs::kGap;
+          args.weight = arrays.add(inputs.weight.data(), std::ssize(inputs.weight));
+          args.out = arrays.add_result(out.data(), std::ssize(out));
+          world.backend->gated_norm(args);
+          arrays.read();
+          return out;
+        },
+        static_cast<int>(size_of(dtype)));
   }
 }
 

@@ -31,7 +31,9 @@ using specdec::testing::recurrent_models::drafter_that_knows;
 using specdec::testing::recurrent_models::kAttention;
 using specdec::testing::recurrent_models::kGatedDelta;
 using specdec::testing::recurrent_models::kMamba2;
+using specdec::testing::recurrent_models::kMamba2ByKeyHead;
 using specdec::testing::recurrent_models::kShortConv;
+using specdec::testing::recurrent_models::kWideMamba2;
 using specdec::testing::recurrent_models::mixed_requests;
 using specdec::testing::recurrent_models::RecurrentModel;
 using specdec::testing::recurrent_models::write_config;
@@ -140,6 +142,28 @@ TEST_P(DeviceRecurrentModels, TheNextTurnContinuesTheLatestState) {
   }
 }
 
+class DeviceRecurrentRanks : public DeviceRecurrentModels {
+ protected:
+  void SetUp() override {
+    if (config().device == "cuda" && list_cuda_devices().size() < 2) GTEST_SKIP() << "one GPU";
+  }
+};
+
+TEST_P(DeviceRecurrentRanks, RanksThatShareTheLayersChangeNoBit) {
+  const std::vector<Asked> requests = mixed_requests(/*count=*/2, /*least_tokens=*/8);
+  Answers answers;
+  {
+    Engine engine(config());
+    answers = run_alone(engine, requests);
+  }
+  EngineConfig shared =
+      with_drafter(config(), custom(drafter_that_knows(answers, requests)), 3, /*width=*/2);
+  shared.tensor_parallel_size = 2;
+  Engine engine(shared);
+  EXPECT_EQ(run_to_end(engine, requests), answers);
+  EXPECT_GT(engine.stats().acceptance.num_accepted_tokens, 4);
+}
+
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   const auto& [device, model, dtype] = info.param;
   return str_cat(device == "cuda" ? "Gpu" : "Emulated", model.name,
@@ -158,6 +182,13 @@ std::vector<Case> cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceRecurrentModels, ::testing::ValuesIn(cases()), case_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    Devices, DeviceRecurrentRanks,
+    ::testing::Combine(::testing::ValuesIn(specdec::testing::device_engine::engine_devices()),
+                       ::testing::Values(kWideMamba2, kMamba2ByKeyHead),
+                       ::testing::Values(ModelDType::kBFloat16)),
+    case_name);
 
 }  // namespace
 }  // namespace specdec::cuda

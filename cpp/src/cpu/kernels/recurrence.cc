@@ -533,6 +533,26 @@ void run(const RecurrenceTask& task, const RecurrentRequest& request, const Colu
 
 // --- Gated norms ---
 
+void gate(const GateTask& task) {
+  for_each_vector(0, task.count, [&](int64_t i, int n) {
+    store_lanes(task.out + i, load_lanes(task.x + i, n) * silu(load_lanes(task.gates + i, n)), n);
+  });
+}
+
+F32x16 norm_scale(const float* x, int64_t dim, float eps) {
+  return broadcast(inverse_root(mean_square(x, dim, 0.0f), eps));
+}
+
+template <class Out>
+void group_norm(const GroupNormTask& task) {
+  const F32x16 scale = norm_scale(task.x, task.dim, task.eps);
+  const float* x = task.x + task.begin;
+  Out* out = static_cast<Out*>(task.out);
+  for_each_vector(0, task.end - task.begin, [&](int64_t i, int n) {
+    store_lanes(out + i, load_lanes(x + i, n) * scale * load_lanes(task.weight + i, n), n);
+  });
+}
+
 template <class Out>
 void gated_norm(const GatedNormTask& task, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
@@ -542,16 +562,20 @@ void gated_norm(const GatedNormTask& task, int64_t begin, int64_t end) {
     const float* weight = task.weight + group * task.dim;
     Out* out = static_cast<Out*>(task.out) + i * task.dim;
     if (task.gates_first) {
-      for_each_vector(0, task.dim, [&](int64_t j, int n) {
-        store_lanes(task.scratch + j, load_lanes(x + j, n) * silu(load_lanes(gates + j, n)), n);
-      });
-      x = task.scratch;
+      gate({.x = x, .gates = gates, .count = task.dim, .out = task.scratch});
+      group_norm<Out>({.x = task.scratch,
+                       .weight = weight,
+                       .eps = task.eps,
+                       .dim = task.dim,
+                       .begin = 0,
+                       .end = task.dim,
+                       .out = out});
+      continue;
     }
-    const F32x16 scale = broadcast(inverse_root(mean_square(x, task.dim, 0.0f), task.eps));
+    const F32x16 scale = norm_scale(x, task.dim, task.eps);
     for_each_vector(0, task.dim, [&](int64_t j, int n) {
-      F32x16 result = load_lanes(x + j, n) * scale * load_lanes(weight + j, n);
-      if (!task.gates_first) result = result * silu(load_lanes(gates + j, n));
-      store_lanes(out + j, result, n);
+      const F32x16 result = load_lanes(x + j, n) * scale * load_lanes(weight + j, n);
+      store_lanes(out + j, result * silu(load_lanes(gates + j, n)), n);
     });
   }
 }
@@ -560,8 +584,16 @@ void gated_norm(const GatedNormTask& task, int64_t begin, int64_t end) {
 
 RecurrenceKernels recurrence_kernels();
 RecurrenceKernels recurrence_kernels() {
-  return {conv_taps, short_conv<float>, short_conv<uint16_t>, prepare,
-          run,       gated_norm<float>, gated_norm<uint16_t>};
+  return {conv_taps,
+          short_conv<float>,
+          short_conv<uint16_t>,
+          prepare,
+          run,
+          gated_norm<float>,
+          gated_norm<uint16_t>,
+          gate,
+          group_norm<float>,
+          group_norm<uint16_t>};
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

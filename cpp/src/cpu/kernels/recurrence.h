@@ -116,6 +116,26 @@ struct GatedNormTask {
   void* out;
 };
 
+// out = x * SiLU(gates), of `count` values.
+struct GateTask {
+  const float* x;
+  const float* gates;
+  int64_t count;
+  float* out;
+};
+
+// Values [begin, end) of a normalised group of `dim` values that have been gated. `weight` and
+// `out` have only these.
+struct GroupNormTask {
+  const float* x;  // [dim]
+  const float* weight;
+  float eps;
+  int64_t dim;
+  int64_t begin;
+  int64_t end;
+  void* out;
+};
+
 struct RecurrenceKernels {
   void (*conv_taps)(const ConvTapsTask& task);
   void (*conv_to_f32)(const ShortConvTask& task, const RecurrentRequest& request);
@@ -130,6 +150,10 @@ struct RecurrenceKernels {
   // Pairs [begin, end) of a row and a group.
   void (*gated_norm_to_f32)(const GatedNormTask& task, int64_t begin, int64_t end);
   void (*gated_norm_to_bf16)(const GatedNormTask& task, int64_t begin, int64_t end);
+  // The steps of a gated norm with gates first, where ranks share its groups.
+  void (*gate)(const GateTask& task);
+  void (*group_norm_to_f32)(const GroupNormTask& task);
+  void (*group_norm_to_bf16)(const GroupNormTask& task);
 };
 
 }  // namespace specdec::cpu
