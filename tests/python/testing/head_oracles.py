@@ -8,6 +8,7 @@ all rows again.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Sequence
@@ -395,6 +396,81 @@ class ParallelDraftModel(DraftHead):
         return logits[[*range(len(tokens) - 1), *of_nodes]]
 
 
+class Mtp(EagleHead):
+    """The layer for multi-token prediction of Qwen3-Next and Qwen3.5, in the target's checkpoint:
+    transformers' own layer of full attention over both inputs, each normalised."""
+
+    renames = (("mtp.", ""),)
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        DraftHead.__init__(self, directory, target)
+        of_mtp = {name for name, stored in self.stored_names.items() if stored.startswith("mtp.")}
+        self.weights = {name: self.weights[name] for name in self.weights if name in of_mtp}
+        self.embedding = target.embedding
+        body = target.model.model
+        config = copy.deepcopy(target.config)
+        config.layer_types = ["full_attention"]
+        self.layer: Any = type(body.layers[0])(config, 0).eval()
+        self.rotary: Any = body.rotary_emb
+        first = "layers.0.mlp.experts.0.gate_proj.weight"
+        if first in self.weights:
+            self.weights |= self.stacked_experts()
+
+    def stacked_experts(self) -> dict[str, Tensor]:
+        """Experts with a tensor of each matrix, taken out of the weights, in transformers' form."""
+        block = "layers.0.mlp.experts"
+        count = self.target.config.num_experts
+
+        def pop(projection: str) -> list[Tensor]:
+            return [self.weights.pop(f"{block}.{i}.{projection}.weight") for i in range(count)]
+
+        pairs = zip(pop("gate_proj"), pop("up_proj"), strict=True)
+        return {
+            f"{block}.gate_up_proj": torch.stack([torch.cat(pair) for pair in pairs]),
+            f"{block}.down_proj": torch.stack(pop("down_proj")),
+        }
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return rms_norm(x, 1 + self.weights[f"{name}.weight"], self.target.config.rms_norm_eps)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        return features
+
+    def join(self, ids: Tensor, states: Tensor) -> Tensor:
+        embedded = self.norm(self.embedding[ids], "pre_fc_norm_embedding")
+        return self.linear(torch.cat([embedded, self.norm(states, "pre_fc_norm_hidden")], -1), "fc")
+
+    def hidden(self, ids: Tensor, states: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        """Rows before the last norm."""
+        x = self.join(ids, states)
+        batch = x.reshape(-1, *x.shape[-2:])
+        prefix = "layers.0."
+        weights = {
+            name.removeprefix(prefix): weight
+            for name, weight in self.weights.items()
+            if name.startswith(prefix)
+        }
+        mask = torch.zeros(visible.shape).masked_fill(~visible, -math.inf)
+        output = torch.func.functional_call(
+            self.layer,
+            weights,
+            args=(batch,),
+            kwargs={
+                "position_embeddings": self.rotary(batch, positions[None]),
+                "attention_mask": mask[None, None],
+            },
+            strict=True,
+        )
+        hidden: Tensor = output[0] if isinstance(output, tuple) else output
+        return hidden.reshape(x.shape)
+
+    def run(
+        self, ids: Tensor, states: Tensor, positions: Tensor, visible: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        normed = self.norm(self.hidden(ids, states, positions, visible), "norm")
+        return self.target.score(normed), normed
+
+
 class MlpSpeculator(DraftHead):
     """IBM's: a recurrent network whose state starts as the target's last hidden state."""
 
@@ -479,6 +555,7 @@ KINDS: dict[str, type[DraftHead]] = {
     "eagle3": Eagle3,
     "medusa": Medusa,
     "mlp_speculator": MlpSpeculator,
+    "mtp": Mtp,
     "p_eagle": ParallelEagle,
     "pard": ParallelDraftModel,
 }

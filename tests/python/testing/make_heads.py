@@ -5,6 +5,7 @@ As in make_checkpoints, weights are far from their usual initial values.
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import make_checkpoints
@@ -187,6 +189,12 @@ HEADS: dict[str, HeadVariant] = {
     ),
     "pard": HeadVariant("pard", {"pard_token": MASK_TOKEN}),
 }
+# Parts of their target's checkpoint.
+MTP_HEADS: dict[str, HeadVariant] = {
+    "mtp": HeadVariant("mtp"),
+    "mtp_experts_apart": HeadVariant("mtp"),
+}
+HEADS |= MTP_HEADS
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -386,6 +394,48 @@ def write(directory: Path, config: dict[str, Any], tensors: dict[str, Tensor], f
     return directory
 
 
+def mtp_tensors(target: Path) -> dict[str, Tensor]:
+    """An MTP layer of Qwen's for a target, with random weights."""
+    config = transformers.AutoConfig.from_pretrained(target)
+    layer_type = type(transformers.AutoModelForCausalLM.from_config(config).model.layers[0])
+    config.layer_types = ["full_attention"]
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 2 * hidden)}
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        shapes[f"{norm}.weight"] = (hidden,)
+    for name, parameter in layer_type(config, 0).named_parameters():
+        shapes[f"layers.0.{name}"] = tuple(parameter.shape)
+    tensors = random_tensors(shapes)  # norms are stored less one
+    return {f"mtp.{n}": t - 1 if t.dim() == 1 else t for n, t in tensors.items()}
+
+
+def experts_apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A tensor for each matrix of each expert, as Qwen3-Next has them."""
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        block, _, matrix = name.partition(".experts.")
+        if not matrix:
+            apart[name] = tensor
+            continue
+        for i, one in enumerate(tensor):
+            matrices = {"down_proj": one}
+            if matrix == "gate_up_proj":
+                matrices = dict(zip(("gate_proj", "up_proj"), one.chunk(2), strict=True))
+            for kind, values in matrices.items():
+                apart[f"{block}.experts.{i}.{kind}.weight"] = values
+    return apart
+
+
+def write_into_target(directory: Path, target: Path, tensors: dict[str, Tensor]) -> Path:
+    """A copy of a target's checkpoint that has these tensors, too."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copy(target / "config.json", directory)
+    file, whole = "model.safetensors", directory / "whole"
+    save_file(load_file(target / file) | tensors, whole, metadata={"format": "pt"})
+    whole.replace(directory / file)  # tensors may still be read from the file before it
+    return directory
+
+
 def make(name: str, target: Path, directory: Path, draft_ids: Tensor | None = None) -> Path:
     """Writes a variant's head for the model of a directory; returns the head's directory.
 
@@ -397,6 +447,11 @@ def make(name: str, target: Path, directory: Path, draft_ids: Tensor | None = No
         path = made / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | variant.config))
         return made
+    if variant.kind == "mtp":
+        tensors = mtp_tensors(target)
+        if name == "mtp_experts_apart":
+            tensors = experts_apart(tensors)
+        return write_into_target(directory, target, tensors)
     target_config = json.loads((target / "config.json").read_text())
     if draft_ids is None:
         draft_ids = draft_ids_of(variant, target_config["vocab_size"])
