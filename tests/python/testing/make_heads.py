@@ -5,7 +5,6 @@ As in make_checkpoints, weights are far from their usual initial values.
 """
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import head_oracles
 import make_checkpoints
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -395,18 +395,21 @@ def write(directory: Path, config: dict[str, Any], tensors: dict[str, Tensor], f
 
 
 def mtp_tensors(target: Path) -> dict[str, Tensor]:
-    """An MTP layer of Qwen's for a target, with random weights."""
+    """An MTP layer for a target, with random weights."""
     config = transformers.AutoConfig.from_pretrained(target)
-    layer_type = type(transformers.AutoModelForCausalLM.from_config(config).model.layers[0])
-    config.layer_types = ["full_attention"]
+    form = head_oracles.MTP_FORMS[config.model_type].of(config)
+    model: Any = transformers.AutoModelForCausalLM
+    layer = head_oracles.mtp_layer(model.from_config(config))
     hidden = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 2 * hidden)}
-    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+    shapes: dict[str, tuple[int, ...]] = {f"{form.fusion}.weight": (hidden, 2 * hidden)}
+    for norm in (form.embedding_norm, form.feature_norm, form.final_norm):
         shapes[f"{norm}.weight"] = (hidden,)
-    for name, parameter in layer_type(config, 0).named_parameters():
-        shapes[f"layers.0.{name}"] = tuple(parameter.shape)
-    tensors = random_tensors(shapes)  # norms are stored less one
-    return {f"mtp.{n}": t - 1 if t.dim() == 1 else t for n, t in tensors.items()}
+    shapes |= {form.layer + name: tuple(t.shape) for name, t in layer.state_dict().items()}
+    tensors = random_tensors(shapes)
+    for name, tensor in tensors.items():
+        if tensor.dim() == 1 and not name.endswith("bias"):
+            tensors[name] = tensor - form.norm_offset
+    return {form.prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def experts_apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -427,9 +430,14 @@ def experts_apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_into_target(directory: Path, target: Path, tensors: dict[str, Tensor]) -> Path:
-    """A copy of a target's checkpoint that has these tensors, too."""
+    """A copy of a target's checkpoint that has these tensors, too; of a Qwen2, a MiMo."""
     directory.mkdir(parents=True, exist_ok=True)
-    shutil.copy(target / "config.json", directory)
+    config = json.loads((target / "config.json").read_text())
+    if config["model_type"] == "qwen2":
+        config |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}
+    is_qwen = "linear_num_key_heads" in config
+    config["mtp_num_hidden_layers" if is_qwen else "num_nextn_predict_layers"] = 1
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
     file, whole = "model.safetensors", directory / "whole"
     save_file(load_file(target / file) | tensors, whole, metadata={"format": "pt"})
     whole.replace(directory / file)  # tensors may still be read from the file before it

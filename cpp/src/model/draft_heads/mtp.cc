@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <string>
-#include <utility>
 
 #include "core/str_cat.h"
 #include "model/draft_heads/draft_head_checks.h"
@@ -21,13 +20,14 @@ struct MtpFamily {
   std::string prefix;  // of all its tensors
   std::string layer;   // of those of the decoder layer
   bool features_first = false;
-  bool feeds_back_normed = false;
+  bool feeds_back_normed = true;
+  bool repeats_ends = false;  // its embedding and output matrix are copies of the target's
 };
 
 MtpFamily family_of(const ModelConfig& target) {
-  constexpr auto kQwen = std::to_array<std::string_view>(
-      {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"});
-  if (std::ranges::find(kQwen, target.architecture) != kQwen.end()) {
+  const std::string& name = target.architecture;
+  if (name == "Qwen3NextForCausalLM" || name == "Qwen3_5ForCausalLM" ||
+      name == "Qwen3_5MoeForCausalLM") {
     return {.names = {.fusion = "mtp.fc",
                       .embedding_norm = "mtp.pre_fc_norm_embedding",
                       .feature_norm = "mtp.pre_fc_norm_hidden",
@@ -35,12 +35,40 @@ MtpFamily family_of(const ModelConfig& target) {
                       .final_norm = "mtp.norm",
                       .lm_head = "mtp.lm_head"},
             .prefix = "mtp.",
-            .layer = "mtp.layers.0.",
-            .feeds_back_normed = true};
+            .layer = "mtp.layers.0."};
   }
-  throw InvalidArgument(
-      "method", str_cat("'mtp' is not implemented for ", target.architecture, "; it is for ",
-                        kQwen[0], ", ", kQwen[1], " and ", kQwen[2]));
+  const auto in_layer = [](const std::string& layer, const EagleNames& names) {
+    return EagleNames{.fusion = layer + names.fusion,
+                      .embedding_norm = layer + names.embedding_norm,
+                      .feature_norm = layer + names.feature_norm,
+                      .embedding = layer + names.embedding,
+                      .final_norm = layer + names.final_norm,
+                      .lm_head = layer + names.lm_head};
+  };
+  if (name == "MiMoForCausalLM") {
+    const std::string layer = "model.mtp_layers.0.";
+    return {.names = in_layer(layer, {.fusion = "input_proj",
+                                      .embedding_norm = "token_layernorm",
+                                      .feature_norm = "hidden_layernorm",
+                                      .final_norm = "final_layernorm"}),
+            .prefix = "model.mtp_layers.",
+            .layer = layer,
+            .features_first = true};
+  }
+  if (name == "Glm4MoeForCausalLM") {
+    const std::string layer = str_cat("model.layers.", target.num_layers, ".");
+    return {.names = in_layer(layer, {.fusion = "eh_proj",
+                                      .embedding_norm = "enorm",
+                                      .feature_norm = "hnorm",
+                                      .final_norm = "shared_head.norm",
+                                      .lm_head = "shared_head.head"}),
+            .prefix = layer,
+            .layer = layer,
+            .feeds_back_normed = false,
+            .repeats_ends = true};
+  }
+  throw InvalidArgument("method", str_cat("'mtp' is not implemented for ", name,
+                                          ", but for Qwen3-Next, Qwen3.5, MiMo and GLM-4.5"));
 }
 
 // Throws CheckpointError where the layer is not there, or has tensors that are not implemented.
@@ -108,7 +136,7 @@ LayerSpec spec_of(const ModelConfig& target, const DraftHeadTensors& tensors,
 }  // namespace
 
 DraftHeadConfig parse_mtp(const DrafterConfig& drafter, const DraftHeadTarget& target) {
-  MtpFamily family = family_of(target.config);
+  const MtpFamily family = family_of(target.config);
   const std::string& directory = drafter.model.empty() ? target.directory : drafter.model;
   require_directory(directory);
   DraftHeadConfig config{.method = drafter.method, .directory = directory, .model = target.config};
@@ -122,15 +150,17 @@ DraftHeadConfig parse_mtp(const DrafterConfig& drafter, const DraftHeadTarget& t
   model.layers = {spec_of(target.config, tensors, family)};
   config.taps.final_hidden = true;
   config.taps.least_width = model.hidden_size;
-  config.eagle = {.names = std::move(family.names),
+  config.eagle = {.names = family.names,
                   .feature_norm = EagleConfig::FeatureNorm::kWhole,
                   .fuses_embedding = true,
                   .features_first = family.features_first,
                   .feeds_back_normed = family.feeds_back_normed,
                   .layers = {family.layer}};
   EagleConfig& eagle = config.eagle;
-  eagle.has_embedding = tensors.contains(eagle.names.embedding + ".weight");
-  eagle.has_lm_head = tensors.contains(eagle.names.lm_head + ".weight");
+  if (!family.repeats_ends) {
+    eagle.has_embedding = tensors.contains(eagle.names.embedding + ".weight");
+    eagle.has_lm_head = tensors.contains(eagle.names.lm_head + ".weight");
+  }
   if (!drafter.token_map.empty()) {
     if (eagle.has_lm_head) refuse_token_map(drafter);
     config.token_ids = checked_token_map(drafter, target);

@@ -44,7 +44,8 @@ FAMILIES = [
 MTP_TARGETS = [
     *[("mtp", target) for target in ("qwen3_5", "qwen3_5_half_rotated", "qwen3_5_moe")],
     *[("mtp", target) for target in ("qwen3_next", "qwen3_next_dense_layers")],
-    ("mtp_experts_apart", "qwen3_next"),
+    *[("mtp_experts_apart", target) for target in ("qwen3_next", "glm4_moe")],
+    ("mtp", "qwen2"),  # as a MiMo
 ]
 FAMILY_HEADS = ["eagle", "eagle3_all_tokens", "speculators_qwen3", "medusa_version_2", "mlp_scaled"]
 

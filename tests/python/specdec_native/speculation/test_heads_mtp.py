@@ -4,11 +4,13 @@ What it computes is compared in test_heads.py, what is accepted in test_heads_ac
 """
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,7 +20,7 @@ import head_oracles
 import train_heads
 from specdec_native import Engine
 from specdec_native.errors import CheckpointError
-from test_heads import PROMPTS, Pairs, check_drafts, check_logits, pair  # noqa: F401
+from test_heads import PROMPTS, TEXT, Pairs, check_drafts, check_logits, pair  # noqa: F401
 from test_speculation_law import (
     NUM_REQUESTS,
     SAMPLING,
@@ -92,7 +94,7 @@ def test_weighed_drafts(toy: Setting, verification: str) -> None:
     "more",
     [
         {"method": "qwen3_5_mtp"},
-        {"method": "qwen3_next_mtp"},
+        {"method": "mimo_mtp"},
         {"quantization": "int4"},
         {"speculative_token_map": list(range(3, 64))},
     ],
@@ -132,8 +134,8 @@ class Swapped(head_oracles.Mtp):
     """The hidden state first."""
 
     def join(self, ids: Tensor, states: Tensor) -> Tensor:
-        embedded = self.norm(self.embedding[ids], "pre_fc_norm_embedding")
-        return self.linear(torch.cat([self.norm(states, "pre_fc_norm_hidden"), embedded], -1), "fc")
+        self.form = dataclasses.replace(self.form, features_first=True)
+        return super().join(ids, states)
 
 
 class Unnormed(head_oracles.Mtp):
@@ -142,8 +144,8 @@ class Unnormed(head_oracles.Mtp):
     def run(
         self, ids: Tensor, states: Tensor, positions: Tensor, visible: Tensor
     ) -> tuple[Tensor, Tensor]:
-        hidden = self.hidden(ids, states, positions, visible)
-        return self.target.score(self.norm(hidden, "norm")), hidden
+        self.form = dataclasses.replace(self.form, feeds_back_normed=False)
+        return super().run(ids, states, positions, visible)
 
 
 class Shifted(head_oracles.Mtp):
@@ -165,6 +167,27 @@ def test_a_faulty_formula_is_noticed(
         compare(right)
         with pytest.raises(AssertionError):
             compare(wrong)
+
+
+def test_a_checkpoint_with_images_has_the_same_layer(
+    pair: Pairs,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("model.")]:
+            tensors[name.replace("model.", "model.language_model.")] = tensors.pop(name)
+
+    text = pair("mtp", "qwen3_5")
+    whole = edited(text.directory, tmp_path / "whole", rename)
+    config = json.loads((whole / "config.json").read_text())
+    config = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": config,
+    }
+    (whole / "config.json").write_text(json.dumps(config))
+    found = dataclasses.replace(text, directory=whole).logits(TEXT, [3, 4])
+    assert np.array_equal(found, text.logits(TEXT, [3, 4]))
 
 
 def test_a_checkpoint_that_lost_the_layer_is_refused(toy: Setting, toy_hybrid: Path) -> None:
