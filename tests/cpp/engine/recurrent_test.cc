@@ -286,16 +286,19 @@ TEST_P(RecurrentMtpTest, DraftsOfItsMtpLayerChangeNoBit) {
     DraftLengthPolicy policy = DraftLengthPolicy::kFixed;
     int num_rows = 64;
     int num_ranks = 1;
+    int num_drafting = 0;  // of the ranks; 0: the engine chooses
     int num_stages = 1;
   };
-  for (const Case& one : {Case{}, Case{.width = 3, .num_rows = 13},
-                          Case{.width = 2, .policy = DraftLengthPolicy::kAuto},
-                          Case{.width = 2, .num_ranks = 2}, Case{.num_stages = 2}}) {
+  for (const Case& one :
+       {Case{}, Case{.width = 3, .num_rows = 13},
+        Case{.width = 2, .policy = DraftLengthPolicy::kAuto}, Case{.width = 2, .num_ranks = 2},
+        Case{.num_stages = 2}, Case{.num_ranks = 2, .num_drafting = 1},
+        Case{.width = 2, .num_ranks = 4, .num_drafting = 2}}) {
     SCOPED_TRACE(
         str_cat("width ", one.width, ", ", one.num_ranks, " ranks, ", one.num_stages, " stages"));
     EngineConfig drafting = testing::with_drafter(config(), testing::drafter_of(DraftMethod::kMtp),
                                                   5, one.width, one.policy);
-    drafting.speculative.drafters[0].draft_tensor_parallel_size = one.num_ranks;
+    drafting.speculative.drafters[0].draft_tensor_parallel_size = one.num_drafting;
     drafting.max_num_batched_tokens = one.num_rows;
     drafting.tensor_parallel_size = one.num_ranks;
     drafting.pipeline_parallel_size = one.num_stages;

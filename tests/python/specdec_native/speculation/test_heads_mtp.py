@@ -18,8 +18,10 @@ from torch import Tensor
 
 import head_oracles
 import train_heads
+from conftest import HeadMaker
 from specdec_native import Engine
 from specdec_native.errors import CheckpointError
+from test_cuda import DEVICES
 from test_heads import PROMPTS, TEXT, Pairs, check_drafts, check_logits, pair  # noqa: F401
 from test_speculation_law import (
     NUM_REQUESTS,
@@ -116,6 +118,18 @@ def test_the_layer_may_be_in_another_checkpoint_of_the_model(
         with check(other, "greedy", speculative) as engine:
             histogram = metrics_of(engine).acceptance_histogram
         assert all(count > 0 for count in histogram)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("target", ["toy", "qwen2"])
+def test_a_gpu(toy: Setting, head: HeadMaker, target: str, device: str) -> None:
+    """Steps of the toy, which has states, come from the host; a MiMo's are the device's own."""
+    model = toy.model if target == "toy" else head("mtp", target)
+    setting = Setting(model, train_heads.NUM_WORDS, "bfloat16", 10, num_requests=6)
+    setting.options["device"] = device
+    setting.prompts = toy.prompts[10:16]
+    with check(setting, "t1", config_of(3, 2), max_model_len=96) as engine:
+        assert metrics_of(engine).num_accepted_draft_tokens > 0 or target != "toy"
 
 
 # ---- planted faults: files or formulas that differ from the layer's by one of them
