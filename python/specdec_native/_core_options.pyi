@@ -1,7 +1,7 @@
 """Options of the core's classes. Written by scripts/write_options.py; do not edit."""
 
 class DrafterConfigOptions:
-    # "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator",
+    # "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp",
     # "custom_class"
     method: str
     prompt_lookup_min: int

@@ -134,6 +134,22 @@ def toy_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once_a_run(tmp_path_factory, "toy_target", train_heads.make_target)
 
 
+@pytest.fixture(scope="session")
+def toy_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a recurrent layer that has learned it, too."""
+    return once_a_run(
+        tmp_path_factory,
+        "toy_hybrid",
+        lambda directory: train_heads.make_target(directory, train_heads.HYBRID),
+    )
+
+
+@pytest.fixture(scope="session")
+def target_of(request: pytest.FixtureRequest) -> Callable[[str], Path]:
+    """A function from a name of train_heads.TRAINED to the target of that head."""
+    return lambda name: request.getfixturevalue("toy_hybrid" if name == "mtp" else "toy_target")
+
+
 @pytest.fixture(scope="module")
 def one_torch_thread() -> Iterator[None]:
     """For tests whose matrices are too small to be shared between threads."""
@@ -143,7 +159,7 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def trained_head(
-    toy_target: Path, tmp_path_factory: pytest.TempPathFactory
+    target_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
     """A function from a name of train_heads.TRAINED to the directory of that head."""
 
@@ -151,7 +167,7 @@ def trained_head(
         return once_a_run(
             tmp_path_factory,
             f"trained_{name}",
-            lambda directory: train_heads.train_head(name, toy_target, directory),
+            lambda directory: train_heads.train_head(name, target_of(name), directory),
         )
 
     return make

@@ -46,12 +46,17 @@ class ModelsOfText {
 
   void run_target(std::span<const int32_t> tokens) {
     const auto num_tokens = static_cast<int>(tokens.size());
+    StateAccess states;
     for (int begin = 0; begin < num_tokens; begin += max_rows()) {
       const StepGuard guard(backend());
+      const int count = std::min(max_rows(), num_tokens - begin);
+      const int slot = states.slot_in == 0 ? 1 : 0;
+      states.stores = {{count, slot}};
       BatchInputs inputs;
-      inputs.add_chain(tokens.subspan(begin, std::min(max_rows(), num_tokens - begin)), begin,
-                       blocks_);
+      inputs.add_chain(tokens.subspan(begin, count), begin, blocks_, /*keeps_state=*/false,
+                       models_.target().has_states() ? &states : nullptr);
       models_.target().forward(inputs);
+      states.slot_in = slot;
     }
   }
 

@@ -35,6 +35,7 @@ enum class DraftMethod : uint8_t {
   kEagle3,         // EAGLE-3, and P-EAGLE: over states of three of its layers
   kMedusa,         // a head for each position, all over one hidden state
   kMlpSpeculator,  // a small recurrent network over one hidden state
+  kMtp,            // the layer for the token after the next that the target's checkpoint has
   kCustom
 };
 template <>
@@ -46,6 +47,7 @@ inline constexpr auto kEnumNames<DraftMethod> =
                                           {DraftMethod::kEagle3, "eagle3"},
                                           {DraftMethod::kMedusa, "medusa"},
                                           {DraftMethod::kMlpSpeculator, "mlp_speculator"},
+                                          {DraftMethod::kMtp, "mtp"},
                                           {DraftMethod::kCustom, "custom_class"}});
 
 // How a draft model picks its tokens, after the request's own processors.
@@ -63,7 +65,8 @@ inline constexpr auto kEnumNames<DraftSampleMethod> = std::to_array<EnumName<Dra
 // Reads what the target made of a text, and cannot run without it.
 constexpr bool is_draft_head(DraftMethod method) {
   return method == DraftMethod::kEagle || method == DraftMethod::kEagle3 ||
-         method == DraftMethod::kMedusa || method == DraftMethod::kMlpSpeculator;
+         method == DraftMethod::kMedusa || method == DraftMethod::kMlpSpeculator ||
+         method == DraftMethod::kMtp;
 }
 constexpr bool has_model(DraftMethod method) {
   return method == DraftMethod::kDraftModel || is_draft_head(method);
@@ -116,11 +119,10 @@ inline constexpr std::tuple kDrafterOptions = {
            {.name = "suffix_decoding_min_token_prob",
             .help = "suffix: stop where the estimated probability falls below",
             .range = between(0, 1)}),
-    option(
-        &DrafterConfig::model,
-        {.name = "model",
-         .help =
-             "the checkpoint of a draft model with the target's vocabulary, or of a head for it"}),
+    option(&DrafterConfig::model, {.name = "model",
+                                   .help = "the checkpoint of a draft model with the target's "
+                                           "vocabulary, or of a head for it; mtp: "
+                                           "the target's own where it is left out"}),
     option(&DrafterConfig::quantization,
            {.name = "quantization",
             .help = "draft models and heads: how weights are held, as the engine's",
@@ -145,7 +147,7 @@ inline constexpr std::tuple kDrafterOptions = {
             .help = "draft_model, eagle3: all positions in one pass, over mask tokens (PARD, "
                     "P-EAGLE)"}),
     option(&DrafterConfig::token_map, {.name = "speculative_token_map",
-                                       .help = "eagle, medusa: the tokens that are drafted",
+                                       .help = "eagle, medusa, mtp: the tokens that are drafted",
                                        .details = "Distinct ids; empty for all tokens.",
                                        .range = at_least(0)}),
     option(&DrafterConfig::draft_tensor_parallel_size,
@@ -166,7 +168,8 @@ constexpr bool method_takes(DraftMethod method, std::string_view option) {
     return method == DraftMethod::kDraftModel || method == DraftMethod::kEagle3;
   }
   if (option == "speculative_token_map") {
-    return method == DraftMethod::kEagle || method == DraftMethod::kMedusa;
+    return method == DraftMethod::kEagle || method == DraftMethod::kMedusa ||
+           method == DraftMethod::kMtp;
   }
   return has_model(method);
 }

@@ -26,7 +26,7 @@ void validate_ngram(const DrafterConfig& drafter) {
 }
 
 void validate_model(const DrafterConfig& drafter) {
-  if (drafter.model.empty()) {
+  if (drafter.model.empty() && drafter.method != DraftMethod::kMtp) {
     throw InvalidArgument("model", str_cat("method '", name_of(drafter.method), "' needs ",
                                            is_draft_head(drafter.method)
                                                ? "the checkpoint of a head for the target"
@@ -34,42 +34,26 @@ void validate_model(const DrafterConfig& drafter) {
                                                  "vocabulary"));
   }
   parse_quantization(drafter.quantization);
-  const bool drafts_in_parallel =
-      drafter.method == DraftMethod::kDraftModel || drafter.method == DraftMethod::kEagle3;
-  if (drafter.parallel_drafting && !drafts_in_parallel) {
+  if (drafter.parallel_drafting && !method_takes(drafter.method, "parallel_drafting")) {
     throw InvalidArgument("parallel_drafting",
                           str_cat("needs method 'draft_model' or 'eagle3', got '",
                                   name_of(drafter.method), "': leave it out"));
   }
-  const bool borrows_lm_head =
-      drafter.method == DraftMethod::kEagle || drafter.method == DraftMethod::kMedusa;
-  if (!drafter.token_map.empty() && !borrows_lm_head) {
+  constexpr const char* kTokenMap = "speculative_token_map";
+  if (!drafter.token_map.empty() && !method_takes(drafter.method, kTokenMap)) {
     throw InvalidArgument(
-        "speculative_token_map",
+        kTokenMap,
         str_cat("cuts the target's output head, which method '", name_of(drafter.method),
-                "' does not draft with: leave it out, or use 'eagle' or 'medusa'"));
+                "' does not draft with: leave it out, or use 'eagle', 'medusa' or 'mtp'"));
   }
 }
 
 void validate_drafter(const DrafterConfig& drafter) {
   check_options(drafter, kDrafterOptions);
-  switch (drafter.method) {
-    case DraftMethod::kNgram:
-      return validate_ngram(drafter);
-    case DraftMethod::kSuffix:
-      return;
-    case DraftMethod::kDraftModel:
-    case DraftMethod::kEagle:
-    case DraftMethod::kEagle3:
-    case DraftMethod::kMedusa:
-    case DraftMethod::kMlpSpeculator:
-      return validate_model(drafter);
-    case DraftMethod::kCustom:
-      if (drafter.custom == nullptr) {
-        throw InvalidArgument("method",
-                              "'custom_class' needs the drafter itself: an object to call");
-      }
-      return;
+  if (has_model(drafter.method)) return validate_model(drafter);
+  if (drafter.method == DraftMethod::kNgram) return validate_ngram(drafter);
+  if (drafter.method == DraftMethod::kCustom && drafter.custom == nullptr) {
+    throw InvalidArgument("method", "'custom_class' needs the drafter itself: an object to call");
   }
 }
 

@@ -39,11 +39,7 @@ std::unique_ptr<Drafter> Drafting::make_drafter(int id, int vocab_size, DraftMod
       return std::make_unique<SuffixDrafter>(config, id, &threads);
     case DraftMethod::kCustom:
       return std::make_unique<CustomDrafterAdapter>(config.custom, id, vocab_size);
-    case DraftMethod::kDraftModel:
-    case DraftMethod::kEagle:
-    case DraftMethod::kEagle3:
-    case DraftMethod::kMedusa:
-    case DraftMethod::kMlpSpeculator:
+    default:
       break;
   }
   auto drafter = models.make_drafter(id, pool);

@@ -35,13 +35,20 @@ void DraftHeadFusion::fuse(const ModelPass& pass, float* hidden) {
                         .num_rows = rows});
     return;
   }
-  bool accumulates = false;
-  if (fusion_.embedding != nullptr) {
-    backend_.linear({.weight = fusion_.embedding.get(),
-                     .in = {.x = token_rows_.data(), .dtype = DType::kF32, .num_rows = rows},
-                     .out = hidden});
-    accumulates = true;
-  }
+  const auto add = [&](const PackedLinear& weight, const Norm& norm, const Buffer& x,
+                       const float* bias, bool accumulates) {
+    const NormParams params = norm.params();
+    backend_.linear({.weight = &weight,
+                     .in = {.x = x.data(),
+                            .dtype = DType::kF32,
+                            .norm = norm.weight.empty() ? nullptr : &params,
+                            .num_rows = rows},
+                     .bias = bias,
+                     .out = hidden,
+                     .accumulate = accumulates});
+  };
+  const bool has_embedding = fusion_.embedding != nullptr;
+  if (has_embedding) add(*fusion_.embedding, fusion_.embedding_norm, token_rows_, nullptr, false);
   for (const FeatureFusion::Part& part : fusion_.parts) {
     backend_.load_rows({.from = pass.features,
                         .slots = batch.feature_slots,
@@ -49,17 +56,9 @@ void DraftHeadFusion::fuse(const ModelPass& pass, float* hidden) {
                         .dim = static_cast<int>(part.weight->in_features()),
                         .out = features_.as<float>(),
                         .num_rows = rows});
-    const NormParams norm = part.norm.params();
     const bool is_first = &part == &fusion_.parts.front();
-    backend_.linear({.weight = part.weight.get(),
-                     .in = {.x = features_.data(),
-                            .dtype = DType::kF32,
-                            .norm = part.norm.weight.empty() ? nullptr : &norm,
-                            .num_rows = rows},
-                     .bias = is_first ? fusion_.bias.as<float>() : nullptr,
-                     .out = hidden,
-                     .accumulate = accumulates});
-    accumulates = true;
+    add(*part.weight, part.norm, features_, is_first ? fusion_.bias.as<float>() : nullptr,
+        has_embedding || !is_first);
   }
 }
 

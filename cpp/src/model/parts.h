@@ -167,6 +167,7 @@ struct FeatureFusion {
   // [hidden, hidden], applied to the token's embedding and added; null: the first layer reads the
   // embedding.
   std::unique_ptr<const PackedLinear> embedding;
+  Norm embedding_norm;  // of that embedding; empty without
   Buffer bias;
   Buffer mask_features;       // float32, read where the text is not known yet; empty: not supported
   bool fuses_states = false;  // the head's own states are fused as features are; else they take

@@ -583,7 +583,7 @@ void TensorLoader::warn_about_unused() {
               list, names.size() > kMaxNames ? ", ..." : "");
 }
 
-void TensorLoader::finish(LoadedParts& loaded) {
+void TensorLoader::finish(LoadedParts& loaded, bool is_part) {
   if (widens_fp8_) {
     log_info(source(), ": some 8-bit floats are held as ", name_of(backend_.act_dtype()), ": ",
              backend_.device_info().name,
@@ -604,8 +604,8 @@ void TensorLoader::finish(LoadedParts& loaded) {
     log_warning(config_.unknown_keys,
                 " is not known, and taken to change nothing that is computed");
   }
-  if (shard_.coordinates().num_stages == 1)
-    warn_about_unused();  // a stage leaves other stages' tensors
+  // A stage leaves other stages' tensors.
+  if (shard_.coordinates().num_stages == 1 && !is_part) warn_about_unused();
   loaded.num_parameters = num_parameters_;
   loaded.size_bytes = size_bytes_;
   loaded.bytes_read = store_.bytes_read();

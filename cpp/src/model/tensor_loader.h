@@ -120,8 +120,9 @@ class TensorLoader {
     return norm(name, config_.hidden_size, config_.residual_scale);
   }
 
-  // Stores the counts in `loaded`, and warns of tensors that nothing read.
-  void finish(LoadedParts& loaded);
+  // Stores the counts in `loaded`. Warns of tensors that nothing read, unless the config describes
+  // only a part of the checkpoint.
+  void finish(LoadedParts& loaded, bool is_part = false);
 
  private:
   std::string resolve(const std::string& name) const;

@@ -122,7 +122,8 @@ void DraftModels::choose_sizes(Backend& backend) {
     if (!speed.has_value()) speed = measure_group(backend, *coordinates_.ranks);
     size = choose_draft_size(facts, *speed);
     if (coordinates_.ranks->rank() == 0) {
-      log_info(drafter.model, " drafts on ", size, " of ", coordinates_.ranks->size(), " devices");
+      log_info(name_of(drafter.method), " drafts on ", size, " of ", coordinates_.ranks->size(),
+               " devices");
     }
   }
 }

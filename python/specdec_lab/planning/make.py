@@ -25,7 +25,7 @@ from specdec_lab.planning.speedup import Acceptance, PassCosts
 from specdec_native import _core
 from specdec_native._core import ModelFacts
 from specdec_native.checkpoints import hub
-from specdec_native.speculation.methods import HEADS
+from specdec_native.speculation.methods import HEADS, IN_TARGET
 from specdec_native.speculation.speculative_config import parse_speculative_config
 
 _PROMPT_ROWS = 512
@@ -180,14 +180,14 @@ def _drafters(question: Question) -> tuple[list[ModelFacts], Passes]:
             )
             return _core.model_facts(str(directory), quantization=quantization), passes
         if drafter.method in HEADS:
-            if drafter.config is None:
+            if drafter.config is None and drafter.method != IN_TARGET:
                 raise ValueError(
                     f"there is no config.json to read for the head {drafter.model}; give its "
                     "directory"
                 )
             head = _core.DrafterConfig(
                 method=drafter.method,
-                model=str(drafter.config.file.parent),
+                model="" if drafter.config is None else str(drafter.config.file.parent),
                 quantization=quantization,
             )
             found = _core.head_facts(head, str(question.directory))

@@ -15,6 +15,7 @@ from specdec_native.common.checks import INT32_MAX, check_option
 from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
 from specdec_native.speculation.methods import (
     HEADS,
+    IN_TARGET,
     METHODS,
     is_dotted_path,
     may_be_checkpoint,
@@ -112,9 +113,9 @@ class DrafterOptions:
     def to_core(self, resolve_model: ModelResolver, encode: Encode) -> _core.DrafterConfig:
         """The core's form; finds the draft model or makes the custom drafter."""
         fields = dict(self.fields)
-        if self.method == "draft_model" or self.method in HEADS:
+        if self.model is not None and self.method in ("draft_model", *HEADS):
             quantization = fields.setdefault("quantization", CORE_OPTIONS["quantization"].default)
-            fields["model"] = str(resolve_model(self.model or "", self.revision, quantization))
+            fields["model"] = str(resolve_model(self.model, self.revision, quantization))
         if self.token_map is not None:
             fields[TOKEN_MAP] = read_token_map(self.token_map, encode)
         if self.method == "custom_class":
@@ -137,7 +138,7 @@ def parse_drafter(given: Mapping[str, Any], find_config: ConfigFinder) -> Drafte
     if method in ("ngram", "suffix"):
         _check_no_model(method, model)
         return DrafterOptions(method, _ngram_fields(fields) if method == "ngram" else fields)
-    if model is None:
+    if model is None and method != IN_TARGET:
         what = "a directory, a .gguf file or a model name"
         if method in HEADS:
             what = "the head's directory or name"
@@ -146,9 +147,8 @@ def parse_drafter(given: Mapping[str, Any], find_config: ConfigFinder) -> Drafte
         fields.setdefault("parallel_drafting", True)
     token_map = _token_map(given, method, config)
     revision = given.get("revision")
-    return DrafterOptions(
-        method, fields, os.fspath(model), revision, token_map=token_map, config=config
-    )
+    name = None if model is None else os.fspath(model)
+    return DrafterOptions(method, fields, name, revision, token_map=token_map, config=config)
 
 
 def _token_map(

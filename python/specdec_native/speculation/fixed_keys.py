@@ -39,7 +39,7 @@ FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "fly_entropy_threshold": ((), NO_FLY),
     "fly_entropy_top_k": ((), NO_FLY),
     "fly_window_size": ((), NO_FLY),
-    "index_share_for_mtp_iteration": ((), 'the method "mtp" is not available yet'),
+    "index_share_for_mtp_iteration": ((), "sparse attention with an index is not available"),
     "kv_cache_dtype": (("auto",), "the draft model's cache has the engine's dtype"),
     "moe_backend": (("auto",), "the drafter uses the engine's kernels"),
     "posterior_alpha": ((), NO_FLY),

@@ -11,13 +11,17 @@ from typing import Any
 from specdec_native.checkpoints.draft_config import DraftConfig
 from specdec_native.common.checks import close_matches
 
-HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator")
+HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
 """Methods whose checkpoint is a draft head: it reads states of the target."""
+
+IN_TARGET = "mtp"
+"""The head of the target's own checkpoint, unless "model" names another."""
 
 METHODS = ("ngram", "suffix", "draft_model", *HEADS, "custom_class")
 
-_METHOD_ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
-_UNAVAILABLE_METHODS = ("mtp", "dflash", "dspark", "extract_hidden_states")
+_MTP_NAMES = ("qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp", "glm4_moe_mtp")
+_METHOD_ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram"} | dict.fromkeys(_MTP_NAMES, "mtp")
+_UNAVAILABLE_METHODS = ("dflash", "dspark", "extract_hidden_states")
 # Names of heads whose config.json may look like a whole model's.
 _NAMES = {
     "eagle3": re.compile(r"eagle-?3"),

@@ -35,15 +35,20 @@ eagle3: the same over states of several layers of the target (EAGLE-3).
         checkpoints whose speculators_model_type is "peagle".
 medusa: a head for each position, all of which read one hidden state.
 mlp_speculator: a small recurrent network over one hidden state (IBM's accelerators).
-    These four are heads, trained for one target. `model` is a head's checkpoint: config.json with
-    *.safetensors, *.bin or *.pt. The keys of draft_model are theirs, too. Where they have no
-    embedding or output matrix of their own, they draft with the target's, as the engine holds it.
-    num_speculative_tokens must not be above n_predict or num_heads of config.json.
-    speculative_token_map: of eagle, and of medusa where heads score tokens with the target's
-        output matrix: the tokens that are drafted. The head gets a copy of their rows of the
-        matrix, in `quantization`. The map is a list of ids; a file of them, a list in .json, .npy
-        or .pt or words in .txt; or {"text": file or list of files, "size": 8192} for the tokens
-        that are most frequent in texts, which should be like the answers. It changes no answer.
+mtp: the layer for the token after the next that checkpoints of Qwen3-Next, Qwen3.5, MiMo and
+    GLM-4.5 have beside the model's own; deeper drafts run it again on its own output. It is read
+    from the target's checkpoint, or from that of `model`. "qwen3_next_mtp", "qwen3_5_mtp",
+    "mimo_mtp" and "glm4_moe_mtp" mean the same.
+    These five are heads, trained for one target. But for mtp, `model` is a head's checkpoint:
+    config.json with *.safetensors, *.bin or *.pt. The keys of draft_model are theirs, too. Where
+    they have no embedding or output matrix of their own, they draft with the target's, as the
+    engine holds it. num_speculative_tokens must not be above n_predict or num_heads of config.json.
+    speculative_token_map: of eagle and mtp, and of medusa where heads score tokens with the
+        target's output matrix: the tokens that are drafted. The head gets a copy of their rows of
+        the matrix, in `quantization`. The map is a list of ids; a file of them, a list in .json,
+        .npy or .pt or words in .txt; or {"text": file or list of files, "size": 8192} for the
+        tokens that are most frequent in texts, which should be like the answers. It changes no
+        answer.
 custom_class: `model` is the dotted path of a class that is made without arguments, or `drafter` is
     an object with propose(tokens, max_tokens), or a function of the same arguments. It returns the
     tokens it expects next, or a list of such lists, the most likely first. It runs inside the

@@ -190,8 +190,14 @@ TEST(SpeculativeConfig, HeadsAreCheckedAsDraftModelsAre) {
   using D = DrafterConfig;
   for (const auto& [method, name] : kEnumNames<DraftMethod>) {
     if (!is_draft_head(method)) continue;
+    if (method == DraftMethod::kMtp) {  // is in the target's checkpoint
+      SpeculativeConfig config = config_of(method);
+      config.drafters[0].model = "";
+      EXPECT_NO_THROW(config.validate());
+    } else {
+      expect_all_refused({{"model", method, drafter(&D::model, std::string())}});
+    }
     expect_all_refused({
-        {"model", method, drafter(&D::model, std::string())},
         {"quantization", method, drafter(&D::quantization, std::string("hqq"))},
         {"min_confidence", method, drafter(&D::min_confidence, 1.1)},
         {"max_model_len", method, drafter(&D::max_model_len, -1)},
@@ -217,7 +223,8 @@ TEST(SpeculativeConfig, OnlyDraftModelsAndEagle3DraftInParallel) {
 TEST(SpeculativeConfig, OnlyHeadsThatBorrowAnOutputMatrixTakeATokenMap) {
   for (const auto& [method, name] : kEnumNames<DraftMethod>) {
     if (!has_model(method)) continue;
-    if (method == DraftMethod::kEagle || method == DraftMethod::kMedusa) {
+    if (method == DraftMethod::kEagle || method == DraftMethod::kMedusa ||
+        method == DraftMethod::kMtp) {
       SpeculativeConfig config = config_of(method);
       config.drafters[0].token_map = {0, 7};
       EXPECT_NO_THROW(config.validate()) << name;

@@ -289,6 +289,41 @@ TEST_P(RecurrentRanksTest, RanksThatShareIntegersChangeNoBit) {
   EXPECT_EQ(testing::run_to_end(two, requests), testing::run_to_end(one, requests));
 }
 
+// Models whose checkpoint has an MTP layer.
+class RecurrentMtpTest : public RecurrentTest {};
+
+TEST_P(RecurrentMtpTest, DraftsOfItsMtpLayerChangeNoBit) {
+  const Answers answers = expected();
+  struct Case {
+    int width = 1;
+    DraftLengthPolicy policy = DraftLengthPolicy::kFixed;
+    int num_rows = 64;
+    int num_ranks = 1;
+    int num_drafting = 0;  // of the ranks; 0: the engine chooses
+    int num_stages = 1;
+  };
+  for (const Case& one :
+       {Case{}, Case{.width = 3, .num_rows = 13},
+        Case{.width = 2, .policy = DraftLengthPolicy::kAuto}, Case{.width = 2, .num_ranks = 2},
+        Case{.num_stages = 2}, Case{.num_ranks = 2, .num_drafting = 1},
+        Case{.width = 2, .num_ranks = 4, .num_drafting = 2}}) {
+    SCOPED_TRACE(
+        str_cat("width ", one.width, ", ", one.num_ranks, " ranks, ", one.num_stages, " stages"));
+    EngineConfig drafting = testing::with_drafter(config(), testing::drafter_of(DraftMethod::kMtp),
+                                                  5, one.width, one.policy);
+    drafting.speculative.drafters[0].draft_tensor_parallel_size = one.num_drafting;
+    drafting.max_num_batched_tokens = one.num_rows;
+    drafting.tensor_parallel_size = one.num_ranks;
+    drafting.pipeline_parallel_size = one.num_stages;
+    if (one.num_ranks * one.num_stages > 1) drafting.num_threads = 1;
+    Engine engine(drafting);
+    EXPECT_EQ(testing::run_to_end(engine, mixed_requests()), answers);
+    if (one.policy == DraftLengthPolicy::kAuto) continue;
+    EXPECT_GT(engine.stats().acceptance.num_draft_tokens, 500);
+    EXPECT_GT(engine.stats().acceptance.num_accepted_tokens, 0);  // one in 61 is right by chance
+  }
+}
+
 // ---- faults that the comparison must notice
 
 class RecurrentFaultTest : public RecurrentTest {
@@ -359,6 +394,8 @@ INSTANTIATE_TEST_SUITE_P(Models, RecurrentStagesTest,
 INSTANTIATE_TEST_SUITE_P(Models, RecurrentRanksTest,
                          ::testing::Values(kWideShortConv, kWideGatedDelta, kByKeyHead, kWideMamba2,
                                            kMamba2ByKeyHead),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Models, RecurrentMtpTest, ::testing::Values(kWideGatedDelta, kByKeyHead),
                          [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Models, RecurrentFaultTest,
                          ::testing::Values(kShortConv, kGatedDelta, kMamba2),

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -16,6 +17,7 @@
 #include "model/decoder.h"
 #include "model/draft_heads/draft_head_config.h"
 #include "testing/checkpoint_files.h"
+#include "testing/recurrent_models.h"
 #include "testing/small_heads.h"
 #include "testing/text.h"
 #include "testing/tiny_llama.h"
@@ -481,6 +483,103 @@ TEST_F(MedusaTest, FewerHeadsMayBeUsedThanThereAre) {
   shape.num_heads = 2;
   write_head(files_, tensors, medusa_config(shape));
   EXPECT_EQ(parse(DraftMethod::kMedusa).max_depth, 2);
+}
+
+// ---- MTP layers
+
+class MtpTest : public ::testing::Test {
+ protected:
+  using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+  MtpTest() { write_config(testing::recurrent_models::kGatedDelta, files_); }
+
+  DraftHeadConfig parse(const Shapes& shapes) {
+    testing::SafetensorsWriter writer;
+    for (const auto& [name, shape] : shapes) {
+      const int64_t count =
+          std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+      writer.add(name, shape, std::vector<float>(static_cast<size_t>(count)));
+    }
+    files_.write("model.safetensors", writer.bytes());
+    const ModelConfig target = load_model_config(files_.path());
+    DrafterConfig drafter;
+    drafter.method = DraftMethod::kMtp;
+    return load_draft_head_config(drafter, {.config = target, .directory = files_.path()});
+  }
+
+  CheckpointError error_of(const Shapes& shapes) {
+    return checkpoint_error_of([&] { parse(shapes); });
+  }
+
+  // The layer of a target with rows of 64 elements, and a tensor of the target's own.
+  const Shapes layer_ = {{"model.norm.weight", {64}},
+                         {"mtp.fc.weight", {64, 128}},
+                         {"mtp.pre_fc_norm_embedding.weight", {64}},
+                         {"mtp.pre_fc_norm_hidden.weight", {64}},
+                         {"mtp.norm.weight", {64}},
+                         {"mtp.layers.0.input_layernorm.weight", {64}},
+                         {"mtp.layers.0.post_attention_layernorm.weight", {64}},
+                         {"mtp.layers.0.self_attn.q_proj.weight", {128, 64}},
+                         {"mtp.layers.0.self_attn.k_proj.weight", {32, 64}},
+                         {"mtp.layers.0.self_attn.v_proj.weight", {32, 64}},
+                         {"mtp.layers.0.self_attn.o_proj.weight", {64, 64}},
+                         {"mtp.layers.0.self_attn.q_norm.weight", {16}},
+                         {"mtp.layers.0.self_attn.k_norm.weight", {16}},
+                         {"mtp.layers.0.mlp.gate_proj.weight", {96, 64}},
+                         {"mtp.layers.0.mlp.up_proj.weight", {96, 64}},
+                         {"mtp.layers.0.mlp.down_proj.weight", {64, 96}}};
+  TempDirectory files_;
+};
+
+TEST_F(MtpTest, ItIsALayerOfFullAttentionOverTheFinalState) {
+  const DraftHeadConfig config = parse(layer_);
+  ASSERT_EQ(config.model.layers.size(), 1u);
+  EXPECT_FALSE(config.model.has_states());
+  EXPECT_EQ(config.model.first_position, 1);
+  EXPECT_EQ(config.model.vocab_size, testing::recurrent_models::kVocab);
+  EXPECT_TRUE(config.taps.final_hidden);
+  EXPECT_TRUE(config.taps.layer_inputs.empty());
+  EXPECT_EQ(config.max_depth, 0);
+}
+
+TEST_F(MtpTest, ACheckpointWithoutItIsToldWhatWasLookedFor) {
+  const CheckpointError error = error_of({{"model.norm.weight", {64}}});
+  EXPECT_EQ(error.file(), files_.file("model.safetensors"));
+  EXPECT_EQ(error.tensor(), "mtp.fc.weight");
+  EXPECT_TRUE(says(error,
+                   "the method 'mtp' drafts with mtp.fc, mtp.pre_fc_norm_embedding, "
+                   "mtp.pre_fc_norm_hidden, mtp.layers.0.* and mtp.norm"));
+}
+
+TEST_F(MtpTest, EveryTensorIsNeeded) {
+  for (const auto& [name, shape] : layer_) {
+    if (!name.starts_with("mtp.")) continue;
+    Shapes shapes = layer_;
+    shapes.erase(name);
+    EXPECT_EQ(error_of(shapes).tensor(), name);
+    shapes[name] = {shape.front() + 1};
+    EXPECT_TRUE(says(error_of(shapes), "expected shape")) << name;
+  }
+}
+
+TEST_F(MtpTest, LayersOfOtherKindsAreRefused) {
+  for (const std::string name :
+       {"mtp.layers.0.linear_attn.out_proj.weight", "mtp.layers.1.input_layernorm.weight",
+        "mtp.hc_head.weight", "language_model.mtp.layers.0.mixer.weight"}) {
+    Shapes shapes = layer_;
+    shapes[name] = {64};
+    EXPECT_EQ(error_of(shapes).tensor(), name);
+    EXPECT_TRUE(says(error_of(shapes), "the method 'mtp' knows no such tensor"));
+  }
+  Shapes with_router = layer_;
+  with_router["mtp.layers.0.mlp.gate.weight"] = {4, 64};
+  EXPECT_TRUE(says(error_of(with_router), "a layer with experts, and the target has none"));
+}
+
+TEST_F(HeadsTest, TargetsWithoutAnMtpLayerAreRefusedByName) {
+  EXPECT_TRUE(testing::has_text(
+      testing::error_of<InvalidArgument>([&] { parse(DraftMethod::kMtp); }).what(),
+      "'mtp' is not implemented for LlamaForCausalLM"));
 }
 
 }  // namespace

@@ -8,10 +8,11 @@ all rows again.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def layer_config(config: dict[str, Any]) -> Any:
 class EagleHead(DraftHead):
     """Layers of a Llama over the target's states: what EAGLE-1 and EAGLE-3 have in common."""
 
-    renames = (("midlayer.", "layers.0."), ("model.", ""))
+    renames: tuple[tuple[str, str], ...] = (("midlayer.", "layers.0."), ("model.", ""))
 
     def __init__(self, directory: Path, target: Target) -> None:
         super().__init__(directory, target)
@@ -395,6 +396,127 @@ class ParallelDraftModel(DraftHead):
         return logits[[*range(len(tokens) - 1), *of_nodes]]
 
 
+@dataclass(frozen=True)
+class MtpForm:
+    """Names of an MTP layer's tensors, without ".weight", and what is done with it."""
+
+    fusion: str
+    embedding_norm: str
+    feature_norm: str
+    final_norm: str
+    layer: str = ""  # what the names of the decoder layer begin with
+    prefix: str = ""  # of all names; "{}" is the number of the target's layers
+    norm_offset: int = 0
+    features_first: bool = False
+    feeds_back_normed: bool = True
+
+    def of(self, config: Any) -> MtpForm:
+        return replace(self, prefix=self.prefix.format(config.num_hidden_layers))
+
+
+_QWEN_MTP = MtpForm(
+    *("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0.", "mtp."),
+    norm_offset=1,
+)
+# By the target's model_type.
+MTP_FORMS = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN_MTP),
+    "qwen2": MtpForm(  # MiMo, which transformers does not have, is a Qwen2
+        *("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
+        prefix="model.mtp_layers.0.",
+        features_first=True,
+    ),
+    "glm4_moe": MtpForm(
+        *("eh_proj", "enorm", "hnorm", "shared_head.norm"),
+        prefix="model.layers.{}.",
+        feeds_back_normed=False,
+    ),
+}
+
+
+def mtp_layer(model: Any) -> Any:
+    """transformers' decoder layer for an MTP layer of a model, without its weights."""
+    config = copy.deepcopy(model.config)
+    index = config.num_hidden_layers - 1
+    if hasattr(config, "linear_num_key_heads"):
+        config.layer_types, index = ["full_attention"], 0
+    return type(model.model.layers[0])(config, index).eval()
+
+
+class Mtp(EagleHead):
+    """A layer for multi-token prediction in the target's checkpoint: the family's own layer of full
+    attention over both inputs, each normalised."""
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        self.form = MTP_FORMS[target.config.model_type].of(target.config)
+        self.renames = ((self.form.prefix, "mtp:"),)
+        DraftHead.__init__(self, directory, target)
+        names = {name: name.removeprefix("mtp:") for name in self.weights if "mtp:" in name}
+        self.weights = {short: self.weights[name] for name, short in names.items()}
+        self.stored_names = {short: self.stored_names[name] for name, short in names.items()}
+        self.embedding = target.embedding
+        self.layer: Any = mtp_layer(target.model)
+        self.rotary: Any = target.model.model.rotary_emb
+        first = f"{self.form.layer}mlp.experts.0.gate_proj.weight"
+        if first in self.weights:
+            self.weights |= self.stacked_experts()
+
+    def stacked_experts(self) -> dict[str, Tensor]:
+        """Experts with a tensor of each matrix, taken out of the weights, in transformers' form."""
+        block = f"{self.form.layer}mlp.experts"
+        count = sum(name.endswith("gate_proj.weight") and block in name for name in self.weights)
+
+        def pop(projection: str) -> list[Tensor]:
+            return [self.weights.pop(f"{block}.{i}.{projection}.weight") for i in range(count)]
+
+        pairs = zip(pop("gate_proj"), pop("up_proj"), strict=True)
+        return {
+            f"{block}.gate_up_proj": torch.stack([torch.cat(pair) for pair in pairs]),
+            f"{block}.down_proj": torch.stack(pop("down_proj")),
+        }
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        weight = self.form.norm_offset + self.weights[f"{name}.weight"]
+        return rms_norm(x, weight, self.target.config.rms_norm_eps)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        return features
+
+    def join(self, ids: Tensor, states: Tensor) -> Tensor:
+        form = self.form
+        parts = [
+            self.norm(self.embedding[ids], form.embedding_norm),
+            self.norm(states, form.feature_norm),
+        ]
+        return self.linear(torch.cat(parts[:: -1 if form.features_first else 1], -1), form.fusion)
+
+    def hidden(self, ids: Tensor, states: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        """Rows before the last norm."""
+        x = self.join(ids, states)
+        batch = x.reshape(-1, *x.shape[-2:])
+        weights = {name: self.weights[self.form.layer + name] for name in self.layer.state_dict()}
+        mask = torch.zeros(visible.shape).masked_fill(~visible, -math.inf)
+        output = torch.func.functional_call(
+            self.layer,
+            weights,
+            args=(batch,),
+            kwargs={
+                "position_embeddings": self.rotary(batch, positions[None]),
+                "attention_mask": mask[None, None],
+            },
+            strict=True,
+        )
+        hidden: Tensor = output[0] if isinstance(output, tuple) else output
+        return hidden.reshape(x.shape)
+
+    def run(
+        self, ids: Tensor, states: Tensor, positions: Tensor, visible: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        hidden = self.hidden(ids, states, positions, visible)
+        normed = self.norm(hidden, self.form.final_norm)
+        return self.target.score(normed), normed if self.form.feeds_back_normed else hidden
+
+
 class MlpSpeculator(DraftHead):
     """IBM's: a recurrent network whose state starts as the target's last hidden state."""
 
@@ -479,6 +601,7 @@ KINDS: dict[str, type[DraftHead]] = {
     "eagle3": Eagle3,
     "medusa": Medusa,
     "mlp_speculator": MlpSpeculator,
+    "mtp": Mtp,
     "p_eagle": ParallelEagle,
     "pard": ParallelDraftModel,
 }

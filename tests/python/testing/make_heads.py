@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import head_oracles
 import make_checkpoints
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -187,6 +189,12 @@ HEADS: dict[str, HeadVariant] = {
     ),
     "pard": HeadVariant("pard", {"pard_token": MASK_TOKEN}),
 }
+# Parts of their target's checkpoint.
+MTP_HEADS: dict[str, HeadVariant] = {
+    "mtp": HeadVariant("mtp"),
+    "mtp_experts_apart": HeadVariant("mtp"),
+}
+HEADS |= MTP_HEADS
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -386,6 +394,56 @@ def write(directory: Path, config: dict[str, Any], tensors: dict[str, Tensor], f
     return directory
 
 
+def mtp_tensors(target: Path) -> dict[str, Tensor]:
+    """An MTP layer for a target, with random weights."""
+    config = transformers.AutoConfig.from_pretrained(target)
+    form = head_oracles.MTP_FORMS[config.model_type].of(config)
+    model: Any = transformers.AutoModelForCausalLM
+    layer = head_oracles.mtp_layer(model.from_config(config))
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {f"{form.fusion}.weight": (hidden, 2 * hidden)}
+    for norm in (form.embedding_norm, form.feature_norm, form.final_norm):
+        shapes[f"{norm}.weight"] = (hidden,)
+    shapes |= {form.layer + name: tuple(t.shape) for name, t in layer.state_dict().items()}
+    tensors = random_tensors(shapes)
+    for name, tensor in tensors.items():
+        if tensor.dim() == 1 and not name.endswith("bias"):
+            tensors[name] = tensor - form.norm_offset
+    return {form.prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def experts_apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A tensor for each matrix of each expert, as Qwen3-Next has them."""
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        block, _, matrix = name.partition(".experts.")
+        if not matrix:
+            apart[name] = tensor
+            continue
+        for i, one in enumerate(tensor):
+            matrices = {"down_proj": one}
+            if matrix == "gate_up_proj":
+                matrices = dict(zip(("gate_proj", "up_proj"), one.chunk(2), strict=True))
+            for kind, values in matrices.items():
+                apart[f"{block}.experts.{i}.{kind}.weight"] = values
+    return apart
+
+
+def write_into_target(directory: Path, target: Path, tensors: dict[str, Tensor]) -> Path:
+    """A copy of a target's checkpoint that has these tensors, too; of a Qwen2, a MiMo."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = json.loads((target / "config.json").read_text())
+    if config["model_type"] == "qwen2":
+        config |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}
+    is_qwen = "linear_num_key_heads" in config
+    config["mtp_num_hidden_layers" if is_qwen else "num_nextn_predict_layers"] = 1
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
+    file, whole = "model.safetensors", directory / "whole"
+    save_file(load_file(target / file) | tensors, whole, metadata={"format": "pt"})
+    whole.replace(directory / file)  # tensors may still be read from the file before it
+    return directory
+
+
 def make(name: str, target: Path, directory: Path, draft_ids: Tensor | None = None) -> Path:
     """Writes a variant's head for the model of a directory; returns the head's directory.
 
@@ -397,6 +455,11 @@ def make(name: str, target: Path, directory: Path, draft_ids: Tensor | None = No
         path = made / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | variant.config))
         return made
+    if variant.kind == "mtp":
+        tensors = mtp_tensors(target)
+        if name == "mtp_experts_apart":
+            tensors = experts_apart(tensors)
+        return write_into_target(directory, target, tensors)
     target_config = json.loads((target / "config.json").read_text())
     if draft_ids is None:
         draft_ids = draft_ids_of(variant, target_config["vocab_size"])

@@ -33,6 +33,7 @@ TRAINED = {
     "mlp": "mlp_tied",
     "p_eagle": "p_eagle",
     "pard": "pard",
+    "mtp": "mtp",  # for HYBRID, the others for LLAMA
 }
 
 
@@ -80,9 +81,17 @@ def optimise(
             schedule.step()
 
 
-def make_target(directory: Path, num_layers: int = 3) -> Path:
-    """A Llama that has learned the toy language."""
-    variant = make_checkpoints.Variant("Llama", {"num_hidden_layers": num_layers})
+LLAMA = make_checkpoints.Variant("Llama")
+HYBRID = make_checkpoints.Variant(
+    "Qwen3_5",
+    make_checkpoints.QWEN3_HYBRID
+    | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    text_config=True,
+)
+
+
+def make_target(directory: Path, variant: make_checkpoints.Variant = LLAMA) -> Path:
+    """A model that has learned the toy language."""
     model = make_checkpoints.build(variant).train()
     texts = ToyLanguage().texts(NUM_TEXTS, LENGTH, seed=1)
 
@@ -178,6 +187,7 @@ LOSSES: dict[str, tuple[Callable[[Any, Lessons], Tensor], int]] = {
     "mlp": (mlp_loss, 200),
     "p_eagle": (eagle_loss, 200),
     "pard": (parallel_model_loss, 160),
+    "mtp": (eagle_loss, 60),
 }
 
 
@@ -206,5 +216,7 @@ def train_head(name: str, target_directory: Path, directory: Path) -> Path:
 
     optimise(learned, loss, steps, rate=6e-3, batch=12)
     tensors = {head.stored_names[name]: tensor.detach() for name, tensor in head.weights.items()}
+    if variant.kind == "mtp":
+        return make_heads.write_into_target(directory, target_directory, tensors)
     config = json.loads((directory / "config.json").read_text())
     return make_heads.write(directory, config, tensors, variant.file)

@@ -23,6 +23,7 @@ class DraftHeadTensors {
 
   const std::string& source() const { return store_.source(); }
   bool is_random() const { return is_random_; }
+  std::vector<std::string> names() const { return store_.unused(); }
   // Always false without files.
   bool contains(const std::string& name) const;
   // Throws CheckpointError where the tensor is missing or of another shape.
@@ -81,6 +82,11 @@ void check_hidden_size(const JsonFields& fields, const char* key, const DraftHea
 // the target's vocabulary. Throws CheckpointError naming `source` and `name`.
 void check_token_ids(std::span<const int32_t> token_ids, const DraftHeadTarget& target,
                      const std::string& source, const std::string& name);
+
+// Throws CheckpointError where a tensor that load_eagle() reads is missing or has another shape,
+// experts excepted.
+void check_eagle_tensors(const DraftHeadTensors& tensors, const DraftHeadConfig& config,
+                         const DraftHeadTarget& target);
 
 // DrafterConfig::token_map, checked, for a draft head that scores the target's whole vocabulary.
 // Throws InvalidArgument.

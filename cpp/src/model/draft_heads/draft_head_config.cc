@@ -34,6 +34,7 @@ int32_t load_mask_token(const std::string& directory, int vocab_size) {
 
 DraftHeadConfig load_draft_head_config(const DrafterConfig& drafter,
                                        const DraftHeadTarget& target) {
+  if (drafter.method == DraftMethod::kMtp) return parse_mtp(drafter, target);
   require_directory(drafter.model);
   const ConfigFile file(drafter.model);
   switch (drafter.method) {

@@ -1,6 +1,6 @@
 // Describes a draft head: which states of its target it reads, and the sizes that the engine needs
 // before anything is loaded. A draft head has its own config.json, in the format of whoever trained
-// it.
+// it, or is a part of its target's checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,25 @@ struct DraftHeadTarget {
   std::string directory;
 };
 
-// Settings of an EAGLE head, as it was trained.
+// Names of an EAGLE head's tensors, without ".weight" and ".bias".
+struct EagleNames {
+  std::string fusion = "fc";
+  std::string embedding_norm = {};  // of the embedding that is fused; empty: none
+  std::string feature_norm = "input_norm";
+  std::string embedding = "embed_tokens";
+  std::string final_norm = "norm";
+  std::string lm_head = "lm_head";
+};
+
+// Settings of an EAGLE head, as it was trained. An MTP layer is described as one, too.
 struct EagleConfig {
+  EagleNames names;
   // How features are normalised before they are fused: all taps as one vector, or each tap by
   // itself.
   enum class FeatureNorm : uint8_t { kNone, kWhole, kEachTap };
   FeatureNorm feature_norm = FeatureNorm::kNone;
   bool fuses_embedding = false;  // EAGLE-1: the token's embedding is fused with the features
+  bool features_first = false;   // columns of the features precede the embedding's
   bool has_fusion_bias = false;
   bool normed_residual = false;     // the first layer adds to the normalised fused features
   bool feeds_back_normed = false;   // a drafted row passes on its state after the final norm
@@ -58,7 +70,7 @@ struct DraftHeadConfig {
   // Without layers: number of weights multiplied per row, before the logits and for the logits.
   double block_weights = 0;
   double output_weights = 0;
-  EagleConfig eagle = {};  // for EAGLE's methods
+  EagleConfig eagle = {};  // for EAGLE's methods and kMtp
 };
 
 // Mask token for text that is not known yet, from the config.json of a model that drafts all levels
@@ -92,6 +104,9 @@ DraftHeadConfig parse_medusa(const JsonFields& fields, const DrafterConfig& draf
                              const DraftHeadTarget& target);
 DraftHeadConfig parse_mlp_speculator(const JsonFields& fields, const DrafterConfig& drafter,
                                      const DraftHeadTarget& target);
+// For a head in the target's checkpoint: the target's config describes it.
+DraftHeadConfig parse_mtp(const DrafterConfig& drafter, const DraftHeadTarget& target);
+// Loads what parse_eagle() or parse_mtp() describes.
 std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const DraftHeadLoadArgs& args);
 std::unique_ptr<Model> load_medusa(const JsonFields& fields, const DraftHeadConfig& config,
                                    const DraftHeadLoadArgs& args);

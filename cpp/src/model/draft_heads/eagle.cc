@@ -1,6 +1,6 @@
 // EAGLE-1, EAGLE-3 and P-EAGLE heads, in the formats of EAGLE's own code, SpecForge, speculators
 // and Model-Optimizer. Each is a decoder of few layers whose rows begin with features of the
-// target.
+// target. MTP layers are loaded as such heads, too.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -25,7 +25,6 @@ using FeatureNorm = EagleConfig::FeatureNorm;
 constexpr const char* kMaskFeatures = "mask_hidden";
 constexpr int64_t kFarOffset = 1 << 30;
 constexpr double kMostLayers = 1 << 16;
-constexpr const char* kWholeNorm = "input_norm";  // used with FeatureNorm::kWhole
 constexpr const char* kTapsKey = "eagle_aux_hidden_state_layer_ids";
 
 // A draft head's config.json. speculators puts the settings of the layers into an object of their
@@ -132,10 +131,6 @@ void find_layers(const DraftHeadTensors& tensors, DraftHeadConfig& config) {
   if (tensors.contains(attention + "q_norm.weight")) model.qk_norm = QkNorm::kPerHead;
 }
 
-std::string fusion_name(const DraftHeadTensors& tensors) {
-  return tensors.contains("fusion_fc.weight") ? "fusion_fc" : "fc";
-}
-
 // Throws CheckpointError if t2d exists and does not mark exactly the tokens that d2t lists.
 void check_marks(DraftHeadTensors& tensors, const DraftHeadTarget& target,
                  std::span<const int32_t> ids) {
@@ -197,6 +192,7 @@ std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const DraftHead
 void check_layers(const DraftHeadTensors& tensors, const DraftHeadConfig& config) {
   const ModelConfig& model = config.model;
   const int64_t hidden = model.hidden_size;
+  const int64_t gated = model.attention_gate ? 2 : 1;
   for (size_t i = 0; i < config.eagle.layers.size(); ++i) {
     const LayerSpec& spec = model.layers[i];
     const auto require = [&](std::string_view name, std::initializer_list<int64_t> shape) {
@@ -207,11 +203,17 @@ void check_layers(const DraftHeadTensors& tensors, const DraftHeadConfig& config
     const int64_t in_features = joins ? 2 * hidden : hidden;
     if (joins) require("hidden_norm", {hidden});
     if (spec.attention_input != AttentionInput::kRaw) require("input_layernorm", {hidden});
-    require("self_attn.q_proj", {q_rows, in_features});
+    require("self_attn.q_proj", {gated * q_rows, in_features});
     require("self_attn.k_proj", {kv_rows, in_features});
     require("self_attn.v_proj", {kv_rows, in_features});
     require("self_attn.o_proj", {hidden, q_rows});
+    if (model.qk_norm == QkNorm::kPerHead) {
+      for (const char* norm : {"self_attn.q_norm", "self_attn.k_norm"}) {
+        require(norm, {spec.heads.head_dim});
+      }
+    }
     require("post_attention_layernorm", {hidden});
+    if (spec.mlp == MlpKind::kExperts) continue;
     require("mlp.gate_proj", {spec.inner_size, hidden});
     require("mlp.up_proj", {spec.inner_size, hidden});
     require("mlp.down_proj", {hidden, spec.inner_size});
@@ -223,7 +225,7 @@ int64_t num_features(const DraftHeadConfig& config, const DraftHeadTarget& targe
 }
 
 // A missing tensor is replaced by the target's embedding or LM head.
-void check_borrowed(const DraftHeadTensors& tensors, const char* name, int64_t hidden,
+void check_borrowed(const DraftHeadTensors& tensors, const std::string& name, int64_t hidden,
                     const DraftHeadTarget& target) {
   if (hidden == target.config.hidden_size) return;
   throw CheckpointError(
@@ -236,27 +238,28 @@ void check_ends(const DraftHeadTensors& tensors, const DraftHeadConfig& config,
                 const DraftHeadTarget& target) {
   const ModelConfig& model = config.model;
   const EagleConfig& eagle = config.eagle;
+  const EagleNames& names = eagle.names;
   const int64_t hidden = model.hidden_size;
   const int64_t features = num_features(config, target);
-  tensors.require(fusion_name(tensors) + ".weight",
+  tensors.require(names.fusion + ".weight",
                   {hidden, features + (eagle.fuses_embedding ? hidden : 0)});
+  if (!names.embedding_norm.empty()) tensors.require(names.embedding_norm + ".weight", {hidden});
   if (eagle.feature_norm == FeatureNorm::kWhole) {
-    tensors.require(str_cat(kWholeNorm, ".weight"), {features});
+    tensors.require(names.feature_norm + ".weight", {features});
   }
   for (int i = 0; eagle.feature_norm == FeatureNorm::kEachTap && i < config.taps.num_taps(); ++i) {
     tensors.require(str_cat("fc_norm.", i, ".weight"), {target.config.hidden_size});
   }
-  if (model.final_norm) tensors.require("norm.weight", {hidden});
-  if (eagle.has_lm_head) {
-    tensors.require("lm_head.weight", {model.vocab_size, hidden});
-  } else {
-    check_borrowed(tensors, "lm_head.weight", hidden, target);
-  }
-  if (eagle.has_embedding) {
-    tensors.require("embed_tokens.weight", {target.config.vocab_size, hidden});
-  } else {
-    check_borrowed(tensors, "embed_tokens.weight", hidden, target);
-  }
+  if (model.final_norm) tensors.require(names.final_norm + ".weight", {hidden});
+  const auto check_end = [&](const std::string& name, bool is_own, int64_t rows) {
+    if (is_own) {
+      tensors.require(name, {rows, hidden});
+    } else {
+      check_borrowed(tensors, name, hidden, target);
+    }
+  };
+  check_end(names.lm_head + ".weight", eagle.has_lm_head, model.vocab_size);
+  check_end(names.embedding + ".weight", eagle.has_embedding, target.config.vocab_size);
 }
 
 void check_sizes(const EagleFields& fields, const EagleConfig& eagle,
@@ -293,7 +296,7 @@ std::shared_ptr<const Embedding> load_embedding(TensorLoader& loader, const Draf
   if (!config.eagle.has_embedding) return borrowed;
 
   const ModelConfig& target = args.target.config;
-  const std::string name = "embed_tokens.weight";
+  const std::string name = config.eagle.names.embedding + ".weight";
   const std::string target_name = str_cat(target.names.embedding, ".weight");
   TensorLoader target_loader(target, args.target.directory, args.quantization, args.backend);
   if (target.embed_dim == 0 && target.hidden_size == config.model.hidden_size &&
@@ -313,9 +316,9 @@ std::shared_ptr<const LmHead> load_lm_head(TensorLoader& loader, const DraftHead
                                            const DraftHeadLoadArgs& args) {
   if (!config.eagle.has_lm_head) return borrow_lm_head(args, config.token_ids);
   auto lm_head = std::make_shared<LmHead>();
-  lm_head->weight =
-      loader.matrix(MatrixRole::kVocabulary, {{"lm_head.weight", config.model.vocab_size}},
-                    config.model.hidden_size);
+  lm_head->weight = loader.matrix(
+      MatrixRole::kVocabulary, {{config.eagle.names.lm_head + ".weight", config.model.vocab_size}},
+      config.model.hidden_size);
   lm_head->scale = config.model.logits_scale;
   set_token_ids(*lm_head, config.token_ids, args);
   return lm_head;
@@ -331,9 +334,11 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
   fusion->fuses_states = eagle.fuses_embedding;
   fusion->normed_residual = eagle.normed_residual;
   fusion->feeds_back_normed = eagle.feeds_back_normed;
-  const std::string name = loader.contains("fusion_fc.weight") ? "fusion_fc" : "fc";
-  const int64_t first = eagle.fuses_embedding ? hidden : 0;
-  const WeightView whole = loader.read_matrix(name + ".weight", hidden, first + features);
+  const EagleNames& names = eagle.names;
+  const std::string& name = names.fusion;
+  const int64_t embedded = eagle.fuses_embedding ? hidden : 0;
+  const int64_t first = eagle.features_first ? 0 : embedded;  // column of the features
+  const WeightView whole = loader.read_matrix(name + ".weight", hidden, embedded + features);
   if (whole.is_integer()) {
     throw CheckpointError(loader.source(), name + ".weight",
                           "integers are not read here; give the matrix in floating point");
@@ -344,7 +349,11 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
          .norm = std::move(norm),
          .weight = loader.columns(MatrixRole::kLayer, whole, first + column, width)});
   };
-  if (first > 0) fusion->embedding = loader.columns(MatrixRole::kLayer, whole, 0, first);
+  if (eagle.fuses_embedding) {
+    const int64_t begin = eagle.features_first ? features : 0;
+    fusion->embedding = loader.columns(MatrixRole::kLayer, whole, begin, embedded);
+    if (!names.embedding_norm.empty()) fusion->embedding_norm = loader.norm(names.embedding_norm);
+  }
   if (eagle.feature_norm == FeatureNorm::kEachTap) {
     const int64_t width = target.config.hidden_size;
     for (int i = 0; i < config.taps.num_taps(); ++i) {
@@ -352,7 +361,7 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
     }
   } else {
     const bool is_normed = eagle.feature_norm == FeatureNorm::kWhole;
-    add(0, features, is_normed ? loader.norm(kWholeNorm, features) : Norm{});
+    add(0, features, is_normed ? loader.norm(names.feature_norm, features) : Norm{});
   }
   loader.release(name + ".weight");
   if (eagle.has_fusion_bias) fusion->bias = loader.vector({{name + ".bias", hidden}});
@@ -362,6 +371,12 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
 
 }  // namespace
 
+void check_eagle_tensors(const DraftHeadTensors& tensors, const DraftHeadConfig& config,
+                         const DraftHeadTarget& target) {
+  check_ends(tensors, config, target);
+  check_layers(tensors, config);
+}
+
 DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter,
                             const DraftHeadTarget& target) {
   const EagleFields fields = fields_of(root);
@@ -370,7 +385,7 @@ DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter
   EagleConfig& eagle = config.eagle;
   ModelConfig& model = config.model;
   model.architecture = is_eagle3 ? "an EAGLE-3 head" : "an EAGLE head";
-  model.names = {.embedding = "embed_tokens", .final_norm = "norm", .layers = "layers."};
+  model.names = {.layers = "layers."};
   model.random_weights = target.config.random_weights;
   model.checkpoint_dtype = target.config.checkpoint_dtype;
   model.first_position = 1;
@@ -397,16 +412,16 @@ DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter
     eagle.fuses_embedding = true;
   }
   config.taps.least_width = hidden;
-  eagle.has_fusion_bias = tensors.contains(fusion_name(tensors) + ".bias");
-  eagle.has_embedding = tensors.contains("embed_tokens.weight");
-  eagle.has_lm_head = tensors.contains("lm_head.weight") ||
+  if (tensors.contains("fusion_fc.weight")) eagle.names.fusion = "fusion_fc";
+  eagle.has_fusion_bias = tensors.contains(eagle.names.fusion + ".bias");
+  eagle.has_embedding = tensors.contains(eagle.names.embedding + ".weight");
+  eagle.has_lm_head = tensors.contains(eagle.names.lm_head + ".weight") ||
                       (tensors.is_random() && fields.root.has("draft_vocab_size"));
   check_sizes(fields, eagle, target);
   config.token_ids = scored_tokens(drafter, target, fields.root, tensors, eagle);
   model.vocab_size = config.token_ids.empty() ? target.config.vocab_size
                                               : static_cast<int>(config.token_ids.size());
-  check_ends(tensors, config, target);
-  check_layers(tensors, config);
+  check_eagle_tensors(tensors, config, target);
   if (drafter.parallel_drafting) find_masks(tensors, config, target);
   // layer_types says which layers have a window. The tensors say which biases exist, and whether
   // embedding and output matrix are the head's own.
@@ -427,9 +442,11 @@ std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const DraftHead
   for (size_t i = 0; i < config.eagle.layers.size(); ++i) {
     parts.layers.push_back(load_layer(loader, config.eagle.layers[i], config.model.layers[i]));
   }
-  if (config.model.final_norm) parts.final_norm = std::make_shared<Norm>(loader.norm("norm"));
+  if (config.model.final_norm) {
+    parts.final_norm = std::make_shared<Norm>(loader.norm(config.eagle.names.final_norm));
+  }
   parts.lm_head = load_lm_head(loader, config, args);
-  loader.finish(loaded);
+  loader.finish(loaded, /*is_part=*/config.method == DraftMethod::kMtp);
   return std::make_unique<Decoder>(config.model, std::move(loaded), args.backend,
                                    args.max_model_len, args.max_rows, args.coordinates);
 }

@@ -69,6 +69,7 @@ def only(options: SpeculativeOptions) -> DrafterOptions:
         ({"model_type": "eagle"}, "eagle"),
         ({**LLAMA, "draft_vocab_size": 32000}, "eagle3"),
         ({**LLAMA, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, "eagle3"),
+        ({"model_type": "qwen3_next_mtp"}, "mtp"),
         (speculators("eagle"), "eagle"),
         (speculators("eagle3"), "eagle3"),
         (speculators("peagle"), "eagle3"),
@@ -115,7 +116,6 @@ def test_config_json_counts_more_than_the_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "qwen3_next_mtp"}, '"mtp" .inferred from .*config.json. is not available'),
         ({"architectures": ["DFlashDraftModel"]}, '"dflash".*config.json.*not available'),
         (speculators("dspark"), '"dspark".*config.json.*not available'),
         (speculators("sparkle"), "config.json: speculators_model_type 'sparkle' is not known"),

@@ -103,9 +103,9 @@ def test_rows_see_what_stands_before_them(
 
 @pytest.mark.parametrize("name", train_heads.TRAINED)
 def test_trained_heads_are_often_right_and_often_wrong(
-    name: str, trained_head: Callable[[str], Path], toy_target: Path
+    name: str, trained_head: Callable[[str], Path], target_of: Callable[[str], Path]
 ) -> None:
-    target = head_oracles.Target(toy_target)
+    target = head_oracles.Target(target_of(name))
     kind = make_heads.HEADS[train_heads.TRAINED[name]].kind
     head = head_oracles.load(kind, trained_head(name), target)
     accepted = [0] * 4

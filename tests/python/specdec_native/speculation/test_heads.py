@@ -15,7 +15,7 @@ import head_oracles
 import make_fp8
 import make_heads
 from conftest import HeadMaker
-from make_heads import HEADS, IDS
+from make_heads import HEADS, IDS, MTP_HEADS
 from specdec_native import _core, _core_testing
 from specdec_native.checkpoints import hub
 
@@ -26,7 +26,7 @@ PROMPTS = [[(5 * i * i + 31 * i + 7 * k) % 160 for i in range(6 + 2 * k)] for k 
 LOGITS_ERROR = 1e-4
 
 IN_ONE_PASS = [name for name, variant in HEADS.items() if variant.kind in ("p_eagle", "pard")]
-FORMATS = [name for name in HEADS if name not in IN_ONE_PASS]
+FORMATS = [name for name in HEADS if name not in (*IN_ONE_PASS, *MTP_HEADS)]
 # One of each kind, with the most that can go wrong.
 KINDS = [
     "eagle_two_layers",
@@ -40,6 +40,13 @@ FAMILIES = [
     *("gemma2", "gemma3", "phi3", "granite", "olmo2", "gpt_neox", "mixtral", "qwen3_moe"),
 ]
 # What the heads borrow: embedding and LM head, neither, only the LM head, nothing at all.
+# Each in the checkpoint of a target that has experts or has none, with heads turned in part.
+MTP_TARGETS = [
+    *[("mtp", target) for target in ("qwen3_5", "qwen3_5_half_rotated", "qwen3_5_moe")],
+    *[("mtp", target) for target in ("qwen3_next", "qwen3_next_dense_layers")],
+    *[("mtp_experts_apart", target) for target in ("qwen3_next", "glm4_moe")],
+    ("mtp", "qwen2"),  # as a MiMo
+]
 FAMILY_HEADS = ["eagle", "eagle3_all_tokens", "speculators_qwen3", "medusa_version_2", "mlp_scaled"]
 
 
@@ -55,9 +62,10 @@ class Pair:
     def config(
         self, num_tokens: int = 4, tree_width: int = 1, max_draft_nodes: int = 0, **options: Any
     ) -> _core.EngineConfig:
+        in_target = self.variant.kind == "mtp"
         drafter = _core.DrafterConfig(
             method=self.variant.method,
-            model=str(hub.resolve_model(self.directory)),
+            model="" if in_target else str(hub.resolve_model(self.directory)),
             quantization="none",
             parallel_drafting=self.variant.kind in ("p_eagle", "pard"),
         )
@@ -67,9 +75,8 @@ class Pair:
             max_draft_nodes=max_draft_nodes,
             drafters=[drafter],
         )
-        return _core.EngineConfig(
-            model=str(self.target), dtype="float32", speculative=speculative, **options
-        )
+        model = str(self.directory if in_target else self.target)
+        return _core.EngineConfig(model=model, dtype="float32", speculative=speculative, **options)
 
     def num_tokens(self, wanted: int) -> int:
         return min(wanted, self.oracle.max_depth or wanted)
@@ -134,6 +141,12 @@ def test_all_levels_in_one_pass(pair: Pairs, name: str) -> None:
     check_drafts(pair(name), PROMPTS)
 
 
+@pytest.mark.parametrize(("name", "target"), MTP_TARGETS)
+def test_heads_in_their_targets_checkpoint(pair: Pairs, name: str, target: str) -> None:
+    check_logits(pair(name, target))
+    check_drafts(pair(name, target), PROMPTS[::7])
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_drafts_of_many_prompts(pair: Pairs, name: str) -> None:
     check_drafts(pair(name, "llama_deep"), PROMPTS)
@@ -153,11 +166,14 @@ def test_every_family(pair: Pairs, target: str, name: str) -> None:
     check_logits(pair(name, target))
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_chunks_of_a_text_change_no_bit(pair: Pairs, name: str) -> None:
-    whole = pair(name).logits(TEXT, [5])
+@pytest.mark.parametrize(
+    ("name", "target"), [*[(name, "llama") for name in KINDS], ("mtp", "qwen3_5_moe")]
+)
+def test_chunks_of_a_text_change_no_bit(pair: Pairs, name: str, target: str) -> None:
+    head = pair(name, target)
+    whole = head.logits(TEXT, [5])
     for chunk in (1, 7, 16):
-        assert np.array_equal(pair(name).logits(TEXT, [5], max_num_batched_tokens=chunk), whole)
+        assert np.array_equal(head.logits(TEXT, [5], max_num_batched_tokens=chunk), whole)
 
 
 # ---- traps: what one format calls otherwise than another

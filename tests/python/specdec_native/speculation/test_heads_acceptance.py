@@ -4,6 +4,7 @@ A head that read a feature of another token, or one that a cached block holds of
 would still never change an answer. It would be right less often, which only this test sees.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from test_speculation_law import metrics_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-METHODS = ["eagle", "eagle3", "p_eagle", "medusa", "mlp"]
+METHODS = ["eagle", "eagle3", "p_eagle", "medusa", "mlp", "mtp"]
 WITH_PARD = [*METHODS, "pard"]  # which reads no features
 PARALLEL = (head_oracles.ParallelEagle, head_oracles.ParallelDraftModel)
 NUM_PROMPTS = 20
@@ -95,19 +96,25 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(toy_target: Path, trained_head: Callable[[str], Path]) -> Callable[[str], Trained]:
-    target = head_oracles.Target(toy_target)
+def trained(
+    target_of: Callable[[str], Path], trained_head: Callable[[str], Path]
+) -> Callable[[str], Trained]:
     texts = train_heads.ToyLanguage().texts(NUM_PROMPTS, 60, seed=21).tolist()
     prompts = [text[: 5 + 2 * i] for i, text in enumerate(texts)]
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    with Engine(toy_target, dtype="float32", max_model_len=192) as engine:
-        answers = [list(o.outputs[0].token_ids) for o in engine.generate(prompts, params)]
+
+    @functools.cache
+    def answered(target: Path) -> tuple[head_oracles.Target, list[list[int]]]:
+        with Engine(target, dtype="float32", max_model_len=192) as engine:
+            outputs = engine.generate(prompts, params)
+        return head_oracles.Target(target), [list(o.outputs[0].token_ids) for o in outputs]
 
     def make(name: str) -> Trained:
         variant = make_heads.HEADS[train_heads.TRAINED[name]]
         directory = trained_head(name)
+        target, answers = answered(target_of(name))
         oracle = head_oracles.load(variant.kind, directory, target)
-        return Trained(toy_target, directory, variant.method, oracle, prompts, answers)
+        return Trained(target_of(name), directory, variant.method, oracle, prompts, answers)
 
     return make
 
