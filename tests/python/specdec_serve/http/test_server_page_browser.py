@@ -258,6 +258,7 @@ def test_keys(browser: Browser, engine: Engine, size: ViewportSize) -> None:
         opened(browser, world.url, **READABLE, max_tokens=4) as chat,
     ):
         chat.page.set_viewport_size(size)
+        chat.page.reload()  # the key gets the focus in a page of this size
         connection = chat.page.locator("#connection")
         key = chat.page.get_by_label("API key")
         expect(connection).not_to_be_empty()
