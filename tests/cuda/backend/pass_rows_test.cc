@@ -41,6 +41,7 @@ struct Step {
     params.memory.draft_kind = DraftModelKind::kModel;
     params.memory.state = {.seats = copy(seats),
                            .drafts = layout.array<SeatDrafts>(kSeats),
+                           .states = nullptr,
                            .block_tables = copy(tables),
                            .num_seats = kSeats,
                            .max_blocks = 2,
