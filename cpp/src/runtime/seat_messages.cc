@@ -1,5 +1,6 @@
 #include "runtime/seat_messages.h"
 
+#include <array>
 #include <type_traits>
 #include <utility>
 
@@ -18,6 +19,8 @@ struct SeatHeader {
   int min_tokens = 0;
   bool is_active = false;
   SampleRow sampling;
+  int32_t state_slot = -1;
+  std::array<int32_t, 2> first_records = {};
 };
 static_assert(std::is_trivially_copyable_v<SampleRow>);
 
@@ -64,7 +67,9 @@ void put_seat(MessageWriter& writer, const DeviceSeat& seat) {
                        .max_depth = seat.max_depth,
                        .min_tokens = seat.min_tokens,
                        .is_active = seat.is_active,
-                       .sampling = seat.sampling};
+                       .sampling = seat.sampling,
+                       .state_slot = seat.state.slot,
+                       .first_records = seat.state.first_records};
   // A seat has no such thing: the first would be the host's, the others come with each step.
   const SampleRow& row = seat.sampling;
   SPECDEC_CHECK(row.processor == nullptr && row.given_logits == nullptr);
@@ -77,6 +82,7 @@ void put_seat(MessageWriter& writer, const DeviceSeat& seat) {
   put_list(writer, seat.tokens);
   put_list(writer, std::span<const int32_t>(seat.stop_token_ids));
   put_list(writer, seat.blocks);
+  put_list(writer, seat.state.pending);
   put_list(writer, row.counts);
   put_bias(writer, row.logit_bias);
   put_list(writer, row.allowed_token_ids);
@@ -97,6 +103,7 @@ void put_plan(MessageWriter& writer, const DeviceStepPlan& plan) {
                         .num_drafts = static_cast<int>(plan.host_drafts.size()),
                         .num_masks = static_cast<int>(plan.masks.size()),
                         .want_logprobs = plan.want_logprobs});
+  put_list(writer, plan.kept_slots);
   for (const HostDraft& draft : plan.host_drafts) {
     writer.put(draft.seat);
     put_list(writer, draft.tokens);
@@ -127,6 +134,9 @@ std::span<const DeviceSeat> SeatMessages::get_seats(MessageReader& reader) {
     const auto stops = get_list<int32_t>(reader);
     seat.stop_token_ids.assign(stops.begin(), stops.end());
     seat.blocks = get_list<int32_t>(reader);
+    seat.state = {.slot = header.state_slot,
+                  .first_records = header.first_records,
+                  .pending = get_list<int32_t>(reader)};
     seat.sampling.counts = get_list<TokenCount>(reader);
     biases_[i] = get_bias(reader);
     seat.sampling.logit_bias = biases_[i];
@@ -138,6 +148,7 @@ std::span<const DeviceSeat> SeatMessages::get_seats(MessageReader& reader) {
 
 DeviceStepPlan SeatMessages::get_plan(MessageReader& reader) {
   const auto header = reader.get<PlanHeader>();
+  const auto kept_slots = get_list<KeptSlot>(reader);
   drafts_.resize(static_cast<size_t>(header.num_drafts));
   for (HostDraft& draft : drafts_) {
     draft.seat = reader.get<int>();
@@ -154,6 +165,7 @@ DeviceStepPlan SeatMessages::get_plan(MessageReader& reader) {
           .num_passes = header.num_passes,
           .host_drafts = drafts_,
           .masks = masks_,
+          .kept_slots = kept_slots,
           .max_unseen = header.max_unseen,
           .want_logprobs = header.want_logprobs};
 }
