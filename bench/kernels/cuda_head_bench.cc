@@ -186,7 +186,7 @@ class HeadBench : PassBench {
   }
 
   double head_seconds(Model& head, Requests& requests, int level, int rows_each) {
-    BatchInputs inputs(/*of_draft_head=*/true);
+    BatchInputs inputs(RowFeatures::kOfPreviousToken);
     std::vector<int32_t> row_ids;
     for (const BlockTable& blocks : requests.texts.tables) {
       const int first = add_rows(inputs, level, rows_each, blocks);

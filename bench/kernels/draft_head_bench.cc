@@ -112,7 +112,7 @@ class TimedModel {
              const Fill& fill) {
     backend_.begin_step();
     const Stopwatch watch;
-    BatchInputs inputs(of_draft_head);
+    BatchInputs inputs(of_draft_head ? RowFeatures::kOfPreviousToken : RowFeatures::kNone);
     fill(inputs);
     model_.forward({.batch = backend_.stage(inputs.view()),
                     .kv_layers = cache_.layers(),

@@ -394,6 +394,24 @@ void load_rows(Stream& stream, const LoadRowsParams& params) {
   launch_load_rows<Half>(stream, params);
 }
 
+__global__ void add_rows_kernel(AddRowsArgs args) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
+  if (i >= args.dim) return;
+  const int64_t row = blockIdx.x;
+  args.out[row * args.dim + i] += args.rows[int64_t{args.row_ids[row]} * args.dim + i];
+}
+
+void add_rows(Stream& stream, const AddRowsArgs& args) {
+  launch("add_rows", stream, add_rows_kernel,
+         {.grid = {static_cast<unsigned>(args.num_rows),
+                   static_cast<unsigned>((args.dim + kEmbedThreads - 1) / kEmbedThreads)},
+          .block = {kEmbedThreads},
+          .overlaps_previous = true},
+         args);
+}
+
 }  // namespace
 
 PointwiseKernels pointwise_kernels() {
@@ -406,7 +424,8 @@ PointwiseKernels pointwise_kernels() {
           .correct_streams = correct_streams,
           .match_magnitude = match_magnitude,
           .store_rows = store_rows,
-          .load_rows = load_rows};
+          .load_rows = load_rows,
+          .add_rows = add_rows};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

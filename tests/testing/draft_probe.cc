@@ -116,7 +116,7 @@ std::vector<float> head_logits(const EngineConfig& config, const std::vector<int
   const auto root = static_cast<int>(tokens.size()) - 1;
   ModelsOfText models(config, text, num_drafts);
   LogitsReader reader(models.backend(), models.draft_models().runner(0));
-  BatchInputs inputs(/*of_draft_head=*/true);
+  BatchInputs inputs(RowFeatures::kOfPreviousToken);
   for (int begin = 1; begin <= root;) {
     const int count = std::min(root + 1 - begin, models.max_rows());
     inputs.clear();

@@ -36,6 +36,8 @@ enum class DraftMethod : uint8_t {
   kMedusa,         // a head for each position, all over one hidden state
   kMlpSpeculator,  // a small recurrent network over one hidden state
   kMtp,            // the layer for the token after the next that the target's checkpoint has
+  kDflash,         // masks after the last token, all drafted in one pass over states of the target
+  kDspark,         // the same, where each draft also depends on the one before
   kCustom
 };
 template <>
@@ -48,6 +50,8 @@ inline constexpr auto kEnumNames<DraftMethod> =
                                           {DraftMethod::kMedusa, "medusa"},
                                           {DraftMethod::kMlpSpeculator, "mlp_speculator"},
                                           {DraftMethod::kMtp, "mtp"},
+                                          {DraftMethod::kDflash, "dflash"},
+                                          {DraftMethod::kDspark, "dspark"},
                                           {DraftMethod::kCustom, "custom_class"}});
 
 // How a draft model picks its tokens, after the request's own processors.
@@ -66,7 +70,8 @@ inline constexpr auto kEnumNames<DraftSampleMethod> = std::to_array<EnumName<Dra
 constexpr bool is_draft_head(DraftMethod method) {
   return method == DraftMethod::kEagle || method == DraftMethod::kEagle3 ||
          method == DraftMethod::kMedusa || method == DraftMethod::kMlpSpeculator ||
-         method == DraftMethod::kMtp;
+         method == DraftMethod::kMtp || method == DraftMethod::kDflash ||
+         method == DraftMethod::kDspark;
 }
 constexpr bool has_model(DraftMethod method) {
   return method == DraftMethod::kDraftModel || is_draft_head(method);
@@ -147,7 +152,7 @@ inline constexpr std::tuple kDrafterOptions = {
             .help = "draft_model, eagle3: all positions in one pass, over mask tokens (PARD, "
                     "P-EAGLE)"}),
     option(&DrafterConfig::token_map, {.name = "speculative_token_map",
-                                       .help = "eagle, medusa, mtp: the tokens that are drafted",
+                                       .help = "eagle, medusa, mtp, dflash: the tokens that are drafted",
                                        .details = "Distinct ids; empty for all tokens.",
                                        .range = at_least(0)}),
     option(&DrafterConfig::draft_tensor_parallel_size,
@@ -169,7 +174,7 @@ constexpr bool method_takes(DraftMethod method, std::string_view option) {
   }
   if (option == "speculative_token_map") {
     return method == DraftMethod::kEagle || method == DraftMethod::kMedusa ||
-           method == DraftMethod::kMtp;
+           method == DraftMethod::kMtp || method == DraftMethod::kDflash;
   }
   return has_model(method);
 }

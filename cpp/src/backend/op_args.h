@@ -474,6 +474,15 @@ struct LoadRowsArgs {
   int num_rows = 0;
 };
 
+// out[i] += rows[row_ids[i]], of float32.
+struct AddRowsArgs {
+  const float* rows = nullptr;       // [more than any id, dim]
+  const int32_t* row_ids = nullptr;  // [num_rows]
+  float* out = nullptr;              // [num_rows, dim]
+  int num_rows = 0;
+  int dim = 0;
+};
+
 // Moves cached tokens after verification: for each pair, the KV of slot `from` is copied to slot
 // `to`, for every layer view given, and so are rows of features. Pairs of one request are in rising
 // order with to <= from.

@@ -44,7 +44,7 @@ void validate_model(const DrafterConfig& drafter) {
     throw InvalidArgument(
         kTokenMap,
         str_cat("cuts the target's output head, which method '", name_of(drafter.method),
-                "' does not draft with: leave it out, or use 'eagle', 'medusa' or 'mtp'"));
+                "' does not draft with: leave it out, or use 'eagle', 'medusa', 'mtp' or 'dflash'"));
   }
 }
 

@@ -393,4 +393,17 @@ void CpuBackend::load_rows(const LoadRowsArgs& args) {
   });
 }
 
+void CpuBackend::add_rows(const AddRowsArgs& args) {
+  pool_.parallel_for(args.num_rows, 1, [&](int64_t begin, int64_t end, int) {
+    kernels_.rows.to_f32({.x = args.rows,
+                          .row_ids = args.row_ids,
+                          .dim = args.dim,
+                          .row_begin = begin,
+                          .row_end = end,
+                          .out = args.out,
+                          .out_stride = args.dim,
+                          .accumulate = true});
+  });
+}
+
 }  // namespace specdec::cpu

@@ -72,18 +72,26 @@ struct Decoder::Impl {
     if (parts.final_norm) final_norm_params = parts.final_norm->params();
     if (parts.streams) streams.emplace(config, *parts.streams, backend, row_limit);
     if (config.has_states()) recurrent.emplace(config, backend, row_limit);
+    if (parts.markov) {
+      const auto count = static_cast<size_t>(row_limit) * static_cast<size_t>(parts.markov->rank);
+      markov_rows = backend.allocate(count * sizeof(float), "decoder workspace");
+    }
     if (parts.fusion) fusion.emplace(*parts.fusion, config.hidden_size, backend, row_limit);
   }
 
   void forward(const ModelPass& pass);
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits);
   bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens);
+  void compute_markov_logits(const int32_t* token_ids, int num_rows, float* out);
   int64_t pass_bytes() const;
 
   void embed(const BatchView& batch, float* out);
   void run_layer(const Layer& layer, int index, const ModelPass& pass);
   void mix(const Layer& layer, int index, const ModelPass& pass);
-  void project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
+  ProjectionInput attention_input(const Layer& layer, const NormParams& norm, int num_rows);
+  void project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv,
+                   const ProjectionInput& in);
+  void write_context(const ModelPass& pass);
   void attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void gate_attention(const Layer& layer, int num_rows);
   void expand(const Layer& layer, const ProjectionInput& in);
@@ -119,6 +127,7 @@ struct Decoder::Impl {
   const ModelParts& parts;
   DecoderWorkspace work;
   Buffer gates;             // [max_rows, whole inner] float32, of sparse gates
+  Buffer markov_rows;       // [max_rows, rank] float32, of a Markov head
   std::vector<Rope> ropes;  // as ModelConfig::ropes
   StageLink stages;
   std::optional<ResidualStreams> streams;
@@ -214,15 +223,21 @@ void Decoder::Impl::embed(const BatchView& batch, float* out) {
   }
 }
 
-// Writes the rows' keys and values to the cache, and their queries to work.q.
-void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
-  const NormParams norm = layer.attention_norm.params();
-  const bool norms_all_heads = config.qk_norm == QkNorm::kAllHeads;
-  ProjectionInput in = block_input(layer, norm, batch.num_rows);
-  if (layer.spec.attention_input == AttentionInput::kRaw) in.norm = nullptr;
+// `norm`: the layer's, which must outlive the result.
+ProjectionInput Decoder::Impl::attention_input(const Layer& layer, const NormParams& norm,
+                                               int num_rows) {
   if (layer.spec.attention_input == AttentionInput::kWithEmbedding) {
-    in = fusion->join_embedding(layer, work.hidden.as<float>(), batch.num_rows);
+    return fusion->join_embedding(layer, work.hidden.as<float>(), num_rows);
   }
+  ProjectionInput in = block_input(layer, norm, num_rows);
+  if (layer.spec.attention_input == AttentionInput::kRaw) in.norm = nullptr;
+  return in;
+}
+
+// Writes the rows' keys and values to the cache, and their queries to work.q.
+void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv,
+                                const ProjectionInput& in) {
+  const bool norms_all_heads = config.qk_norm == QkNorm::kAllHeads;
   QkvArgs qkv = {
       .weight = layer.qkv.weight.get(),
       .in = in,
@@ -251,7 +266,8 @@ void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, cons
 
 // Runs a layer's attention, before its output projection, into work.mixed.
 void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
-  project_qkv(layer, batch, kv);
+  const NormParams norm = layer.attention_norm.params();
+  project_qkv(layer, batch, kv, attention_input(layer, norm, batch.num_rows));
   backend.tree_attention({.q = work.q.data(),
                           .batch = &batch,
                           .kv = kv,
@@ -482,6 +498,20 @@ void Decoder::Impl::run_layer(const Layer& layer, int index, const ModelPass& pa
   if (layer.per_layer.gate) add_per_layer(layer, index, rows);
 }
 
+// Makes the keys and values of committed tokens of the target's features, in every layer of the
+// same: no layer's output is wanted.
+void Decoder::Impl::write_context(const ModelPass& pass) {
+  fusion->fuse(pass, work.hidden.as<float>());
+  const NormParams norm = parts.fusion->context_norm.params();
+  for (size_t index = 0; index < parts.layers.size(); ++index) {
+    project_qkv(*parts.layers[index], pass.batch, pass.kv_layers[index],
+                {.x = work.hidden.data(),
+                 .dtype = DType::kF32,
+                 .norm = &norm,
+                 .num_rows = pass.batch.num_rows});
+  }
+}
+
 void Decoder::Impl::forward(const ModelPass& pass) {
   const BatchView& batch = pass.batch;
   SPECDEC_CHECK_LE(batch.num_rows, max_rows);
@@ -490,6 +520,9 @@ void Decoder::Impl::forward(const ModelPass& pass) {
   if (batch.num_rows == 0) return;
   if (!stages.is_first()) {
     stages.receive(pass, work.hidden.as<float>());
+  } else if (parts.fusion != nullptr && parts.fusion->makes_context()) {
+    if (pass.level == 0) return write_context(pass);
+    embed(batch, work.hidden.as<float>());
   } else if (fusion) {
     embed(batch, fusion->token_rows());
     fusion->fuse(pass, work.hidden.as<float>());
@@ -506,7 +539,9 @@ void Decoder::Impl::forward(const ModelPass& pass) {
                            streams ? streams->active() : work.hidden.as<float>());
     if (streams) streams->predict(layer, work.hidden.as<float>(), batch.num_rows);
     if (pass.kv_only && index == last_kv_layer) {
-      return project_qkv(layer, batch, pass.kv_layers[index]);
+      const NormParams norm = layer.attention_norm.params();
+      return project_qkv(layer, batch, pass.kv_layers[index],
+                         attention_input(layer, norm, batch.num_rows));
     }
     run_layer(layer, index, pass);
   }
@@ -517,7 +552,9 @@ void Decoder::Impl::forward(const ModelPass& pass) {
   stages.tap_layer_input(pass, first_layer + num_layers, work.hidden.as<float>());
   store_final_hidden(pass.taps, pass.batch, work.hidden.as<float>(), final_norm(),
                      config.hidden_size, backend);
-  if (fusion) fusion->store_states(pass, work.hidden.as<float>(), final_norm());
+  if (fusion && !parts.fusion->makes_context()) {
+    fusion->store_states(pass, work.hidden.as<float>(), final_norm());
+  }
 }
 
 // The rows of the residual stream that the LM head reads.
@@ -558,6 +595,18 @@ bool Decoder::Impl::best_tokens(const int32_t* row_ids, int rows, int32_t* token
        .tokens = tokens});
 }
 
+void Decoder::Impl::compute_markov_logits(const int32_t* token_ids, int rows, float* out) {
+  SPECDEC_CHECK_LE(rows, max_rows);
+  const MarkovHead& markov = *parts.markov;
+  backend.embed({.table = markov.tokens.get(),
+                 .token_ids = token_ids,
+                 .out = markov_rows.as<float>(),
+                 .num_rows = rows});
+  backend.linear({.weight = markov.weight.get(),
+                  .in = {.x = markov_rows.data(), .dtype = DType::kF32, .num_rows = rows},
+                  .out = out});
+}
+
 // Table lookups read single rows, so tables do not count. Experts count in full, although a pass
 // reads only some of them.
 int64_t Decoder::Impl::pass_bytes() const {
@@ -575,6 +624,7 @@ int64_t Decoder::Impl::pass_bytes() const {
     }
   }
   if (parts.per_layer != nullptr) bytes += size_of_matrix(parts.per_layer->projection);
+  if (parts.markov != nullptr) bytes += size_of_matrix(parts.markov->weight);
   if (parts.fusion != nullptr) {
     bytes += size_of_matrix(parts.fusion->embedding);
     for (const FeatureFusion::Part& part : parts.fusion->parts)
@@ -636,6 +686,12 @@ DraftVocabulary Decoder::draft_vocabulary() const {
   if (lm_head == nullptr || lm_head->token_ids.empty()) return {};
   return {.token_ids = lm_head->token_ids.as<int32_t>(),
           .target_vocab_size = lm_head->target_vocab_size};
+}
+
+bool Decoder::has_markov_head() const { return impl_->parts.markov != nullptr; }
+
+void Decoder::compute_markov_logits(const int32_t* token_ids, int num_rows, float* out) {
+  impl_->compute_markov_logits(token_ids, num_rows, out);
 }
 
 std::span<const float> Decoder::mask_features() const {

@@ -45,6 +45,8 @@ class Decoder final : public Model {
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level = 0) override;
   bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens) override;
   DraftVocabulary draft_vocabulary() const override;
+  bool has_markov_head() const override;
+  void compute_markov_logits(const int32_t* token_ids, int num_rows, float* out) override;
   std::span<const float> mask_features() const override;
 
  private:

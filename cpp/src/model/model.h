@@ -22,7 +22,8 @@ struct ModelPass {
   // Draft heads only: the rows of features, which the target writes and the draft head reads.
   PagedRowsView features = {};
   // Draft heads only: 0 for rows of committed tokens, which read the target's states of the
-  // previous tokens; d for drafts of depth d, which read the draft head's states of their parents.
+  // previous tokens (or of their own, where these make keys and values: FeatureFusion); d for
+  // drafts of depth d, which read the draft head's states of their parents, if any.
   int level = 0;
   // For a draft head that drafts all levels from committed tokens alone: the number of levels
   // wanted, from `level` on. Row r of the batch writes its result for level d at row d *
@@ -61,6 +62,13 @@ class Model {
     return false;
   }
   virtual DraftVocabulary draft_vocabulary() const { return {}; }
+  // Whether tokens drafted after a pass change its logits.
+  virtual bool has_markov_head() const { return false; }
+  // What the Markov head adds to logits of a token: of row i, where token_ids[i] comes before that
+  // token. `token_ids` are in memory of the backend; out: [num_rows, config().vocab_size] float32.
+  virtual void compute_markov_logits(const int32_t* token_ids, int num_rows, float* out) {
+    static_cast<void>(token_ids), static_cast<void>(num_rows), static_cast<void>(out);
+  }
   // False: one call of compute_logits() may ask for rows of all levels of a pass.
   virtual bool has_output_per_level() const { return false; }
   // Features that a row reads when the text at its position is not known yet, float32 in the

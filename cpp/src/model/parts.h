@@ -174,6 +174,19 @@ struct FeatureFusion {
                               // the place of the sum
   bool normed_residual = false;
   bool feeds_back_normed = false;
+  // Of a head whose rows begin with embeddings, while the fused features of committed tokens, after
+  // this norm, are what every layer makes their keys and values of (DFlash); else empty.
+  Norm context_norm;
+
+  bool makes_context() const { return !context_norm.weight.empty(); }
+};
+
+// For a draft head whose logits also depend on the token before the one they are of: what it adds
+// to them, weight tokens[token before].
+struct MarkovHead {
+  int rank = 0;
+  std::unique_ptr<const EmbeddingTable> tokens;  // [the target's vocab, rank]
+  std::unique_ptr<const PackedLinear> weight;    // [vocab, rank]
 };
 
 // To residual streams other than the first, and back: [hidden, hidden] each.
@@ -190,6 +203,7 @@ struct ModelParts {
   std::vector<std::shared_ptr<const Layer>> layers;
   std::shared_ptr<const Norm> final_norm;  // null without
   std::shared_ptr<const LmHead> lm_head;
+  std::shared_ptr<const MarkovHead> markov;  // null without
 };
 
 struct LoadedParts {

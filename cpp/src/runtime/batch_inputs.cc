@@ -30,6 +30,13 @@ void BatchInputs::clear() {
   block_tables_.clear();
 }
 
+int64_t BatchInputs::RequestBlocks::slot(int token_index) const {
+  const int own = table->num_blocks(), size = table->block_size();
+  const int block = token_index / size;
+  const BlockId id = block < own ? table->ids()[block] : spare[block - own];
+  return int64_t{id} * size + token_index % size;
+}
+
 template <class Add>
 int BatchInputs::add_whole(const Add& add) {
   const int first_row = num_rows();
@@ -64,14 +71,14 @@ void BatchInputs::cut(int num_rows, int num_requests, bool has_tree) {
 }
 
 void BatchInputs::begin_request(std::span<const int32_t> tokens, int base_len, int first_slot,
-                                const BlockTable& blocks) {
+                                const RequestBlocks& blocks) {
   SPECDEC_CHECK(!tokens.empty());
   block_tables_.clear();
   const int num_slots = first_slot + static_cast<int>(tokens.size());
-  SPECDEC_CHECK_LE(base_len + num_slots, blocks.capacity_tokens());
+  SPECDEC_CHECK_LE(base_len + num_slots, blocks.num_blocks() * blocks.table->block_size());
   base_lens_.push_back(base_len);
   num_tree_slots_.push_back(num_slots);
-  tables_.push_back(&blocks);
+  tables_.push_back(blocks);
   token_ids_.insert(token_ids_.end(), tokens.begin(), tokens.end());
   for (int slot = first_slot; slot < num_slots; ++slot) {
     slot_mapping_.push_back(blocks.slot(base_len + slot));
@@ -106,14 +113,15 @@ void BatchInputs::add_states(const StateAccess& states, int num_rows,
 int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks,
                            bool keeps_state, const StateAccess* states) {
   return add_whole([&](int) {
-    begin_request(tokens, base_len, /*first_slot=*/0, blocks);
+    begin_request(tokens, base_len, /*first_slot=*/0, {.table = &blocks});
     is_tree_.push_back(0);
-    for (int i = 0; of_draft_head_ && i < static_cast<int>(tokens.size()); ++i) {
-      const int before = base_len + i - 1;
-      feature_slots_.push_back(before < 0 ? -1 : blocks.slot(before));
+    const int offset = features_ == RowFeatures::kOfPreviousToken ? -1 : 0;
+    for (int i = 0; reads_features() && i < static_cast<int>(tokens.size()); ++i) {
+      const int token = base_len + i + offset;
+      feature_slots_.push_back(token < 0 ? -1 : blocks.slot(token));
       state_slots_.push_back(-1);
     }
-    if (of_draft_head_ && keeps_state) state_slots_.back() = slot_mapping_.back();
+    if (reads_features() && keeps_state) state_slots_.back() = slot_mapping_.back();
     for (size_t i = 0; i < tokens.size(); ++i) positions_.push_back(base_len + static_cast<int>(i));
     if (has_tree_) ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
     if (states != nullptr) add_states(*states, static_cast<int>(tokens.size()), {});
@@ -122,14 +130,14 @@ int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len, const 
 
 void BatchInputs::add_masks(int num_masks, int32_t token, int64_t feature_slot) {
   SPECDEC_CHECK(!is_tree_.empty() && is_tree_.back() == 0);
-  const BlockTable& blocks = *tables_.back();
+  const BlockTable& blocks = *tables_.back().table;
   const int end = base_lens_.back() + num_tree_slots_.back();
   SPECDEC_CHECK_LE(end + num_masks, blocks.capacity_tokens());
   for (int position = end; position < end + num_masks; ++position) {
     token_ids_.push_back(token);
     positions_.push_back(position);
     slot_mapping_.push_back(blocks.slot(position));
-    if (!of_draft_head_) continue;
+    if (!reads_features()) continue;
     feature_slots_.push_back(feature_slot);
     state_slots_.push_back(-1);
   }
@@ -138,11 +146,34 @@ void BatchInputs::add_masks(int num_masks, int32_t token, int64_t feature_slot) 
   if (has_tree_) ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
 }
 
+int BatchInputs::add_span(int32_t token, int num_masks, int32_t mask_token, int base_len,
+                          const BlockTable& blocks, std::span<const BlockId> spare_blocks) {
+  return add_whole([&](int first_row) {
+    const int num_rows = 1 + num_masks;
+    std::vector<int32_t> tokens(static_cast<size_t>(num_rows), mask_token);
+    tokens[0] = token;
+    const int missing = num_blocks_for(base_len + num_rows, blocks.block_size()) -
+                        blocks.num_blocks();
+    SPECDEC_CHECK_LE(missing, static_cast<int>(spare_blocks.size()));
+    begin_request(tokens, base_len, /*first_slot=*/0,
+                  {.table = &blocks, .spare = spare_blocks.first(std::max(missing, 0))});
+    begin_tree_masks((num_rows + 63) / 64);
+    for (int row = 0; row < num_rows; ++row) {
+      positions_.push_back(base_len + row);
+      uint64_t* mask = &ancestor_mask_[static_cast<size_t>(first_row + row) * mask_words_];
+      for (int slot = 0; slot < num_rows; ++slot) mask[slot / 64] |= uint64_t{1} << (slot % 64);
+      if (!reads_features()) continue;
+      feature_slots_.push_back(-1);
+      state_slots_.push_back(-1);
+    }
+  });
+}
+
 int BatchInputs::add_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents,
                           int base_len, const BlockTable& blocks, const StateAccess* states) {
   SPECDEC_CHECK_EQ(tokens.size(), parents.size());
   return add_whole([&](int first_row) {
-    begin_request(tokens, base_len, /*first_slot=*/0, blocks);
+    begin_request(tokens, base_len, /*first_slot=*/0, {.table = &blocks});
     begin_tree_masks(static_cast<int>((tokens.size() + 63) / 64));
     for (size_t i = 0; i < tokens.size(); ++i) {
       const int parent = parents[i];
@@ -168,16 +199,16 @@ int BatchInputs::add_tree_level(std::span<const int32_t> tokens, std::span<const
                                 int mask_words, int base_len, const BlockTable& blocks,
                                 std::span<const int> parent_slots) {
   SPECDEC_CHECK_EQ(tokens.size(), depths.size());
-  if (of_draft_head_) SPECDEC_CHECK_EQ(tokens.size(), parent_slots.size());
+  if (reads_features()) SPECDEC_CHECK_EQ(tokens.size(), parent_slots.size());
   SPECDEC_CHECK_EQ(masks.size(), tokens.size() * static_cast<size_t>(mask_words));
   return add_whole([&](int first_row) {
-    begin_request(tokens, base_len, num_slots_before, blocks);
+    begin_request(tokens, base_len, num_slots_before, {.table = &blocks});
     begin_tree_masks(mask_words);
     for (size_t i = 0; i < tokens.size(); ++i) {
       positions_.push_back(base_len + depths[i]);
       std::copy_n(&masks[i * mask_words], mask_words,
                   &ancestor_mask_[(first_row + i) * mask_words_]);
-      if (!of_draft_head_) continue;
+      if (!reads_features()) continue;
       feature_slots_.push_back(blocks.slot(base_len + parent_slots[i]));
       state_slots_.push_back(slot_mapping_[first_row + i]);
     }
@@ -197,11 +228,14 @@ void BatchInputs::widen_masks(int mask_words) {
 
 void BatchInputs::read_block_tables() {
   max_blocks_ = 0;
-  for (const BlockTable* table : tables_) max_blocks_ = std::max(max_blocks_, table->num_blocks());
+  for (const RequestBlocks& blocks : tables_) {
+    max_blocks_ = std::max(max_blocks_, blocks.num_blocks());
+  }
   block_tables_.assign(tables_.size() * max_blocks_, kNullBlock);
   for (size_t i = 0; i < tables_.size(); ++i) {
-    const std::span<const BlockId> ids = tables_[i]->ids();
-    std::copy(ids.begin(), ids.end(), &block_tables_[i * max_blocks_]);
+    const auto to = block_tables_.begin() + static_cast<ptrdiff_t>(i) * max_blocks_;
+    const auto end = std::ranges::copy(tables_[i].table->ids(), to).out;
+    std::ranges::copy(tables_[i].spare, end);
   }
 }
 
@@ -213,8 +247,8 @@ BatchView BatchInputs::view() {
   view.token_ids = token_ids_.data();
   view.positions = positions_.data();
   view.slot_mapping = slot_mapping_.data();
-  view.feature_slots = of_draft_head_ ? feature_slots_.data() : nullptr;
-  view.state_slots = of_draft_head_ ? state_slots_.data() : nullptr;
+  view.feature_slots = reads_features() ? feature_slots_.data() : nullptr;
+  view.state_slots = reads_features() ? state_slots_.data() : nullptr;
   view.cu_rows = cu_rows_.data();
   view.base_lens = base_lens_.data();
   view.block_tables = block_tables_.data();

@@ -12,11 +12,16 @@
 
 namespace specdec {
 
+// The features that a row of a chain reads (BatchView::feature_slots).
+enum class RowFeatures : uint8_t {
+  kNone,
+  kOfPreviousToken,  // of draft heads whose rows begin with features
+  kOfToken,          // of draft heads that make keys and values of features
+};
+
 class BatchInputs {
  public:
-  // `of_draft_head`: rows of a draft head, which reads features (BatchView::feature_slots). A row
-  // of a chain reads the features of the previous token.
-  explicit BatchInputs(bool of_draft_head = false) : of_draft_head_(of_draft_head) {}
+  explicit BatchInputs(RowFeatures features = RowFeatures::kNone) : features_(features) {}
 
   void clear();
 
@@ -31,6 +36,13 @@ class BatchInputs {
   // Rows after the chain that was added last, at its next positions and slots, whose text is not
   // known: `token` stands for it, and in a head the features at `feature_slot`.
   void add_masks(int num_masks, int32_t token, int64_t feature_slot);
+
+  // Rows that all see each other: a token at position base_len, and `num_masks` rows of
+  // `mask_token` at the positions after it. Slots that the block table has no room for are taken
+  // from `spare_blocks`, which must outlive the batch. Rows read no features. Returns the index of
+  // the first row.
+  int add_span(int32_t token, int num_masks, int32_t mask_token, int base_len,
+               const BlockTable& blocks, std::span<const BlockId> spare_blocks);
 
   // A tree: tokens[0] is the root (the last committed token), parents[i] < i the row that row i
   // continues, parents[0] = -1.
@@ -58,15 +70,24 @@ class BatchInputs {
   template <class Add>
   int add_whole(const Add& add);
   void cut(int num_rows, int num_requests, bool has_tree);
+  // The blocks of a request: its table's, and then those that rows of a span need beside them.
+  struct RequestBlocks {
+    const BlockTable* table = nullptr;
+    std::span<const BlockId> spare = {};
+
+    int num_blocks() const { return table->num_blocks() + static_cast<int>(spare.size()); }
+    int64_t slot(int token_index) const;
+  };
   void begin_request(std::span<const int32_t> tokens, int base_len, int first_slot,
-                     const BlockTable& blocks);
+                     const RequestBlocks& blocks);
+  bool reads_features() const { return features_ != RowFeatures::kNone; }
   void begin_tree_masks(int mask_words);
   void widen_masks(int mask_words);
   // Row i of the request continues parents[i], or the row before it where there are no parents.
   void add_states(const StateAccess& states, int num_rows, std::span<const int32_t> parents);
   void read_block_tables();
 
-  bool of_draft_head_;
+  RowFeatures features_;
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> positions_;
   std::vector<int64_t> slot_mapping_;
@@ -87,7 +108,7 @@ class BatchInputs {
   std::vector<StateStore> stores_;
   std::vector<int32_t> state_parents_;
   std::vector<int32_t> records_;
-  std::vector<const BlockTable*> tables_;
+  std::vector<RequestBlocks> tables_;
   std::vector<int32_t> block_tables_;  // of the first max_blocks_ of each; empty: not read yet
   int max_blocks_ = 0;
 };

@@ -17,6 +17,9 @@ namespace specdec {
 namespace {
 
 constexpr int kDraftLogitRows = 64;
+// Of a pass over spans, and of the logits that are kept of it.
+constexpr int kMostSpanRows = 512;
+constexpr int64_t kMostKeptBytes = 64 << 20;
 // The padding of one vocabulary may differ from that of another. A larger difference means another
 // tokenizer.
 constexpr int kMaxVocabularyPadding = 1024;
@@ -38,6 +41,13 @@ void check_depth(const DraftHeadConfig& head, const SpeculativeConfig& config) {
   throw InvalidArgument("num_speculative_tokens",
                         str_cat(config.num_speculative_tokens, " is more than the ", head.max_depth,
                                 " tokens that the head in ", head.directory, " can draft"));
+}
+
+int most_span_rows(const SpanConfig& span, int vocab_size, int max_rows) {
+  if (span.num_rows == 0) return 0;
+  const auto kept = static_cast<int>(kMostKeptBytes / (int64_t{vocab_size} * 4));
+  const int rows = std::min({kMostSpanRows, max_rows, kept});
+  return std::max(rows / span.num_rows, 1) * span.num_rows;
 }
 
 bool can_be_shared(DraftMethod method) {
@@ -188,6 +198,8 @@ DraftModels::Loading DraftModels::draft_head_loading(int id, Backend& backend,
     target_parts = &borrowed->second;
   }
   const Quantization quantization = parse_quantization(drafter.quantization);
+  // Masks stand at positions past the last token's.
+  const int longest = max_model_len + head.span.num_rows;
   return {.make =
               [=, this, &backend](int max_rows) {
                 const DraftHeadTarget head_target{.config = target_, .directory = config_.model};
@@ -196,13 +208,14 @@ DraftModels::Loading DraftModels::draft_head_loading(int id, Backend& backend,
                                                        .coordinates = {.ranks = ranks},
                                                        .quantization = quantization,
                                                        .backend = backend,
-                                                       .max_model_len = max_model_len,
+                                                       .max_model_len = longest,
                                                        .max_rows = max_rows});
               },
           .longest = max_model_len,
           .max_depth = head.max_depth,
           .is_parallel = head.is_parallel,
-          .mask_token = head.eagle.mask_token};
+          .mask_token = head.eagle.mask_token,
+          .span = head.span};
 }
 
 void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int max_model_len) {
@@ -216,16 +229,19 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
   // A pass of heads that draft all levels leaves a row for each; a backend may pad the rows to the
   // next power of two.
   const int rows_per_root =
-      loading.is_parallel && loading.mask_token < 0
+      loading.is_parallel && loading.mask_token < 0 && loading.span.num_rows == 0
           ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(loading.max_depth)))
           : 1;
   const int max_rows = std::max({config_.max_num_batched_tokens, speculative.widest_level(),
-                                 speculative.num_speculative_tokens, rows_per_root});
+                                 speculative.num_speculative_tokens, rows_per_root,
+                                 loading.span.num_rows});
+  const int max_span_rows = most_span_rows(loading.span, target_.vocab_size, max_rows);
   auto runner = std::make_unique<ModelRunner>(
       backend,
       RunnerLimits{.max_model_len = longest,
                    .max_rows = max_rows,
-                   .max_logit_rows = std::min(kDraftLogitRows, max_rows)},
+                   .max_logit_rows = std::min(kDraftLogitRows, max_rows),
+                   .max_kept_rows = max_span_rows},
       loading.make);
   if (is_draft_head) runner->set_features(target.feature_shape());
   // A pass takes its time to read the weights, all of them.
@@ -244,6 +260,8 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
                    .max_depth = loading.max_depth,
                    .is_parallel = loading.is_parallel,
                    .mask_token = loading.mask_token,
+                   .span = loading.span,
+                   .max_span_rows = max_span_rows,
                    .shape = StaticTree(config_.speculative.speculative_token_tree)},
        .runner = std::move(runner)});
 }
@@ -288,8 +306,14 @@ void DraftModels::rehearse(const KvFormat& format) {
 
 void DraftModels::allocate_caches(int num_blocks, const KvFormat& format,
                                   const PagedRowsView& features) {
-  for (const Model& model : models_) {
-    model.runner->allocate_cache(num_blocks, format);
+  for (Model& model : models_) {
+    ModelDrafterOptions& options = model.options;
+    if (const int num_rows = options.span.num_rows; num_rows > 0) {
+      options.first_spare_block = num_blocks + 1;  // after the null block and the pool's
+      options.num_spare_blocks = options.max_span_rows / num_rows *
+                                 num_blocks_for(num_rows - 1, format.block_size);
+    }
+    model.runner->allocate_cache(num_blocks + options.num_spare_blocks, format);
     if (model.options.is_draft_head) model.runner->set_features(features);
   }
 }

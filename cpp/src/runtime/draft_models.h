@@ -69,6 +69,7 @@ class DraftModels {
     int max_depth = 0;
     bool is_parallel = false;
     int32_t mask_token = -1;
+    SpanConfig span = {};
   };
   Loading draft_model_loading(int id, Backend& backend, int max_model_len) const;
   Loading draft_head_loading(int id, Backend& backend, const ModelRunner& target,

@@ -29,6 +29,9 @@ class LeadingRunner final : public RunnerObserver {
   void compute_logits(std::span<const int32_t> row_ids, int level) override {
     calls_.compute_logits(model_, row_ids, level);
   }
+  void compute_markov_logits(std::span<const int32_t> token_ids) override {
+    calls_.compute_markov_logits(model_, token_ids);
+  }
   void move_kv(std::span<const std::pair<int64_t, int64_t>> slots) override {
     calls_.move_kv(model_, slots);
   }

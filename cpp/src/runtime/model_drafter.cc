@@ -31,6 +31,11 @@ void cut_to_vocabulary(std::vector<float>& probabilities, int vocab_size) {
   for (float& probability : probabilities) probability = static_cast<float>(probability / total);
 }
 
+RowFeatures features_of(const ModelDrafterOptions& options) {
+  if (!options.is_draft_head) return RowFeatures::kNone;
+  return options.span.num_rows > 0 ? RowFeatures::kOfToken : RowFeatures::kOfPreviousToken;
+}
+
 void set_bit(std::vector<uint64_t>& mask, int bit) {
   if (num_words(bit + 1) > static_cast<int>(mask.size())) mask.resize(num_words(bit + 1), 0);
   mask[bit / 64] |= uint64_t{1} << (bit % 64);
@@ -69,7 +74,10 @@ ModelDrafter::ModelDrafter(ModelRunner& runner, const BlockPool& pool,
       options_(options),
       ledger_(pool),
       num_tokens_(runner.num_tokens()),
-      inputs_(options.is_draft_head) {
+      inputs_(features_of(options)) {
+  for (int i = 0; i < options.num_spare_blocks; ++i) {
+    spare_blocks_.push_back(options.first_spare_block + i);
+  }
   SPECDEC_CHECK(options.id >= 0 && options.id < kMaxDrafters);
 }
 
@@ -80,7 +88,7 @@ int ModelDrafter::max_depth(const DraftRequest& request) const {
 }
 
 int ModelDrafter::num_masks(const DraftRequest& request) const {
-  return options_.mask_token < 0 ? 0 : max_depth(request) - 1;
+  return options_.mask_token < 0 || drafts_spans() ? 0 : max_depth(request) - 1;
 }
 
 // The draft model has no embedding for tokens that only the target's vocabulary has. These are
@@ -94,11 +102,13 @@ bool ModelDrafter::can_draft(const DraftRequest& request) const {
          std::ranges::all_of(request.tokens, [&](int32_t token) { return token < num_tokens_; });
 }
 
-// Without KV there is nothing to run but the root. The first token has no row in a head.
+// Without KV there is nothing to run but the root. The first token has no row in a head that reads
+// the token before.
 int ModelDrafter::num_seen(const DraftRequest& request) const {
   const int base_len = static_cast<int>(request.tokens.size()) - 1;
   if (options_.num_layers == 0) return base_len;
-  return std::max(ledger_.num_seen(*request.blocks, base_len), options_.is_draft_head ? 1 : 0);
+  const int least = options_.is_draft_head && !drafts_spans() ? 1 : 0;
+  return std::max(ledger_.num_seen(*request.blocks, base_len), least);
 }
 
 int ModelDrafter::num_unseen(const DraftRequest& request) const {
@@ -115,9 +125,9 @@ void ModelDrafter::draft(std::span<DraftRequest> requests) {
                        .num_seen = num_seen(request),
                        .frontier = {}});
   }
-  // The KV of a single layer needs neither its attention nor its MLP.
-  if (options_.num_layers == 1) run_stage(growths, Stage::kBulk, 0);
-  run_stage(growths, Stage::kCatchUp, 0);
+  // The KV of a single layer needs neither its attention nor its MLP, nor does KV of features.
+  if (options_.num_layers == 1 || drafts_spans()) run_stage(growths, Stage::kBulk, 0);
+  run_stage(growths, drafts_spans() ? Stage::kSpan : Stage::kCatchUp, drafts_spans() ? 1 : 0);
   const auto goes_on = [](const Growth& growth) { return !growth.frontier.empty(); };
   for (int level = 1; std::ranges::any_of(growths, goes_on); ++level) {
     if (growths[0].request->policy != nullptr) ask_policy(growths);
@@ -135,13 +145,20 @@ int ModelDrafter::num_rows(const Growth& growth, Stage stage) const {
   const int num_unseen = growth.base_len + 1 - growth.num_seen;
   switch (stage) {
     case Stage::kBulk:
-      return num_unseen > kMostWithRoot ? num_unseen - 1 : 0;
+      return drafts_spans() || num_unseen > kMostWithRoot ? num_unseen - 1 : 0;
     case Stage::kCatchUp:
       return num_unseen;
+    case Stage::kSpan:
+      return growth.has_span ? 0 : options_.span.num_rows;
     case Stage::kLevel:
       break;
   }
   return static_cast<int>(growth.frontier.size());
+}
+
+// A Markov head's kept logits bound the rows of its spans, and spare blocks their number.
+int ModelDrafter::room(Stage stage) const {
+  return stage == Stage::kSpan ? options_.max_span_rows : options_.max_rows;
 }
 
 void ModelDrafter::run_stage(std::vector<Growth>& growths, Stage stage, int level) {
@@ -157,6 +174,8 @@ void ModelDrafter::run_stage(std::vector<Growth>& growths, Stage stage, int leve
 
 size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage stage, int level) {
   inputs_.clear();
+  num_spare_used_ = 0;
+  const bool is_whole = stage == Stage::kLevel || stage == Stage::kSpan;
   std::vector<Growth*> ran;
   std::vector<int> seen_before;
   int num_masked = 0;
@@ -166,9 +185,9 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
     if (num_wanted == 0) continue;
     // A level is run as a whole, as is the root with its masks; unseen tokens before it in as many
     // passes as they take.
-    const int room = options_.max_rows - inputs_.num_rows();
-    if ((stage == Stage::kLevel ? num_wanted : 1) > room && !ran.empty()) break;
-    int num_added = stage == Stage::kLevel ? num_wanted : std::min(num_wanted, room);
+    const int room = this->room(stage) - inputs_.num_rows();
+    if ((is_whole ? num_wanted : 1) > room && !ran.empty()) break;
+    int num_added = is_whole ? num_wanted : std::min(num_wanted, room);
     const int masks_wanted = stage == Stage::kCatchUp ? num_masks(*growth.request) : 0;
     if (masks_wanted > 0 && num_added == num_wanted && num_wanted + masks_wanted > room) {
       if (!ran.empty()) break;
@@ -178,6 +197,8 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
     try {
       if (stage == Stage::kLevel) {
         add_level(growth);
+      } else if (stage == Stage::kSpan) {
+        add_span(growth);
       } else {
         add_unseen(growth, num_added);
       }
@@ -188,7 +209,7 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
     ran.push_back(&growth);
     seen_before.push_back(num_seen);
     if (num_added < num_wanted) break;
-    num_masked += masks_wanted;
+    num_masked += stage == Stage::kSpan ? num_added - 1 : masks_wanted;
   }
   if (ran.empty()) return next;
   double seconds = 0;
@@ -197,7 +218,11 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
     runner_.forward(inputs_, {.level = options_.is_draft_head ? level : 0,
                               .kv_only = stage == Stage::kBulk,
                               .num_levels = num_levels(ran)});
-    if (stage != Stage::kBulk) expand(ran);
+    if (stage == Stage::kSpan && runner_.model().has_markov_head()) {
+      draft_after_span(ran);
+    } else if (stage != Stage::kBulk) {
+      expand(ran);
+    }
   }
   // A request always has as many masks: they are part of what one of its rows costs.
   passes_.push_back({.num_rows = inputs_.num_rows() - num_masked, .seconds = seconds});
@@ -212,7 +237,7 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
 // among the rows.
 int ModelDrafter::num_levels(std::span<const Growth* const> growths) const {
   int levels = 1;
-  if (!options_.is_parallel || options_.mask_token >= 0) return levels;
+  if (!options_.is_parallel || has_row_per_level()) return levels;
   for (const Growth* growth : growths) levels = std::max(levels, max_depth(*growth->request));
   return levels;
 }
@@ -248,6 +273,39 @@ void ModelDrafter::add_unseen(Growth& growth, int num_rows) {
                       options_.is_draft_head ? runner_.mask_slot() : -1);
   }
   growth.frontier = {{.open = {}, .row = first_row + num_rows - 1, .mask = {1}}};
+}
+
+void ModelDrafter::add_span(Growth& growth) {
+  const DraftRequest& request = *growth.request;
+  const SpanConfig& span = options_.span;
+  const BlockTable& blocks = *request.blocks;
+  const int num_spare = std::max(
+      0, num_blocks_for(growth.base_len + span.num_rows, blocks.block_size()) - blocks.num_blocks());
+  const int first_row =
+      inputs_.add_span(request.tokens.back(), span.num_rows - 1, span.mask_token, growth.base_len,
+                       blocks, std::span(spare_blocks_).subspan(num_spare_used_, num_spare));
+  num_spare_used_ += num_spare;
+  growth.has_span = true;
+  growth.frontier = {{.open = {}, .row = first_row + span.first_output(), .mask = {1}}};
+}
+
+void ModelDrafter::draft_after_span(std::span<Growth* const> growths) {
+  std::vector<int32_t> kept;
+  for (Growth* growth : growths) {
+    growth->first_kept = static_cast<int>(kept.size());
+    for (int level = 0; level < max_depth(*growth->request); ++level) {
+      kept.push_back(growth->frontier[0].row + level);
+    }
+  }
+  runner_.keep_logits(kept);
+  std::vector<Growth*> open(growths.begin(), growths.end());
+  for (int level = 0; !open.empty(); ++level) {
+    for (Growth* growth : open) {
+      for (Frontier& frontier : growth->frontier) frontier.row = growth->first_kept + level;
+    }
+    expand(open);
+    std::erase_if(open, [](const Growth* growth) { return growth->frontier.empty(); });
+  }
 }
 
 void ModelDrafter::add_level(Growth& growth) {
@@ -316,7 +374,7 @@ void ModelDrafter::expand(std::span<Growth* const> growths) {
     sample(part);
     for (Growth* growth : part) {
       try {
-        if (options_.is_parallel) {
+        if (samples_all_levels()) {
           grow_levels(*growth);
         } else {
           grow(*growth);
@@ -350,18 +408,23 @@ void ModelDrafter::sample(std::span<Growth* const> growths) {
   id_lists_.clear();
   distributions_.clear();
   for (Growth* growth : growths) growth->samples.clear();
-  if (options_.is_parallel) return sample_levels(growths);
+  if (samples_all_levels()) return sample_levels(growths);
+  tokens_before_.clear();
   for (Growth* growth : growths) {
     for (const Frontier& frontier : growth->frontier) {
       add_sample(*growth, frontier.row, frontier.open.node, 0);
+      tokens_before_.push_back(growth->request->tree->tokens()[frontier.open.node]);
     }
   }
   results_.assign(rows_.size(), SampleResult{});
+  if (drafts_spans()) {
+    return runner_.sample_after(tokens_before_, row_ids_, rows_, LogprobsMode::kRaw, results_);
+  }
   runner_.sample(row_ids_, rows_, LogprobsMode::kRaw, results_);
 }
 
 void ModelDrafter::sample_levels(std::span<Growth* const> growths) {
-  const int row_step = options_.mask_token >= 0 ? 1 : runner_.rows_per_level();
+  const int row_step = has_row_per_level() ? 1 : runner_.rows_per_level();
   std::vector<size_t> level_ends;
   for (int level = 0;; ++level) {
     for (Growth* growth : growths) {

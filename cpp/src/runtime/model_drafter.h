@@ -14,6 +14,7 @@
 #include "core/step_rules.h"
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
+#include "model/draft_heads/draft_head_config.h"
 #include "runtime/model_runner.h"
 #include "specdec/speculative_config.h"
 #include "speculation/drafter.h"
@@ -58,6 +59,12 @@ struct ModelDrafterOptions {
   // Token of the rows after the root's, in a parallel model with a row per level. -1: the root's
   // row has an output for every level.
   int32_t mask_token = -1;
+  // Of a parallel head whose rows all see each other; else without rows. Such rows go to slots that
+  // the next step overwrites: where a sequence has none, to those of spare blocks.
+  SpanConfig span = {};
+  int max_span_rows = 0;  // of a pass; at least one span
+  BlockId first_spare_block = 0;
+  int num_spare_blocks = 0;
   StaticTree shape;
 
   DraftModelKind kind() const {
@@ -103,6 +110,8 @@ class ModelDrafter final : public Drafter {
     int num_seen = 0;   // tokens the model has seen, at most base_len + 1
     int num_slots = 1;  // slots used past base_len; the root has the first
     std::vector<Frontier> frontier;
+    bool has_span = false;  // whether its rows of a span were run
+    int first_kept = 0;     // of its rows whose logits are kept, for a Markov head
     // The last samples: one per node of the frontier, or one per level below the root.
     std::vector<size_t> samples = {};
 
@@ -114,6 +123,7 @@ class ModelDrafter final : public Drafter {
     kBulk,     // many tokens the model has not seen, without the root: their KV alone is wanted
     kCatchUp,  // tokens it has not seen, up to the root
     kLevel,    // the nodes of a level
+    kSpan,     // the root and masks after it, which all see each other
   };
 
   bool can_draft(const DraftRequest& request) const;
@@ -123,6 +133,15 @@ class ModelDrafter final : public Drafter {
   int num_masks(const DraftRequest& request) const;
   // Rows of a growth in a pass of that stage; 0: none.
   int num_rows(const Growth& growth, Stage stage) const;
+  bool drafts_spans() const { return options_.span.num_rows > 0; }
+  // Whether a pass of a parallel model has a row for each level.
+  bool has_row_per_level() const { return options_.mask_token >= 0 || drafts_spans(); }
+  // Whether levels are sampled together, before the drafts between are known.
+  bool samples_all_levels() const {
+    return options_.is_parallel && !runner_.model().has_markov_head();
+  }
+  // Most rows of a pass of that stage.
+  int room(Stage stage) const;
   // Passes over the rows that all growths have in that stage.
   void run_stage(std::vector<Growth>& growths, Stage stage, int level);
   // One pass over the rows of growths[next] and of as many after it as fit. Returns the first
@@ -130,6 +149,10 @@ class ModelDrafter final : public Drafter {
   size_t run_pass(std::vector<Growth>& growths, size_t next, Stage stage, int level);
   // Adds rows of tokens the model has not seen. With the root's row the frontier begins.
   void add_unseen(Growth& growth, int num_rows);
+  // Adds the rows of a span. With them the frontier begins.
+  void add_span(Growth& growth);
+  // Samples level after level from the rows of a span, as each draft changes what follows it.
+  void draft_after_span(std::span<Growth* const> growths);
   // Adds the rows of a request's frontier.
   void add_level(Growth& growth);
   int num_levels(std::span<const Growth* const> growths) const;
@@ -168,7 +191,10 @@ class ModelDrafter final : public Drafter {
 
   // State of the current pass, kept to reuse its memory.
   BatchInputs inputs_;
+  int num_spare_used_ = 0;
+  std::vector<BlockId> spare_blocks_;
   std::vector<int32_t> row_ids_;
+  std::vector<int32_t> tokens_before_;  // of row_ids_, for a Markov head
   std::vector<SampleRow> rows_;
   std::vector<SampleResult> results_;
   std::vector<std::vector<float>> distributions_;  // by row; empty where none is wanted

@@ -37,6 +37,11 @@ ModelRunner::ModelRunner(Backend& backend, const RunnerLimits& limits, const Mod
     logits_ = backend.allocate(static_cast<size_t>(limits.max_logit_rows) *
                                    static_cast<size_t>(vocab_size()) * sizeof(float),
                                "logits");
+    if (limits.max_kept_rows > 0 && model_->has_markov_head()) {
+      kept_logits_ = backend.allocate(static_cast<size_t>(limits.max_kept_rows) *
+                                          static_cast<size_t>(vocab_size()) * sizeof(float),
+                                      "logits");
+    }
   } catch (const OutOfMemory& error) {
     throw OutOfMemory(str_cat(error.what(),
                               "; give quantization=\"int8\" or \"int4\", lower "
@@ -237,22 +242,17 @@ void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
   backend_.copy_kv({.layers = cache_->own_layers(), .features = taps_.features, .slots = slots});
 }
 
-void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
-                         LogprobsMode logprobs_mode, std::span<SampleResult> results,
-                         int levels_on) {
-  SPECDEC_CHECK_EQ(row_ids.size(), rows.size());
-  SPECDEC_CHECK_EQ(row_ids.size(), results.size());
-  for (const int32_t row : row_ids) SPECDEC_CHECK(row >= 0 && row < num_rows_held_);
-  const size_t turn = static_cast<size_t>(limits_.max_logit_rows);
-  for (size_t begin = 0; begin < row_ids.size(); begin += turn) {
-    const size_t count = std::min(turn, row_ids.size() - begin);
+void ModelRunner::sample_in_turns(std::span<const SampleRow> rows, LogprobsMode logprobs_mode,
+                                  std::span<SampleResult> results,
+                                  const std::function<void(size_t begin, size_t count)>& compute) {
+  SPECDEC_CHECK_EQ(rows.size(), results.size());
+  const auto turn = static_cast<size_t>(limits_.max_logit_rows);
+  for (size_t begin = 0; begin < rows.size(); begin += turn) {
+    const size_t count = std::min(turn, rows.size() - begin);
     const std::span<SampleResult> turn_results = results.subspan(begin, count);
     {
       const Stopwatch watch(lm_head_seconds_);
-      const std::span<const int32_t> ids = row_ids.subspan(begin, count);
-      const int level = level_held_ + levels_on;
-      if (observer_ != nullptr) observer_->compute_logits(ids, level);
-      compute_logits(ids, level);
+      compute(begin, count);
     }
     const auto turn_rows = row_processing_.run(
         logits_.as<float>(), vocab_size(), rows.subspan(begin, count), logprobs_mode, turn_results);
@@ -264,6 +264,60 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
                      .logprobs_mode = logprobs_mode,
                      .results = turn_results});
   }
+}
+
+void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
+                         LogprobsMode logprobs_mode, std::span<SampleResult> results,
+                         int levels_on) {
+  SPECDEC_CHECK_EQ(row_ids.size(), rows.size());
+  for (const int32_t row : row_ids) SPECDEC_CHECK(row >= 0 && row < num_rows_held_);
+  sample_in_turns(rows, logprobs_mode, results, [&](size_t begin, size_t count) {
+    const std::span<const int32_t> ids = row_ids.subspan(begin, count);
+    const int level = level_held_ + levels_on;
+    if (observer_ != nullptr) observer_->compute_logits(ids, level);
+    compute_logits(ids, level);
+  });
+}
+
+void ModelRunner::keep_logits(std::span<const int32_t> row_ids) {
+  SPECDEC_CHECK(model_->has_markov_head());
+  SPECDEC_CHECK_LE(row_ids.size(), static_cast<size_t>(limits_.max_kept_rows));
+  for (const int32_t row : row_ids) SPECDEC_CHECK(row >= 0 && row < num_rows_held_);
+  const Stopwatch watch(lm_head_seconds_);
+  // In turns, as other ranks hold no more rows.
+  const auto turn = static_cast<size_t>(limits_.max_logit_rows);
+  for (size_t begin = 0; begin < row_ids.size(); begin += turn) {
+    const std::span<const int32_t> ids =
+        row_ids.subspan(begin, std::min(turn, row_ids.size() - begin));
+    if (observer_ != nullptr) observer_->compute_logits(ids, level_held_);
+    model_->compute_logits(
+        backend_.stage_ids(ids), static_cast<int>(ids.size()),
+        kept_logits_.as<float>() + begin * static_cast<size_t>(vocab_size()), level_held_);
+  }
+  num_kept_ = static_cast<int>(row_ids.size());
+}
+
+void ModelRunner::sample_after(std::span<const int32_t> tokens_before,
+                               std::span<const int32_t> kept_ids, std::span<const SampleRow> rows,
+                               LogprobsMode logprobs_mode, std::span<SampleResult> results) {
+  SPECDEC_CHECK_EQ(kept_ids.size(), rows.size());
+  SPECDEC_CHECK_EQ(tokens_before.size(), rows.size());
+  for (const int32_t row : kept_ids) SPECDEC_CHECK(row >= 0 && row < num_kept_);
+  sample_in_turns(rows, logprobs_mode, results, [&](size_t begin, size_t count) {
+    const std::span<const int32_t> tokens = tokens_before.subspan(begin, count);
+    if (observer_ != nullptr) observer_->compute_markov_logits(tokens);
+    compute_markov_logits(tokens);
+    backend_.add_rows({.rows = kept_logits_.as<float>(),
+                       .row_ids = backend_.stage_ids(kept_ids.subspan(begin, count)),
+                       .out = logits_.as<float>(),
+                       .num_rows = static_cast<int>(count),
+                       .dim = vocab_size()});
+  });
+}
+
+void ModelRunner::compute_markov_logits(std::span<const int32_t> token_ids) {
+  model_->compute_markov_logits(backend_.stage_ids(token_ids), static_cast<int>(token_ids.size()),
+                                logits_.as<float>());
 }
 
 }  // namespace specdec

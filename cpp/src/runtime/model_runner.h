@@ -24,6 +24,7 @@ struct RunnerLimits {
   int max_model_len = 0;   // tokens of one sequence
   int max_rows = 0;        // rows of one step
   int max_logit_rows = 0;  // rows whose logits are held at once; more are done in turns
+  int max_kept_rows = 0;   // of keep_logits()
 };
 
 // A pass's settings other than its batch; see ModelPass.
@@ -40,6 +41,7 @@ class RunnerObserver {
   virtual void begin_forward(const BatchView& batch) = 0;
   virtual void forward(const BatchView& batch, const PassKind& kind) = 0;
   virtual void compute_logits(std::span<const int32_t> row_ids, int level) = 0;
+  virtual void compute_markov_logits(std::span<const int32_t> token_ids) = 0;
   virtual void move_kv(std::span<const std::pair<int64_t, int64_t>> slots) = 0;
 };
 
@@ -96,6 +98,14 @@ class ModelRunner final : public StepModel {
   // models with an output for each level.
   void sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
               LogprobsMode logprobs_mode, std::span<SampleResult> results, int levels_on = 0);
+  // For a model with a Markov head. Keeps the logits of rows of the last forward; then samples from
+  // kept rows, by index, in draws that follow tokens_before[i].
+  void keep_logits(std::span<const int32_t> row_ids);
+  void sample_after(std::span<const int32_t> tokens_before, std::span<const int32_t> kept_ids,
+                    std::span<const SampleRow> rows, LogprobsMode logprobs_mode,
+                    std::span<SampleResult> results);
+  // On another rank, along with the leader's.
+  void compute_markov_logits(std::span<const int32_t> token_ids);
 
   // The same in a device step, whose batch and rows are made on the device.
   void forward(const BatchView& batch, int level = 0) override;
@@ -135,6 +145,11 @@ class ModelRunner final : public StepModel {
   // The rows of a batch on the host; returns the rows that were staged.
   int run_staged(const BatchView& batch, const PassKind& kind);
   void run(const BatchView& batch, const PassKind& kind);
+  // Samples in turns of as many rows as logits are held of; `compute` writes the logits of rows
+  // [begin, begin + count) to logits_.
+  void sample_in_turns(std::span<const SampleRow> rows, LogprobsMode logprobs_mode,
+                       std::span<SampleResult> results,
+                       const std::function<void(size_t begin, size_t count)>& compute);
   KvCacheShape cache_shape(const KvFormat& format) const;
   int feature_width() const { return taps_.spec.width(model_->config().hidden_size); }
   std::unique_ptr<FeatureCache> make_features(int num_blocks, const KvFormat& format) const;
@@ -150,9 +165,11 @@ class ModelRunner final : public StepModel {
   int num_rows_held_ = 0;
   int rows_per_level_ = 0;
   int level_held_ = 0;
+  int num_kept_ = 0;  // rows of kept_logits_
   double lm_head_seconds_ = 0;
   RunnerObserver* observer_ = nullptr;
-  Buffer logits_;  // [max_logit_rows, vocab_size] float32
+  Buffer logits_;       // [max_logit_rows, vocab_size] float32
+  Buffer kept_logits_;  // [max_kept_rows, vocab_size] float32
   RowProcessing row_processing_;
 };
 

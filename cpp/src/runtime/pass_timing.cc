@@ -32,12 +32,12 @@ class TimedRunner {
         first_slot_(is_draft_head ? 1 : 0),
         blocks_(blocks),
         clock_(clock),
-        inputs_(is_draft_head) {}
+        inputs_(is_draft_head ? RowFeatures::kOfPreviousToken : RowFeatures::kNone) {}
 
   bool has_room_for(int num_rows) const {
-    const auto& [max_model_len, max_rows, max_logit_rows] = runner_.limits();
-    const int num_slots = std::min(max_model_len, blocks_.capacity_tokens()) - first_slot_;
-    return num_rows <= std::min(max_rows, num_slots);
+    const RunnerLimits& limits = runner_.limits();
+    const int num_slots = std::min(limits.max_model_len, blocks_.capacity_tokens()) - first_slot_;
+    return num_rows <= std::min(limits.max_rows, num_slots);
   }
 
   double run(int num_rows) {

@@ -12,6 +12,7 @@ constexpr int kLeader = 0;  // among all ranks, and among those of its stage
 enum class Call : int32_t {
   kForward,
   kComputeLogits,
+  kComputeMarkovLogits,
   kMoveKv,
   kSetSeats,
   kAddBlocks,
@@ -154,6 +155,8 @@ class Repeater {
       const auto level = reader.get<int>();
       const auto count = reader.get<size_t>();
       model.compute_logits(reader.get_all<int32_t>(count), level);
+    } else if (call == Call::kComputeMarkovLogits) {
+      model.compute_markov_logits(reader.get_all<int32_t>(reader.get<size_t>()));
     } else {
       slots_.resize(reader.get<size_t>());
       for (auto& [from, to] : slots_) {
@@ -235,6 +238,15 @@ void RankCalls::compute_logits(int model, std::span<const int32_t> row_ids, int 
   writer.put(level);
   writer.put(row_ids.size());
   writer.put_all(row_ids);
+  send_to_stage(message_);
+}
+
+void RankCalls::compute_markov_logits(int model, std::span<const int32_t> token_ids) {
+  if (coordinates_.ranks == nullptr) return;
+  MessageWriter writer(message_);
+  writer.put(CallHeader{Call::kComputeMarkovLogits, model});
+  writer.put(token_ids.size());
+  writer.put_all(token_ids);
   send_to_stage(message_);
 }
 

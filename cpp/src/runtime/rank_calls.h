@@ -38,6 +38,7 @@ class RankCalls {
   // their next pass.
   void forward(int model, const BatchView& batch, const PassKind& kind);
   void compute_logits(int model, std::span<const int32_t> row_ids, int level);
+  void compute_markov_logits(int model, std::span<const int32_t> token_ids);
   void move_kv(int model, std::span<const std::pair<int64_t, int64_t>> slots);
   // Calls of the DeviceStep; calls for its seats go with the next launch.
   void set_seats(std::span<const DeviceSeat> seats);

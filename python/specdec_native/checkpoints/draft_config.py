@@ -44,6 +44,7 @@ _METHOD_KEYS = {
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 # The key that limits a draft's length, by method.
 _LENGTH_KEYS = {"mlp_speculator": "n_predict", "medusa": "num_heads"}
+_ROWS_OF_A_SPAN = 16
 # Medusa's own files may state fewer heads than they hold, so this is no limit.
 _STATED_HEADS = "medusa_num_heads"
 
@@ -121,8 +122,25 @@ class DraftConfig:
         name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
         return name if isinstance(name, str) and name else None
 
+    @property
+    def _span_depth(self) -> int | None:
+        """Tokens that one pass of a DFlash or DSpark head drafts: a row less than the pass has,
+        unless the row of the last token gives the first of them."""
+        nested = self.values.get("dflash_config")
+        settings = {**self.values, **(nested if isinstance(nested, Mapping) else {})}
+        size = settings.get("block_size", _ROWS_OF_A_SPAN)
+        names = " ".join((*self.architectures, str(self.values.get("speculators_model_type"))))
+        samples_anchor = settings.get(
+            "sample_from_anchor",
+            "dspark" in names.lower() and not settings.get("dspark_bonus_anchor"),
+        )
+        return size - (0 if samples_anchor else 1) if _is_count(size) else None
+
     def longest_draft(self, method: str) -> tuple[str, int] | None:
         """The key that limits how many tokens it can draft, and the limit; None: no limit."""
+        if method in ("dflash", "dspark"):
+            depth = self._span_depth
+            return None if depth is None else ("block_size", depth)
         key = _LENGTH_KEYS.get(method)
         length = None if key is None else self.values.get(key)
         return (key, length) if key is not None and _is_count(length) else None

@@ -6,7 +6,6 @@ from typing import Any
 
 _BOOL = (False, True)
 _ONE_DEVICE = "drafting runs on the engine's device"
-_NO_DSPARK = 'the methods "dflash" and "dspark" are not available yet'
 NO_FLY = 'lossy verification is not supported: use rejection_sample_method "exact" or "standard"'
 # vLLM's keys, with the values (beside None) that are this engine's behaviour anyway, and the advice
 # for any other value.
@@ -30,7 +29,7 @@ FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
         "quantization says",
     ),
     "draft_load_config": ((), "give the draft model as a checkpoint directory or GGUF file"),
-    "dspark_draft_topk": ((), _NO_DSPARK),
+    "dspark_draft_topk": ((), "drafts are drawn as the request's own sampling parameters say"),
     "enable_adaptive_verification": (
         (False,),
         'give "draft_length_policy": "auto" instead',
@@ -47,5 +46,5 @@ FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "tensor_parallel_size": ((), 'give "draft_tensor_parallel_size" instead'),
     "use_heterogeneous_vocab": ((False,), "give a draft model with the target's vocabulary"),
     "use_local_argmax_reduction": (_BOOL, ""),
-    "xpress_topc": ((), _NO_DSPARK),
+    "xpress_topc": ((), "DFlash2's choice among candidates is not available"),
 }

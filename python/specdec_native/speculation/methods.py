@@ -11,7 +11,7 @@ from typing import Any
 from specdec_native.checkpoints.draft_config import DraftConfig
 from specdec_native.common.checks import close_matches
 
-HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark")
 """Methods whose checkpoint is a draft head: it reads states of the target."""
 
 IN_TARGET = "mtp"
@@ -21,7 +21,7 @@ METHODS = ("ngram", "suffix", "draft_model", *HEADS, "custom_class")
 
 _MTP_NAMES = ("qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp", "glm4_moe_mtp")
 _METHOD_ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram"} | dict.fromkeys(_MTP_NAMES, "mtp")
-_UNAVAILABLE_METHODS = ("dflash", "dspark", "extract_hidden_states")
+_UNAVAILABLE_METHODS = ("extract_hidden_states",)
 # Names of heads whose config.json may look like a whole model's.
 _NAMES = {
     "eagle3": re.compile(r"eagle-?3"),

@@ -122,6 +122,22 @@ TEST_P(CpuFeatures, AreLoadedFromTheirSlots) {
   }
 }
 
+TEST_P(CpuFeatures, RowsAreAddedByTheirIds) {
+  const auto [isa, dtype] = GetParam();
+  cpu::CpuBackend backend(isa, 2, dtype);
+  constexpr int kDim = 37;
+  std::mt19937_64 random(29);
+  const std::vector<float> rows = testing::random_values(random, 6 * kDim);
+  const std::vector<int32_t> ids = {5, 0, 0, 3};
+  const std::vector<float> before = testing::random_values(random, 4 * kDim);
+  std::vector<float> out = before;
+  backend.add_rows(
+      {.rows = rows.data(), .row_ids = ids.data(), .out = out.data(), .num_rows = 4, .dim = kDim});
+  for (int i = 0; i < 4 * kDim; ++i) {
+    ASSERT_EQ(out[i], before[i] + rows[ids[i / kDim] * kDim + i % kDim]) << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, CpuFeatures, testing::all_isas_and_dtypes(),
                          testing::isa_and_dtype_name);
 

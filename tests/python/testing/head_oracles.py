@@ -378,6 +378,60 @@ class ParallelEagle(Eagle3):
         return logits[[*range(num_text), *of_nodes]]
 
 
+class Dflash(EagleHead):
+    """DFlash and DSpark: the last token and masks after it, in one pass, all of which see each
+    other and what every layer makes of the target's states of the tokens before."""
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        super().__init__(directory, target)
+        settings = self.config | self.config.get("dflash_config", {})
+        self.size: int = settings["block_size"]
+        self.mask_token: int = settings["mask_token_id"]
+        is_dspark = "dspark" in str(self.config["architectures"]).lower()
+        self.first = 0 if settings.get("sample_from_anchor", is_dspark) else 1
+        self.max_depth = self.size - self.first
+        inputs = settings.get("aux_hidden_state_layer_ids")
+        self.taps = inputs or [layer + 1 for layer in settings["target_layer_ids"]]
+
+    def features(self, tokens: Tensor) -> Tensor:
+        states = self.target.states(tokens)[:-1]
+        return torch.cat([states[layer] for layer in self.taps], -1)
+
+    def span(self, anchors: Tensor, features: Tensor) -> Tensor:
+        """Normalised rows [..., size, hidden]: after texts with `features` [..., tokens, width], an
+        anchor each."""
+        context = self.norm(self.linear(features, "fc"), "hidden_norm")
+        num_before = context.shape[-2]
+        total = num_before + self.size
+        visible = torch.ones(total, total, dtype=torch.bool)
+        masks = torch.full((*anchors.shape, self.size - 1), self.mask_token)
+        x = self.embedding[torch.cat([anchors[..., None], masks], -1)]
+        for layer in range(self.num_layers):
+            name = f"layers.{layer}"
+            rows = torch.cat([context, self.norm(x, f"{name}.input_layernorm")], -2)
+            mixed = self.attention(layer, rows, torch.arange(total), visible)
+            x = x + mixed[..., num_before:, :]
+            x = x + self.mlp(layer, self.norm(x, f"{name}.post_attention_layernorm"))
+        return self.norm(x, "norm")
+
+    def score(self, rows: Tensor, before: Tensor) -> Tensor:
+        """Logits of rows of a span, each after a token."""
+        if "lm_head.weight" in self.weights:
+            logits = F.linear(rows, self.weights["lm_head.weight"])
+        else:
+            logits = self.target.score(rows)
+        if "markov_head.markov_w1.weight" in self.weights:
+            of_token = self.weights["markov_head.markov_w1.weight"][before]
+            logits = logits + F.linear(of_token, self.weights["markov_head.markov_w2.weight"])
+        return logits
+
+    def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
+        """Of the last token and of nodes alone: other tokens have no rows."""
+        span = self.span(tokens[-1], features[:-1])[self.first :]
+        before = torch.tensor([int(tokens[-1]), *[node.token for node in nodes]])
+        return self.score(span[[0, *[node.depth for node in nodes]]], before)
+
+
 class ParallelDraftModel(DraftHead):
     """PARD: a model of its own, run over mask tokens after the text; it reads no features."""
 
@@ -597,6 +651,8 @@ class Medusa(DraftHead):
 
 
 KINDS: dict[str, type[DraftHead]] = {
+    "dflash": Dflash,
+    "dspark": Dflash,
     "eagle": Eagle1,
     "eagle3": Eagle3,
     "medusa": Medusa,

@@ -47,6 +47,7 @@ class HeadVariant:
         return {"p_eagle": "eagle3", "pard": "draft_model"}.get(self.kind, self.kind)
 
 
+QWEN3 = {"model_type": "qwen3", "head_dim": 16, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
 YARN = {
     "rope_scaling": {
         "rope_type": "yarn",
@@ -59,6 +60,16 @@ OUTPUTS_NAMED = {"eagle_config": {"use_aux_hidden_state": True, IDS: [0, 1]}}
 FLAGS = ("norm_before_residual", "norm_before_fc", "norm_output", "fc_norm")
 NORMS_WRITTEN = dict.fromkeys(FLAGS, False)
 V2 = {"medusa_num_heads": 3, "medusa_num_layers": 2, "version": "2"}
+
+
+SPAN_AT_THE_TOP = {"mask_token_id": MASK_TOKEN}
+CONFIDENCE = {"enable_confidence_head": True, "confidence_head_with_markov": True}
+DEEPSPEC = SPAN_AT_THE_TOP | {
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": 4,
+    "target_layer_ids": [0, 1],
+    "num_anchors": 512,
+}
 
 
 def old_medusa(name: str) -> str:
@@ -188,6 +199,47 @@ HEADS: dict[str, HeadVariant] = {
         has_embedding=True,
     ),
     "pard": HeadVariant("pard", {"pard_token": MASK_TOKEN}),
+    # By the authors of DFlash and DSpark, and by speculators.
+    "dflash": HeadVariant(
+        "dflash",
+        {"block_size": 5, "dflash_config": SPAN_AT_THE_TOP | {"target_layer_ids": [-1, 1]}},
+        num_taps=2,
+        draft_ids="all",
+        has_head=False,
+    ),
+    "dflash_speculators": HeadVariant(
+        "dflash",
+        {"block_size": 6, "aux_hidden_state_layer_ids": [0, 1, 2]} | SPAN_AT_THE_TOP,
+        {"num_hidden_layers": 1},
+        is_speculators=True,
+        has_embedding=True,
+        draft_ids="shuffled",
+    ),
+    "dflash_deepspec": HeadVariant(
+        "dspark", DEEPSPEC | {"markov_rank": 0}, num_taps=2, has_embedding=True, draft_ids="all"
+    ),
+    "dspark": HeadVariant(
+        "dspark",
+        DEEPSPEC | {"markov_rank": 8, "markov_head_type": "vanilla"} | CONFIDENCE,
+        num_taps=2,
+        has_embedding=True,
+        draft_ids="all",
+    ),
+    "dspark_speculators": HeadVariant(
+        "dspark",
+        {"block_size": 5, "aux_hidden_state_layer_ids": [0, 1, 2], "markov_rank": 8}
+        | SPAN_AT_THE_TOP
+        | CONFIDENCE,
+        is_speculators=True,
+        has_embedding=True,
+    ),
+    "dspark_bonus_anchor": HeadVariant(
+        "dspark",
+        {"block_size": 5, "aux_hidden_state_layer_ids": [0, 1, 2], "markov_rank": 8}
+        | SPAN_AT_THE_TOP
+        | {"sample_from_anchor": False},
+        is_speculators=True,
+    ),
 }
 # Parts of their target's checkpoint.
 MTP_HEADS: dict[str, HeadVariant] = {
@@ -277,6 +329,31 @@ def eagle_shapes(
     return shapes
 
 
+def dflash_shapes(
+    variant: HeadVariant, config: dict[str, Any], target_hidden: int
+) -> dict[str, tuple[int, ...]]:
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    num_drafted, rank = config["draft_vocab_size"], config.get("markov_rank", 0)
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, variant.num_taps * target_hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        shapes |= layer_shapes(config, f"layers.{layer}.", hidden)
+    if variant.has_embedding:
+        shapes["embed_tokens.weight"] = (vocab, hidden)
+    if variant.has_head:
+        shapes["lm_head.weight"] = (num_drafted, hidden)
+    if rank > 0:
+        shapes["markov_head.markov_w1.weight"] = (vocab, rank)
+        shapes["markov_head.markov_w2.weight"] = (num_drafted, rank)
+    if config.get("enable_confidence_head"):
+        shapes |= {"confidence_head.proj.weight": (1, hidden + rank)}
+        shapes |= {"confidence_head.proj.bias": (1,)}
+    return shapes
+
+
 def mlp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     vocab, width = config["vocab_size"], config["emb_dim"]
     inner = config["inner_dim"] or width
@@ -343,15 +420,20 @@ def build(
             tensors["token_map"] = draft_ids
         return config, tensors
 
-    layer = llama_fields(target) | variant.layer
+    is_dflash = variant.kind in ("dflash", "dspark")
+    layer = llama_fields(target) | (QWEN3 if is_dflash else {}) | variant.layer
     config = {"architectures": ["LlamaForCausalLM"]}
     merged = layer | variant.config | {"draft_vocab_size": len(draft_ids)}
-    tensors = random_tensors(eagle_shapes(variant, merged, hidden))
+    shapes = dflash_shapes if is_dflash else eagle_shapes
+    tensors = random_tensors(shapes(variant, merged, hidden))
     if variant.kind == "eagle":
         return {**config, **layer, **variant.config}, tensors
     if variant.draft_ids != "all":
         tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
         tensors["t2d"] = torch.isin(torch.arange(vocab), draft_ids)
+    if is_dflash and not variant.is_speculators:
+        config = {"architectures": ["DFlashDraftModel"], **layer, **variant.config}
+        return config | {"num_target_layers": target["num_hidden_layers"]}, tensors
     if not variant.is_speculators:
         config["architectures"] = ["LlamaForCausalLMEagle3"]
         config |= layer | {"draft_vocab_size": len(draft_ids)} | variant.config

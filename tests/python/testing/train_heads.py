@@ -33,6 +33,8 @@ TRAINED = {
     "mlp": "mlp_tied",
     "p_eagle": "p_eagle",
     "pard": "pard",
+    "dflash": "dflash",
+    "dspark": "dspark_speculators",
     "mtp": "mtp",  # for HYBRID, the others for LLAMA
 }
 
@@ -180,6 +182,18 @@ def parallel_model_loss(
     return loss
 
 
+def dflash_loss(head: head_oracles.Dflash, lessons: Lessons) -> Tensor:
+    """Texts go on from anchors at two places, other ones for each batch."""
+    loss, offset = torch.zeros(()), int(lessons.texts.sum()) % 13
+    for anchor in (4 + offset, 12 + offset):
+        rows = head.span(lessons.texts[:, anchor], lessons.features[:, :anchor])[:, head.first :]
+        before = slice(anchor, anchor + rows.shape[1])
+        given = head.score(rows, lessons.texts[:, before])
+        wanted = lessons.logits[:, before][..., head.token_ids].softmax(-1)
+        loss = loss - (wanted * given.log_softmax(-1)).sum(-1).mean()
+    return loss
+
+
 LOSSES: dict[str, tuple[Callable[[Any, Lessons], Tensor], int]] = {
     "eagle": (eagle_loss, 90),
     "eagle3": (eagle_loss, 90),
@@ -187,6 +201,8 @@ LOSSES: dict[str, tuple[Callable[[Any, Lessons], Tensor], int]] = {
     "mlp": (mlp_loss, 200),
     "p_eagle": (eagle_loss, 200),
     "pard": (parallel_model_loss, 160),
+    "dflash": (dflash_loss, 250),
+    "dspark": (dflash_loss, 250),
     "mtp": (eagle_loss, 60),
 }
 

@@ -13,12 +13,36 @@ namespace specdec {
 namespace {
 
 constexpr std::string_view kPrefix = "model.";
+constexpr int64_t kFarOffset = 1 << 30;
 constexpr const char* kTokenMapOption = "speculative_token_map";
 
 std::string text_of(std::span<const int64_t> shape) {
   std::string text;
   for (const int64_t extent : shape) text += str_cat(text.empty() ? "[" : ", ", extent);
   return text + "]";
+}
+
+// Throws CheckpointError if t2d exists and does not mark exactly the tokens that d2t lists.
+void check_marks(DraftHeadTensors& tensors, const DraftHeadTarget& target,
+                 std::span<const int32_t> ids) {
+  if (!tensors.contains("t2d")) return;
+  std::vector<int64_t> marks = tensors.integers("t2d", target.config.vocab_size);
+  const auto fail = [&](size_t token, const char* in, const char* out) {
+    throw CheckpointError(
+        tensors.source(), "t2d",
+        str_cat("token ", token, " is in the draft vocabulary by ", in, ", and is not by ", out,
+                ": one of the two is another head's; take t2d out of the file if "
+                "d2t is right"));
+  };
+  for (const int32_t id : ids) {
+    const auto token = static_cast<size_t>(id);
+    if (marks[token] == 0) fail(token, "d2t", "t2d");
+    marks[token] = 0;
+  }
+  const auto other = std::ranges::find_if(marks, [](int64_t mark) { return mark != 0; });
+  if (other != marks.end()) {
+    fail(static_cast<size_t>(other - marks.begin()), "t2d", "d2t");
+  }
 }
 
 }  // namespace
@@ -165,6 +189,68 @@ std::shared_ptr<const LmHead> borrow_lm_head(const DraftHeadLoadArgs& args,
   lm_head->soft_cap = whole.soft_cap;
   set_token_ids(*lm_head, token_ids, args);
   return lm_head;
+}
+
+DraftHeadFields draft_head_fields(const JsonFields& root) {
+  constexpr const char* kLayers = "transformer_layer_config";
+  const bool is_speculators = root.has("speculators_model_type");
+  if (!root.has(kLayers)) return {.root = root, .layers = root, .is_speculators = is_speculators};
+  const JsonFields layers = root.get_object(kLayers);
+  for (const auto& [key, value] : layers.object().items()) {
+    if (root.object().contains(key) && root.object()[key] == value) root.pass_over({key});
+  }
+  return {.root = root, .layers = layers.with_absent_from(root), .is_speculators = is_speculators};
+}
+
+void find_layers(const DraftHeadTensors& tensors, DraftHeadConfig& config) {
+  ModelConfig& model = config.model;
+  for (int i = 0; i < model.num_layers; ++i) {
+    std::string prefix = str_cat("layers.", i, ".");
+    for (const char* other : {"midlayer.", "transformer."}) {
+      if (i == 0 && tensors.contains(str_cat(other, "self_attn.q_proj.weight"))) prefix = other;
+    }
+    config.eagle.layers.push_back(prefix);
+  }
+  const std::string attention = config.eagle.layers.front() + "self_attn.";
+  if (tensors.is_random()) return;
+  model.qkv_bias = tensors.contains(attention + "q_proj.bias");
+  model.out_bias = tensors.contains(attention + "o_proj.bias");
+  model.mlp_bias = tensors.contains(config.eagle.layers.front() + "mlp.gate_proj.bias");
+  if (tensors.contains(attention + "q_norm.weight")) model.qk_norm = QkNorm::kPerHead;
+}
+
+std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const DraftHeadTarget& target,
+                                   const JsonFields& root, DraftHeadTensors& tensors,
+                                   const EagleConfig& eagle) {
+  const int all = target.config.vocab_size;
+  const int size = root.get_int("draft_vocab_size", all);
+  if (size > all) {
+    root.fail("draft_vocab_size", str_cat(size, " is more than the target's ", all,
+                                          " tokens: the head was trained for another model"));
+  }
+  std::vector<int32_t> ids;
+  if (tensors.contains("d2t")) {
+    const std::vector<int64_t> offsets = tensors.integers("d2t", size);
+    for (int i = 0; i < size; ++i) {
+      // Clamped, since an id far outside the vocabulary is as wrong as one just outside.
+      const int64_t offset =
+          std::clamp<int64_t>(offsets[static_cast<size_t>(i)], -kFarOffset, kFarOffset);
+      ids.push_back(static_cast<int32_t>(i + offset));
+    }
+    check_token_ids(ids, target, tensors.source(), "d2t");
+    check_marks(tensors, target, ids);
+  } else if (size != all && tensors.is_random()) {
+    for (int i = 0; i < size; ++i) ids.push_back(i);
+  } else if (size != all) {
+    throw CheckpointError(tensors.source(), "d2t",
+                          str_cat("the checkpoint has no such tensor, and draft_vocab_size of "
+                                  "config.json is ",
+                                  size, " of the target's ", all, " tokens"));
+  }
+  if (static_cast<int>(ids.size()) == all && std::ranges::is_sorted(ids)) ids.clear();
+  if (drafter.token_map.empty()) return ids;
+  if (!ids.empty() || eagle.has_lm_head) refuse_token_map(drafter);
+  return checked_token_map(drafter, target);
 }
 
 }  // namespace specdec

@@ -83,6 +83,29 @@ void check_hidden_size(const JsonFields& fields, const char* key, const DraftHea
 void check_token_ids(std::span<const int32_t> token_ids, const DraftHeadTarget& target,
                      const std::string& source, const std::string& name);
 
+// A draft head's config.json. speculators puts the settings of the layers into an object of their
+// own; a setting missing there may be at the top level.
+struct DraftHeadFields {
+  JsonFields root;
+  JsonFields layers;
+  bool is_speculators = false;
+};
+DraftHeadFields draft_head_fields(const JsonFields& root);
+
+// The layers that a head with `layers.` or `midlayer.` has by its tensors: names, biases, norms of
+// queries and keys.
+void find_layers(const DraftHeadTensors& tensors, DraftHeadConfig& config);
+
+// The tokens that such a head scores, by d2t or the user's token map; empty: the target's whole
+// vocabulary. Throws CheckpointError and InvalidArgument.
+std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const DraftHeadTarget& target,
+                                   const JsonFields& root, DraftHeadTensors& tensors,
+                                   const EagleConfig& eagle);
+
+// Tensors of DSpark's Markov head, without ".weight".
+inline constexpr const char* kMarkovTokens = "markov_head.markov_w1";
+inline constexpr const char* kMarkovWeight = "markov_head.markov_w2";
+
 // Throws CheckpointError where a tensor that load_eagle() reads is missing or has another shape,
 // experts excepted.
 void check_eagle_tensors(const DraftHeadTensors& tensors, const DraftHeadConfig& config,

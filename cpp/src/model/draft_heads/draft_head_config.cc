@@ -41,6 +41,9 @@ DraftHeadConfig load_draft_head_config(const DrafterConfig& drafter,
     case DraftMethod::kEagle:
     case DraftMethod::kEagle3:
       return parse_eagle(file.fields, drafter, target);
+    case DraftMethod::kDflash:
+    case DraftMethod::kDspark:
+      return parse_dflash(file.fields, drafter, target);
     case DraftMethod::kMedusa:
       return parse_medusa(file.fields, drafter, target);
     case DraftMethod::kMlpSpeculator:

@@ -31,6 +31,7 @@ struct EagleNames {
   std::string fusion = "fc";
   std::string embedding_norm = {};  // of the embedding that is fused; empty: none
   std::string feature_norm = "input_norm";
+  std::string context_norm = {};  // of fused features that make keys and values; empty: none do
   std::string embedding = "embed_tokens";
   std::string final_norm = "norm";
   std::string lm_head = "lm_head";
@@ -49,10 +50,23 @@ struct EagleConfig {
   bool normed_residual = false;     // the first layer adds to the normalised fused features
   bool feeds_back_normed = false;   // a drafted row passes on its state after the final norm
   bool has_embedding = false;       // its own embedding table, else the target's
+  bool scales_embedding = false;    // the target's with the factor of its rows
   bool has_lm_head = false;         // its own output matrix, else rows of the target's
   std::vector<std::string> layers;  // prefix of each layer's tensors: "midlayer."
+  int markov_rank = 0;              // of DSpark's Markov head; 0: none
   // P-EAGLE: the token and features at positions whose text is not known yet.
   int32_t mask_token = -1;  // -1: the head is not made for that
+};
+
+// What a head drafts with in one pass: rows at the positions from the last token's on, that token
+// and masks after it, each of which sees all the others.
+struct SpanConfig {
+  int num_rows = 0;        // 0: the head has no such pass
+  int32_t mask_token = -1;
+  bool samples_anchor = false;  // row i gives the token after its own; else that of its own
+
+  int first_output() const { return samples_anchor ? 0 : 1; }
+  int max_depth() const { return num_rows - first_output(); }
 };
 
 struct DraftHeadConfig {
@@ -70,7 +84,8 @@ struct DraftHeadConfig {
   // Without layers: number of weights multiplied per row, before the logits and for the logits.
   double block_weights = 0;
   double output_weights = 0;
-  EagleConfig eagle = {};  // for EAGLE's methods and kMtp
+  EagleConfig eagle = {};  // of heads with layers
+  SpanConfig span = {};    // of kDflash and kDspark
 };
 
 // Mask token for text that is not known yet, from the config.json of a model that drafts all levels
@@ -104,9 +119,12 @@ DraftHeadConfig parse_medusa(const JsonFields& fields, const DrafterConfig& draf
                              const DraftHeadTarget& target);
 DraftHeadConfig parse_mlp_speculator(const JsonFields& fields, const DrafterConfig& drafter,
                                      const DraftHeadTarget& target);
+// DFlash and DSpark.
+DraftHeadConfig parse_dflash(const JsonFields& fields, const DrafterConfig& drafter,
+                             const DraftHeadTarget& target);
 // For a head in the target's checkpoint: the target's config describes it.
 DraftHeadConfig parse_mtp(const DrafterConfig& drafter, const DraftHeadTarget& target);
-// Loads what parse_eagle() or parse_mtp() describes.
+// Loads what parse_eagle(), parse_dflash() or parse_mtp() describes.
 std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const DraftHeadLoadArgs& args);
 std::unique_ptr<Model> load_medusa(const JsonFields& fields, const DraftHeadConfig& config,
                                    const DraftHeadLoadArgs& args);

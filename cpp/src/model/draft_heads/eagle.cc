@@ -1,6 +1,6 @@
 // EAGLE-1, EAGLE-3 and P-EAGLE heads, in the formats of EAGLE's own code, SpecForge, speculators
 // and Model-Optimizer. Each is a decoder of few layers whose rows begin with features of the
-// target. MTP layers are loaded as such heads, too.
+// target. DFlash heads and MTP layers are loaded as such heads, too.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -23,28 +23,8 @@ namespace {
 using FeatureNorm = EagleConfig::FeatureNorm;
 
 constexpr const char* kMaskFeatures = "mask_hidden";
-constexpr int64_t kFarOffset = 1 << 30;
 constexpr double kMostLayers = 1 << 16;
 constexpr const char* kTapsKey = "eagle_aux_hidden_state_layer_ids";
-
-// A draft head's config.json. speculators puts the settings of the layers into an object of their
-// own; a setting missing there may be at the top level.
-struct EagleFields {
-  JsonFields root;
-  JsonFields layers;
-  bool is_speculators = false;
-};
-
-EagleFields fields_of(const JsonFields& root) {
-  constexpr const char* kLayers = "transformer_layer_config";
-  const bool is_speculators = root.has("speculators_model_type");
-  if (!root.has(kLayers)) return {.root = root, .layers = root, .is_speculators = is_speculators};
-  const JsonFields layers = root.get_object(kLayers);
-  for (const auto& [key, value] : layers.object().items()) {
-    if (root.object().contains(key) && root.object()[key] == value) root.pass_over({key});
-  }
-  return {.root = root, .layers = layers.with_absent_from(root), .is_speculators = is_speculators};
-}
 
 // ---- config.json
 
@@ -90,7 +70,7 @@ bool says(const JsonFields& root, const char* key) {
   return root.has("eagle_config") && root.get_object("eagle_config").get_bool(key, false);
 }
 
-void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
+void parse_norms(const DraftHeadFields& fields, EagleConfig& eagle) {
   const JsonFields& root = fields.root;
   if (says(root, "norm_before_fc")) {
     eagle.feature_norm = FeatureNorm::kWhole;
@@ -113,81 +93,6 @@ void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
 }
 
 // ---- the checkpoint's tensors
-
-void find_layers(const DraftHeadTensors& tensors, DraftHeadConfig& config) {
-  ModelConfig& model = config.model;
-  for (int i = 0; i < model.num_layers; ++i) {
-    std::string prefix = str_cat("layers.", i, ".");
-    for (const char* other : {"midlayer.", "transformer."}) {
-      if (i == 0 && tensors.contains(str_cat(other, "self_attn.q_proj.weight"))) prefix = other;
-    }
-    config.eagle.layers.push_back(prefix);
-  }
-  const std::string attention = config.eagle.layers.front() + "self_attn.";
-  if (tensors.is_random()) return;
-  model.qkv_bias = tensors.contains(attention + "q_proj.bias");
-  model.out_bias = tensors.contains(attention + "o_proj.bias");
-  model.mlp_bias = tensors.contains(config.eagle.layers.front() + "mlp.gate_proj.bias");
-  if (tensors.contains(attention + "q_norm.weight")) model.qk_norm = QkNorm::kPerHead;
-}
-
-// Throws CheckpointError if t2d exists and does not mark exactly the tokens that d2t lists.
-void check_marks(DraftHeadTensors& tensors, const DraftHeadTarget& target,
-                 std::span<const int32_t> ids) {
-  if (!tensors.contains("t2d")) return;
-  std::vector<int64_t> marks = tensors.integers("t2d", target.config.vocab_size);
-  const auto fail = [&](size_t token, const char* in, const char* out) {
-    throw CheckpointError(
-        tensors.source(), "t2d",
-        str_cat("token ", token, " is in the draft vocabulary by ", in, ", and is not by ", out,
-                ": one of the two is another head's; take t2d out of the file if "
-                "d2t is right"));
-  };
-  for (const int32_t id : ids) {
-    const auto token = static_cast<size_t>(id);
-    if (marks[token] == 0) fail(token, "d2t", "t2d");
-    marks[token] = 0;
-  }
-  const auto other = std::ranges::find_if(marks, [](int64_t mark) { return mark != 0; });
-  if (other != marks.end()) {
-    fail(static_cast<size_t>(other - marks.begin()), "t2d", "d2t");
-  }
-}
-
-// The tokens that the draft head scores, if not the target's whole vocabulary.
-std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const DraftHeadTarget& target,
-                                   const JsonFields& root, DraftHeadTensors& tensors,
-                                   const EagleConfig& eagle) {
-  const int all = target.config.vocab_size;
-  const int size = root.get_int("draft_vocab_size", all);
-  if (size > all) {
-    root.fail("draft_vocab_size", str_cat(size, " is more than the target's ", all,
-                                          " tokens: the head was trained for another model"));
-  }
-  std::vector<int32_t> ids;
-  if (tensors.contains("d2t")) {
-    const std::vector<int64_t> offsets = tensors.integers("d2t", size);
-    for (int i = 0; i < size; ++i) {
-      // Clamped, since an id far outside the vocabulary is as wrong as one just outside.
-      const int64_t offset =
-          std::clamp<int64_t>(offsets[static_cast<size_t>(i)], -kFarOffset, kFarOffset);
-      ids.push_back(static_cast<int32_t>(i + offset));
-    }
-    check_token_ids(ids, target, tensors.source(), "d2t");
-    check_marks(tensors, target, ids);
-  } else if (size != all && tensors.is_random()) {
-    for (int i = 0; i < size; ++i) ids.push_back(i);
-  } else if (size != all) {
-    throw CheckpointError(tensors.source(), "d2t",
-                          str_cat("the checkpoint has no such tensor, and draft_vocab_size of "
-                                  "config.json is ",
-                                  size, " of the target's ", all, " tokens"));
-  }
-  if (static_cast<int>(ids.size()) == all && std::ranges::is_sorted(ids)) ids.clear();
-  if (drafter.token_map.empty()) return ids;
-  if (!ids.empty() || eagle.has_lm_head) refuse_token_map(drafter);
-  return checked_token_map(drafter, target);
-}
 
 void check_layers(const DraftHeadTensors& tensors, const DraftHeadConfig& config) {
   const ModelConfig& model = config.model;
@@ -251,6 +156,12 @@ void check_ends(const DraftHeadTensors& tensors, const DraftHeadConfig& config,
     tensors.require(str_cat("fc_norm.", i, ".weight"), {target.config.hidden_size});
   }
   if (model.final_norm) tensors.require(names.final_norm + ".weight", {hidden});
+  if (!names.context_norm.empty()) tensors.require(names.context_norm + ".weight", {hidden});
+  if (eagle.markov_rank > 0) {
+    tensors.require(str_cat(kMarkovTokens, ".weight"),
+                    {target.config.vocab_size, eagle.markov_rank});
+    tensors.require(str_cat(kMarkovWeight, ".weight"), {model.vocab_size, eagle.markov_rank});
+  }
   const auto check_end = [&](const std::string& name, bool is_own, int64_t rows) {
     if (is_own) {
       tensors.require(name, {rows, hidden});
@@ -262,7 +173,7 @@ void check_ends(const DraftHeadTensors& tensors, const DraftHeadConfig& config,
   check_end(names.embedding + ".weight", eagle.has_embedding, target.config.vocab_size);
 }
 
-void check_sizes(const EagleFields& fields, const EagleConfig& eagle,
+void check_sizes(const DraftHeadFields& fields, const EagleConfig& eagle,
                  const DraftHeadTarget& target) {
   if (fields.root.has("target_hidden_size")) {
     check_hidden_size(fields.root, "target_hidden_size", target);
@@ -293,6 +204,7 @@ std::shared_ptr<const Embedding> load_embedding(TensorLoader& loader, const Draf
   borrowed->lm_head = of_target.lm_head;
   borrowed->tokens = of_target.tokens;
   borrowed->project_in = of_target.project_in;
+  if (config.eagle.scales_embedding) borrowed->scale = of_target.scale;
   if (!config.eagle.has_embedding) return borrowed;
 
   const ModelConfig& target = args.target.config;
@@ -364,9 +276,26 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
     add(0, features, is_normed ? loader.norm(names.feature_norm, features) : Norm{});
   }
   loader.release(name + ".weight");
+  if (!names.context_norm.empty()) fusion->context_norm = loader.norm(names.context_norm);
   if (eagle.has_fusion_bias) fusion->bias = loader.vector({{name + ".bias", hidden}});
-  if (config.is_parallel) fusion->mask_features = loader.flat_vector(kMaskFeatures, features);
+  if (eagle.mask_token >= 0) fusion->mask_features = loader.flat_vector(kMaskFeatures, features);
   return fusion;
+}
+
+std::shared_ptr<const MarkovHead> load_markov(TensorLoader& loader, const DraftHeadConfig& config,
+                                              const DraftHeadTarget& target) {
+  if (config.eagle.markov_rank == 0) return nullptr;
+  auto markov = std::make_shared<MarkovHead>();
+  markov->rank = config.eagle.markov_rank;
+  const std::string tokens = str_cat(kMarkovTokens, ".weight");
+  const WeightView table = loader.read_matrix(tokens, target.config.vocab_size, markov->rank);
+  markov->tokens =
+      loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);
+  loader.release(tokens);
+  markov->weight =
+      loader.matrix(MatrixRole::kVocabulary,
+                    {{str_cat(kMarkovWeight, ".weight"), config.model.vocab_size}}, markov->rank);
+  return markov;
 }
 
 }  // namespace
@@ -379,7 +308,7 @@ void check_eagle_tensors(const DraftHeadTensors& tensors, const DraftHeadConfig&
 
 DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter,
                             const DraftHeadTarget& target) {
-  const EagleFields fields = fields_of(root);
+  const DraftHeadFields fields = draft_head_fields(root);
   const bool is_eagle3 = drafter.method == DraftMethod::kEagle3;
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   EagleConfig& eagle = config.eagle;
@@ -446,6 +375,7 @@ std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const DraftHead
     parts.final_norm = std::make_shared<Norm>(loader.norm(config.eagle.names.final_norm));
   }
   parts.lm_head = load_lm_head(loader, config, args);
+  parts.markov = load_markov(loader, config, args.target);
   loader.finish(loaded, /*is_part=*/config.method == DraftMethod::kMtp);
   return std::make_unique<Decoder>(config.model, std::move(loaded), args.backend,
                                    args.max_model_len, args.max_rows, args.coordinates);

@@ -25,7 +25,8 @@ TEXT = [(7 * i * i + 3 * i + 5) % 160 for i in range(40)]
 PROMPTS = [[(5 * i * i + 31 * i + 7 * k) % 160 for i in range(6 + 2 * k)] for k in range(20)]
 LOGITS_ERROR = 1e-4
 
-IN_ONE_PASS = [name for name, variant in HEADS.items() if variant.kind in ("p_eagle", "pard")]
+ONE_PASS_KINDS = ("p_eagle", "pard", "dflash", "dspark")
+IN_ONE_PASS = [name for name, variant in HEADS.items() if variant.kind in ONE_PASS_KINDS]
 FORMATS = [name for name in HEADS if name not in (*IN_ONE_PASS, *MTP_HEADS)]
 # One of each kind, with the most that can go wrong.
 KINDS = [

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 Head = Callable[[str], Path]
 Config = Callable[..., dict[str, Any]]
 
-METHODS = ["eagle", "eagle3", "p_eagle", "pard", "medusa", "mlp", "merged"]
+METHODS = ["eagle", "eagle3", "p_eagle", "pard", "dflash", "dspark", "medusa", "mlp", "merged"]
 SHAPES = [(1, 1), (4, 1), (3, 3)]  # no more than the heads of Medusa and the MLP speculator have
 POLICIES = ["fixed", "auto"]
 
