@@ -183,9 +183,9 @@ def parallel_model_loss(
 
 
 def dflash_loss(head: head_oracles.Dflash, lessons: Lessons) -> Tensor:
-    """Texts go on from anchors at two places, other ones for each batch."""
+    """Texts go on from anchors at three places, other ones for each batch."""
     loss, offset = torch.zeros(()), int(lessons.texts.sum()) % 13
-    for anchor in (4 + offset, 12 + offset):
+    for anchor in (2 + offset, 7 + offset, 12 + offset):
         rows = head.span(lessons.texts[:, anchor], lessons.features[:, :anchor])[:, head.first :]
         before = slice(anchor, anchor + rows.shape[1])
         given = head.score(rows, lessons.texts[:, before])
@@ -201,8 +201,8 @@ LOSSES: dict[str, tuple[Callable[[Any, Lessons], Tensor], int]] = {
     "mlp": (mlp_loss, 200),
     "p_eagle": (eagle_loss, 200),
     "pard": (parallel_model_loss, 160),
-    "dflash": (dflash_loss, 250),
-    "dspark": (dflash_loss, 250),
+    "dflash": (dflash_loss, 500),
+    "dspark": (dflash_loss, 300),
     "mtp": (eagle_loss, 60),
 }
 
