@@ -2,7 +2,7 @@
 
 class DrafterConfigOptions:
     # "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp",
-    # "custom_class"
+    # "dflash", "dspark", "custom_class"
     method: str
     prompt_lookup_min: int
     prompt_lookup_max: int

@@ -192,6 +192,47 @@ inline void write_eagle3(const TempDirectory& directory, const std::string& more
                                        R"(,"eagle_aux_hidden_state_layer_ids":[0,1,2])", more)));
 }
 
+// ---- DFlash and DSpark
+
+// Random: nothing is foreseen. `markov_rank`: 0 for DFlash.
+inline void write_dflash(const TempDirectory& directory, int markov_rank, int span_rows = 5,
+                         int mask_token = 35) {
+  constexpr int64_t kQ = tiny_llama::kHeads * tiny_llama::kHeadDim;
+  constexpr int64_t kKv = tiny_llama::kKvHeads * tiny_llama::kHeadDim;
+  Tensors tensors;
+  uint32_t seed = 71;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+    tensors[name + ".weight"] =
+        shape.size() == 1 ? ones(shape[0]) : random_tensor(std::move(shape), 0.15f, seed++);
+  };
+  add("fc", {kHidden, 2 * kHidden});
+  add("hidden_norm", {kHidden});
+  add("norm", {kHidden});
+  for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) {
+    add(str_cat("layers.0.", norm), {kHidden});
+  }
+  for (const char* norm : {"q_norm", "k_norm"}) {
+    add(str_cat("layers.0.self_attn.", norm), {tiny_llama::kHeadDim});
+  }
+  add("layers.0.self_attn.q_proj", {kQ, kHidden});
+  add("layers.0.self_attn.k_proj", {kKv, kHidden});
+  add("layers.0.self_attn.v_proj", {kKv, kHidden});
+  add("layers.0.self_attn.o_proj", {kHidden, kQ});
+  add("layers.0.mlp.gate_proj", {tiny_llama::kInner, kHidden});
+  add("layers.0.mlp.up_proj", {tiny_llama::kInner, kHidden});
+  add("layers.0.mlp.down_proj", {kHidden, tiny_llama::kInner});
+  if (markov_rank > 0) {
+    add("markov_head.markov_w1", {kVocab, markov_rank});
+    add("markov_head.markov_w2", {kVocab, markov_rank});
+  }
+  directory.write("model.safetensors", writer_of(tensors).bytes());
+  directory.write(
+      "config.json",
+      eagle_config(markov_rank > 0 ? "Qwen3DSparkModel" : "DFlashDraftModel",
+                   str_cat(R"(,"block_size":)", span_rows, R"(,"mask_token_id":)", mask_token,
+                           R"(,"target_layer_ids":[-1,1])", R"(,"markov_rank":)", markov_rank)));
+}
+
 // ---- MLP speculator
 
 // The token's embedding is a state of one element that stands out, which the head of its position

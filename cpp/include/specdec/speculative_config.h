@@ -151,10 +151,11 @@ inline constexpr std::tuple kDrafterOptions = {
            {.name = "parallel_drafting",
             .help = "draft_model, eagle3: all positions in one pass, over mask tokens (PARD, "
                     "P-EAGLE)"}),
-    option(&DrafterConfig::token_map, {.name = "speculative_token_map",
-                                       .help = "eagle, medusa, mtp, dflash: the tokens that are drafted",
-                                       .details = "Distinct ids; empty for all tokens.",
-                                       .range = at_least(0)}),
+    option(&DrafterConfig::token_map,
+           {.name = "speculative_token_map",
+            .help = "eagle, medusa, mtp, dflash: the tokens that are drafted",
+            .details = "Distinct ids; empty for all tokens.",
+            .range = at_least(0)}),
     option(&DrafterConfig::draft_tensor_parallel_size,
            {.name = "draft_tensor_parallel_size",
             .help = "draft models and heads: devices that share the drafter, the first ones of the "

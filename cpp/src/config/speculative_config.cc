@@ -43,8 +43,9 @@ void validate_model(const DrafterConfig& drafter) {
   if (!drafter.token_map.empty() && !method_takes(drafter.method, kTokenMap)) {
     throw InvalidArgument(
         kTokenMap,
-        str_cat("cuts the target's output head, which method '", name_of(drafter.method),
-                "' does not draft with: leave it out, or use 'eagle', 'medusa', 'mtp' or 'dflash'"));
+        str_cat(
+            "cuts the target's output head, which method '", name_of(drafter.method),
+            "' does not draft with: leave it out, or use 'eagle', 'medusa', 'mtp' or 'dflash'"));
   }
 }
 

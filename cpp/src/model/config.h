@@ -125,6 +125,7 @@ struct LayerSpec {
   int kv_source = -1;            // index of the layer whose keys and values it reads; -1: its own
   bool values_are_keys = false;  // v is the projection to k, before norm and rotation (K=V)
   bool is_parallel = false;      // the MLP reads the same residual stream as the attention
+  bool in_order = false;         // of a DFlash head: rows see those before them, whatever masks say
   MlpKind mlp = MlpKind::kGated;
   int inner_size = 0;         // inner size of the MLP, or of each expert
   int shared_inner_size = 0;  // of the MLP beside the experts, which every token runs; 0: none

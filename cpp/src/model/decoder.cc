@@ -72,6 +72,11 @@ struct Decoder::Impl {
     if (parts.final_norm) final_norm_params = parts.final_norm->params();
     if (parts.streams) streams.emplace(config, *parts.streams, backend, row_limit);
     if (config.has_states()) recurrent.emplace(config, backend, row_limit);
+    if (std::ranges::any_of(config.layers, &LayerSpec::in_order)) {
+      const std::vector<std::byte> zeros(static_cast<size_t>(row_limit));
+      no_trees = backend.allocate(zeros.size(), "decoder workspace");
+      backend.write(zeros, no_trees.data());
+    }
     if (parts.markov) {
       const auto count = static_cast<size_t>(row_limit) * static_cast<size_t>(parts.markov->rank);
       markov_rows = backend.allocate(count * sizeof(float), "decoder workspace");
@@ -93,6 +98,7 @@ struct Decoder::Impl {
                    const ProjectionInput& in);
   void write_context(const ModelPass& pass);
   void attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
+  BatchView in_order(const BatchView& batch) const;
   void gate_attention(const Layer& layer, int num_rows);
   void expand(const Layer& layer, const ProjectionInput& in);
   void expand(const Layer& layer, int num_rows);
@@ -127,6 +133,7 @@ struct Decoder::Impl {
   const ModelParts& parts;
   DecoderWorkspace work;
   Buffer gates;             // [max_rows, whole inner] float32, of sparse gates
+  Buffer no_trees;          // [max_rows] zeros, for layers in order
   Buffer markov_rows;       // [max_rows, rank] float32, of a Markov head
   std::vector<Rope> ropes;  // as ModelConfig::ropes
   StageLink stages;
@@ -264,12 +271,22 @@ void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, cons
   backend.project_qkv(qkv);
 }
 
+// The batch with chains in place of trees.
+BatchView Decoder::Impl::in_order(const BatchView& batch) const {
+  BatchView chains = batch;
+  chains.is_tree = no_trees.as<uint8_t>();
+  chains.ancestor_mask = nullptr;
+  chains.num_tree_slots = nullptr;
+  return chains;
+}
+
 // Runs a layer's attention, before its output projection, into work.mixed.
 void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   const NormParams norm = layer.attention_norm.params();
   project_qkv(layer, batch, kv, attention_input(layer, norm, batch.num_rows));
+  const BatchView rows = layer.spec.in_order ? in_order(batch) : batch;
   backend.tree_attention({.q = work.q.data(),
-                          .batch = &batch,
+                          .batch = &rows,
                           .kv = kv,
                           .num_heads = layer.heads.num_heads,
                           .scale = layer.spec.attention_scale,

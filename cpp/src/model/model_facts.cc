@@ -278,6 +278,7 @@ std::vector<ModelFacts> facts_of(const DraftHeadConfig& head, const ModelConfig&
   const double fused = features + (head.eagle.fuses_embedding ? model.hidden_size : 0);
   for (ModelFacts& facts : all) {
     facts.input.weights = fused * model.hidden_size;
+    facts.output.weights += static_cast<double>(head.eagle.markov_rank) * model.vocab_size;
     if (!model.tie_word_embeddings) {
       facts.table_weights = static_cast<double>(target.vocab_size) * model.hidden_size;
     }

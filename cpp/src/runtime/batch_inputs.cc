@@ -152,8 +152,8 @@ int BatchInputs::add_span(int32_t token, int num_masks, int32_t mask_token, int 
     const int num_rows = 1 + num_masks;
     std::vector<int32_t> tokens(static_cast<size_t>(num_rows), mask_token);
     tokens[0] = token;
-    const int missing = num_blocks_for(base_len + num_rows, blocks.block_size()) -
-                        blocks.num_blocks();
+    const int missing =
+        num_blocks_for(base_len + num_rows, blocks.block_size()) - blocks.num_blocks();
     SPECDEC_CHECK_LE(missing, static_cast<int>(spare_blocks.size()));
     begin_request(tokens, base_len, /*first_slot=*/0,
                   {.table = &blocks, .spare = spare_blocks.first(std::max(missing, 0))});

@@ -232,9 +232,9 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
       loading.is_parallel && loading.mask_token < 0 && loading.span.num_rows == 0
           ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(loading.max_depth)))
           : 1;
-  const int max_rows = std::max({config_.max_num_batched_tokens, speculative.widest_level(),
-                                 speculative.num_speculative_tokens, rows_per_root,
-                                 loading.span.num_rows});
+  const int max_rows =
+      std::max({config_.max_num_batched_tokens, speculative.widest_level(),
+                speculative.num_speculative_tokens, rows_per_root, loading.span.num_rows});
   const int max_span_rows = most_span_rows(loading.span, target_.vocab_size, max_rows);
   auto runner = std::make_unique<ModelRunner>(
       backend,
@@ -310,8 +310,8 @@ void DraftModels::allocate_caches(int num_blocks, const KvFormat& format,
     ModelDrafterOptions& options = model.options;
     if (const int num_rows = options.span.num_rows; num_rows > 0) {
       options.first_spare_block = num_blocks + 1;  // after the null block and the pool's
-      options.num_spare_blocks = options.max_span_rows / num_rows *
-                                 num_blocks_for(num_rows - 1, format.block_size);
+      options.num_spare_blocks =
+          options.max_span_rows / num_rows * num_blocks_for(num_rows - 1, format.block_size);
     }
     model.runner->allocate_cache(num_blocks + options.num_spare_blocks, format);
     if (model.options.is_draft_head) model.runner->set_features(features);

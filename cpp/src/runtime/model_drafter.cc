@@ -279,8 +279,9 @@ void ModelDrafter::add_span(Growth& growth) {
   const DraftRequest& request = *growth.request;
   const SpanConfig& span = options_.span;
   const BlockTable& blocks = *request.blocks;
-  const int num_spare = std::max(
-      0, num_blocks_for(growth.base_len + span.num_rows, blocks.block_size()) - blocks.num_blocks());
+  const int num_spare =
+      std::max(0, num_blocks_for(growth.base_len + span.num_rows, blocks.block_size()) -
+                      blocks.num_blocks());
   const int first_row =
       inputs_.add_span(request.tokens.back(), span.num_rows - 1, span.mask_token, growth.base_len,
                        blocks, std::span(spare_blocks_).subspan(num_spare_used_, num_spare));

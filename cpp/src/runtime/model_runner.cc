@@ -290,9 +290,9 @@ void ModelRunner::keep_logits(std::span<const int32_t> row_ids) {
     const std::span<const int32_t> ids =
         row_ids.subspan(begin, std::min(turn, row_ids.size() - begin));
     if (observer_ != nullptr) observer_->compute_logits(ids, level_held_);
-    model_->compute_logits(
-        backend_.stage_ids(ids), static_cast<int>(ids.size()),
-        kept_logits_.as<float>() + begin * static_cast<size_t>(vocab_size()), level_held_);
+    model_->compute_logits(backend_.stage_ids(ids), static_cast<int>(ids.size()),
+                           kept_logits_.as<float>() + begin * static_cast<size_t>(vocab_size()),
+                           level_held_);
   }
   num_kept_ = static_cast<int>(row_ids.size());
 }

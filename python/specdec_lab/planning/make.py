@@ -25,7 +25,7 @@ from specdec_lab.planning.speedup import Acceptance, PassCosts
 from specdec_native import _core
 from specdec_native._core import ModelFacts
 from specdec_native.checkpoints import hub
-from specdec_native.speculation.methods import HEADS, IN_TARGET
+from specdec_native.speculation.methods import HEADS, IN_SPANS, IN_TARGET
 from specdec_native.speculation.speculative_config import parse_speculative_config
 
 _PROMPT_ROWS = 512
@@ -171,7 +171,7 @@ def _drafters(question: Question) -> tuple[list[ModelFacts], Passes]:
     """The drafter's facts for each number of ranks, and its passes; no facts if it runs no
     model."""
     for drafter in parse_speculative_config(question.speculation, hub.find_config).drafters:
-        in_parallel = bool(drafter.fields.get("parallel_drafting"))
+        in_parallel = drafter.method in IN_SPANS or bool(drafter.fields.get("parallel_drafting"))
         passes: Passes = "rows" if in_parallel else "levels"
         quantization = str(drafter.fields.get("quantization", "int8"))
         if drafter.method == "draft_model":

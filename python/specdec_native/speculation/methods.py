@@ -14,6 +14,9 @@ from specdec_native.common.checks import close_matches
 HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark")
 """Methods whose checkpoint is a draft head: it reads states of the target."""
 
+IN_SPANS = ("dflash", "dspark")
+"""Heads whose pass drafts all tokens, over masks after the last one."""
+
 IN_TARGET = "mtp"
 """The head of the target's own checkpoint, unless "model" names another."""
 

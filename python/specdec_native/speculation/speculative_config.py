@@ -39,11 +39,14 @@ mtp: the layer for the token after the next that checkpoints of Qwen3-Next, Qwen
     GLM-4.5 have beside the model's own; deeper drafts run it again on its own output. It is read
     from the target's checkpoint, or from that of `model`. "qwen3_next_mtp", "qwen3_5_mtp",
     "mimo_mtp" and "glm4_moe_mtp" mean the same.
-    These five are heads, trained for one target. But for mtp, `model` is a head's checkpoint:
+dflash: masks after the last token, all drafted in one pass over states of the target (DFlash).
+dspark: the same with a Markov head, by which a draft depends on the one before (DSpark).
+    These seven are heads, trained for one target. But for mtp, `model` is a head's checkpoint:
     config.json with *.safetensors, *.bin or *.pt. The keys of draft_model are theirs, too. Where
     they have no embedding or output matrix of their own, they draft with the target's, as the
-    engine holds it. num_speculative_tokens must not be above n_predict or num_heads of config.json.
-    speculative_token_map: of eagle and mtp, and of medusa where heads score tokens with the
+    engine holds it. num_speculative_tokens must not be above n_predict or num_heads of config.json,
+    nor above what a pass of block_size rows drafts.
+    speculative_token_map: of eagle, mtp and dflash, and of medusa where heads score tokens with the
         target's output matrix: the tokens that are drafted. The head gets a copy of their rows of
         the matrix, in `quantization`. The map is a list of ids; a file of them, a list in .json,
         .npy or .pt or words in .txt; or {"text": file or list of files, "size": 8192} for the

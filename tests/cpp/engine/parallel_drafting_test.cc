@@ -1,4 +1,4 @@
-// Models that draft all levels in one pass: PARD, P-EAGLE and Medusa.
+// Models that draft all levels in one pass: PARD, P-EAGLE, DFlash, DSpark and Medusa.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,6 +17,7 @@
 #include "testing/draft_probe.h"
 #include "testing/small_heads.h"
 #include "testing/text.h"
+#include "testing/tiny_draft_heads.h"
 #include "testing/tiny_engine.h"
 
 namespace specdec {
@@ -30,7 +31,7 @@ using Tokens = std::vector<int32_t>;
 
 constexpr int kMask = 35;
 
-enum class Kind { kPard, kPEagle, kMedusa, kMedusaOfTarget };
+enum class Kind { kPard, kPEagle, kDflash, kDspark, kMedusa, kMedusaOfTarget };
 
 // A P-EAGLE head of the tiny Llama that reads the inputs of its layers and its last output.
 tiny::Tensors peagle_tensors() {
@@ -92,6 +93,14 @@ class ParallelDraftingTest : public tiny::EngineFixture {
         testing::write_head(head_, peagle_tensors(),
                             peagle_config(str_cat(R"(,"ptd_token_id":)", kMask)));
         break;
+      case Kind::kDflash:
+        drafter.method = DraftMethod::kDflash;
+        testing::tiny_draft_heads::write_dflash(head_, /*markov_rank=*/0);
+        break;
+      case Kind::kDspark:
+        drafter.method = DraftMethod::kDspark;
+        testing::tiny_draft_heads::write_dflash(head_, /*markov_rank=*/4);
+        break;
       case Kind::kMedusa:
       case Kind::kMedusaOfTarget:
         testing::write_head(head_, testing::medusa_tensors(medusa_shape(kind)),
@@ -107,7 +116,8 @@ class ParallelDraftingTest : public tiny::EngineFixture {
   testing::TempDirectory head_;
 };
 
-constexpr Kind kKinds[] = {Kind::kPard, Kind::kPEagle, Kind::kMedusa, Kind::kMedusaOfTarget};
+constexpr Kind kKinds[] = {Kind::kPard,   Kind::kPEagle, Kind::kDflash,
+                           Kind::kDspark, Kind::kMedusa, Kind::kMedusaOfTarget};
 
 // Prompts in chunks, preemption, prefix hits, trees, adaptive lengths.
 TEST_F(ParallelDraftingTest, AnswersAreThoseWithoutDrafts) {

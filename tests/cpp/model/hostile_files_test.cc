@@ -193,6 +193,10 @@ INSTANTIATE_TEST_SUITE_P(
                                      directory,
                                      R"(,"norm_output":true,"norm_before_residual":false)");
                                }},
+                      HeadFile{"dspark", DraftMethod::kDspark,
+                               [](const TempDirectory& directory) {
+                                 heads::write_dflash(directory, /*markov_rank=*/4);
+                               }},
                       HeadFile{"mlp_speculator", DraftMethod::kMlpSpeculator,
                                heads::write_mlp_speculator}),
     [](const auto& info) { return std::string(info.param.name); });

@@ -222,6 +222,11 @@ TEST(ModelFactsTest, OfDraftHeads) {
   const double wider = kLayer + 512 * 64 * (8 + 2 * 4);
   EXPECT_EQ(eagle3[0].pass_flops(1, 0) / 2, wider + 3 * 512 * 512 + 320 * 512);
   EXPECT_EQ(eagle3[0].pass_bytes(1, 1, 0), eagle3[0].pass_flops(1, 0) + kToken);
+  const std::vector<ModelFacts> dspark =
+      head(DraftMethod::kDspark,
+           layer + R"(,"architectures":["Qwen3DSparkModel"],"block_size":4,"mask_token_id":1,)"
+                   R"("target_layer_ids":[0,1],"markov_rank":16})");
+  EXPECT_EQ(dspark[0].pass_flops(1, 0) / 2, kLayer + 2 * 512 * 512 + kLmHead + 16 * 1000);
   const std::vector<ModelFacts> medusa =
       head(DraftMethod::kMedusa, R"({"medusa_num_heads":3,"medusa_num_layers":2})");
   EXPECT_EQ(medusa.size(), 1U);

@@ -397,18 +397,27 @@ class Dflash(EagleHead):
         states = self.target.states(tokens)[:-1]
         return torch.cat([states[layer] for layer in self.taps], -1)
 
+    def embed(self, ids: Tensor) -> Tensor:
+        """The target's table counts with the factor that the target gives its rows."""
+        if "embed_tokens.weight" in self.weights:
+            return self.embedding[ids]
+        embedded: Tensor = self.target.model.get_input_embeddings()(ids)
+        return embedded.detach()
+
     def span(self, anchors: Tensor, features: Tensor) -> Tensor:
         """Normalised rows [..., size, hidden]: after texts with `features` [..., tokens, width], an
         anchor each."""
         context = self.norm(self.linear(features, "fc"), "hidden_norm")
         num_before = context.shape[-2]
         total = num_before + self.size
-        visible = torch.ones(total, total, dtype=torch.bool)
+        everything = torch.ones(total, total, dtype=torch.bool)
         masks = torch.full((*anchors.shape, self.size - 1), self.mask_token)
-        x = self.embedding[torch.cat([anchors[..., None], masks], -1)]
+        x = self.embed(torch.cat([anchors[..., None], masks], -1))
         for layer in range(self.num_layers):
             name = f"layers.{layer}"
             rows = torch.cat([context, self.norm(x, f"{name}.input_layernorm")], -2)
+            # Layers with a window see rows in order.
+            visible = everything if self.window(layer) is None else everything.tril()
             mixed = self.attention(layer, rows, torch.arange(total), visible)
             x = x + mixed[..., num_before:, :]
             x = x + self.mlp(layer, self.norm(x, f"{name}.post_attention_layernorm"))

@@ -62,6 +62,7 @@ NORMS_WRITTEN = dict.fromkeys(FLAGS, False)
 V2 = {"medusa_num_heads": 3, "medusa_num_layers": 2, "version": "2"}
 
 
+FULL = "full_attention"
 SPAN_AT_THE_TOP = {"mask_token_id": MASK_TOKEN}
 CONFIDENCE = {"enable_confidence_head": True, "confidence_head_with_markov": True}
 DEEPSPEC = SPAN_AT_THE_TOP | {
@@ -203,6 +204,14 @@ HEADS: dict[str, HeadVariant] = {
     "dflash": HeadVariant(
         "dflash",
         {"block_size": 5, "dflash_config": SPAN_AT_THE_TOP | {"target_layer_ids": [-1, 1]}},
+        num_taps=2,
+        draft_ids="all",
+        has_head=False,
+    ),
+    "dflash_windows": HeadVariant(
+        "dflash",
+        {"dflash_config": SPAN_AT_THE_TOP | {"target_layer_ids": [0, 1], "block_size": 5}},
+        WINDOW | {"num_hidden_layers": 3, "layer_types": ["sliding_attention", *2 * [FULL]]},
         num_taps=2,
         draft_ids="all",
         has_head=False,

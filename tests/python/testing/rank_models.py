@@ -37,6 +37,14 @@ EAGLE3 = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 512,
 }
+DSPARK = EAGLE3 | {
+    "architectures": ["Qwen3DSparkModel"],
+    "model_type": "qwen3",
+    "block_size": 5,
+    "mask_token_id": 1,
+    "target_layer_ids": [0, 2],
+    "markov_rank": 32,
+}
 PROMPTS = [
     [5, 9, 17, 5, 9, 17, 5, 9],
     list(range(20, 61)),

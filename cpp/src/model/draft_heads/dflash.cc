@@ -35,9 +35,9 @@ struct DflashFields {
 
 DflashFields read_fields(const JsonFields& root) {
   constexpr const char* kSettings = "dflash_config";
-  return {.fields = draft_head_fields(root),
-          .settings = root.has(kSettings) ? root.get_object(kSettings).with_absent_from(root)
-                                          : root};
+  return {
+      .fields = draft_head_fields(root),
+      .settings = root.has(kSettings) ? root.get_object(kSettings).with_absent_from(root) : root};
 }
 
 // Without a list: spread evenly from the second layer's input to the third last's, rounded half to
@@ -67,9 +67,9 @@ std::vector<int> tapped_layers(const DflashFields& config, int num_own_layers,
   if (taps.empty()) taps = default_taps(num_own_layers, target.num_layers);
   for (size_t i = 0; i < taps.size(); ++i) {
     if (taps[i] < 0 || taps[i] > target.num_layers) {
-      config.settings.fail(key, str_cat("the head reads the input of layer ", taps[i],
-                                        " of a target of ", target.num_layers,
-                                        " layers: it was trained for another model"));
+      config.settings.fail(
+          key, str_cat("the head reads the input of layer ", taps[i], " of a target of ",
+                       target.num_layers, " layers: it was trained for another model"));
     }
     if (i > 0 && taps[i] <= taps[i - 1]) {
       config.settings.fail(key, "only layers in rising order are implemented");
@@ -96,8 +96,7 @@ SpanConfig read_span(const DflashFields& config, const DraftHeadTarget& target) 
                   .mask_token = settings.get_int("mask_token_id", {}, /*minimum=*/0),
                   .samples_anchor = samples_anchor(config)};
   if (span.num_rows > kMaxSpeculativeTokens) {
-    settings.fail("block_size",
-                  str_cat(span.num_rows, " is more than ", kMaxSpeculativeTokens));
+    settings.fail("block_size", str_cat(span.num_rows, " is more than ", kMaxSpeculativeTokens));
   }
   if (span.mask_token >= target.config.vocab_size) {
     settings.fail("mask_token_id", str_cat(span.mask_token, " is not in the vocabulary of ",
@@ -140,17 +139,22 @@ void check_settings(const DflashFields& config) {
   }
 }
 
-// Layers with a window see only earlier rows, unless speculators says otherwise.
+// Layers with a window see only earlier rows, unless speculators says otherwise. dflash_config's
+// switch does not say which layers it means.
 void read_windows(const DflashFields& config, ModelConfig& model) {
   const JsonFields& layers = config.fields.layers;
   const std::vector<std::string> types = layers.get_strings("layer_types");
-  const bool has_windows = std::ranges::find(types, "sliding_attention") != types.end() ||
-                           config.settings.get_bool("use_swa", false);
-  config.settings.pass_over({"swa_window_size", "sliding_window_non_causal"});
-  if (has_windows) {
-    layers.fail("layer_types", "'sliding_attention' is not implemented for a DFlash head");
+  const bool has_windows = std::ranges::find(types, "sliding_attention") != types.end();
+  if (!has_windows && config.settings.get_bool("use_swa", false)) {
+    config.settings.fail("use_swa", "true is not implemented without layer_types");
   }
-  parse_windows(layers, 0, [](int) { return false; }, model);
+  if (has_windows && config.settings.get_bool("sliding_window_non_causal", false)) {
+    config.settings.fail("sliding_window_non_causal", "true is not implemented");
+  }
+  config.settings.pass_over({"swa_window_size", "use_swa", "sliding_window_non_causal"});
+  parse_windows(
+      layers, has_windows ? layers.get_int("sliding_window") : 0, [](int) { return false; }, model);
+  for (LayerSpec& layer : model.layers) layer.in_order = layer.sliding_window > 0;
 }
 
 // The confidence head estimates how far a draft is right; the engine measures that by itself.
@@ -190,8 +194,7 @@ DraftHeadConfig parse_dflash(const JsonFields& root, const DrafterConfig& drafte
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   EagleConfig& eagle = config.eagle;
   ModelConfig& model = config.model;
-  model.architecture =
-      drafter.method == DraftMethod::kDspark ? "a DSpark head" : "a DFlash head";
+  model.architecture = drafter.method == DraftMethod::kDspark ? "a DSpark head" : "a DFlash head";
   model.names = {.layers = "layers."};
   model.random_weights = target.config.random_weights;
   model.checkpoint_dtype = target.config.checkpoint_dtype;
@@ -230,8 +233,8 @@ DraftHeadConfig parse_dflash(const JsonFields& root, const DrafterConfig& drafte
                                               : static_cast<int>(config.token_ids.size());
   check_eagle_tensors(tensors, config, target);
   // The tensors say which biases exist, and whether embedding and LM head are the head's own.
-  fields.settings.pass_over({"num_anchors", "enable_confidence_head", "confidence_head_with_markov",
-                             "attention_mode"});
+  fields.settings.pass_over(
+      {"num_anchors", "enable_confidence_head", "confidence_head_with_markov", "attention_mode"});
   root.pass_over({"tie_word_embeddings"});
   layers.pass_over({"sliding_window", "use_sliding_window", "attention_bias", "mlp_bias",
                     "vocab_size", "max_window_layers"});

@@ -61,7 +61,7 @@ struct EagleConfig {
 // What a head drafts with in one pass: rows at the positions from the last token's on, that token
 // and masks after it, each of which sees all the others.
 struct SpanConfig {
-  int num_rows = 0;        // 0: the head has no such pass
+  int num_rows = 0;  // 0: the head has no such pass
   int32_t mask_token = -1;
   bool samples_anchor = false;  // row i gives the token after its own; else that of its own
 

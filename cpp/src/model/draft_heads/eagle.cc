@@ -376,6 +376,10 @@ std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const DraftHead
   }
   parts.lm_head = load_lm_head(loader, config, args);
   parts.markov = load_markov(loader, config, args.target);
+  // Which estimates how far a draft is right: the engine measures that by itself.
+  for (const char* name : {"confidence_head.proj.weight", "confidence_head.proj.bias"}) {
+    if (loader.contains(name)) loader.release(name);
+  }
   loader.finish(loaded, /*is_part=*/config.method == DraftMethod::kMtp);
   return std::make_unique<Decoder>(config.model, std::move(loaded), args.backend,
                                    args.max_model_len, args.max_rows, args.coordinates);

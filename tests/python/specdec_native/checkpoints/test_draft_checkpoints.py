@@ -78,6 +78,10 @@ def only(options: SpeculativeOptions) -> DrafterOptions:
         ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator"),
         ({"model_type": "medusa"}, "medusa"),
         ({"medusa_num_heads": 3, "medusa_num_layers": 1}, "medusa"),
+        ({"model_type": "qwen3", "architectures": ["DFlashDraftModel"]}, "dflash"),
+        ({"model_type": "qwen3", "architectures": ["Qwen3DSparkModel"]}, "dspark"),
+        (speculators("dflash"), "dflash"),
+        (speculators("dspark") | {"draft_vocab_size": 32000}, "dspark"),
     ],
 )
 def test_config_json_says_the_method(tmp_path: Path, config: dict[str, Any], method: str) -> None:
@@ -93,6 +97,8 @@ def test_config_json_says_the_method(tmp_path: Path, config: dict[str, Any], met
         ("Qwen3-8B_eagle3", "eagle3", "eagle3"),
         ("vllm-medusa-vicuna-7b-random", "draft_model", "medusa"),
         ("llama3-8b-accelerator", "draft_model", "mlp_speculator"),
+        ("Qwen3-8B-DFlash-b16", "dflash", "dflash"),
+        ("dspark_qwen3_8b_block7", "dspark", "dspark"),
         ("small", "draft_model", "draft_model"),
     ],
 )
@@ -116,8 +122,6 @@ def test_config_json_counts_more_than_the_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"architectures": ["DFlashDraftModel"]}, '"dflash".*config.json.*not available'),
-        (speculators("dspark"), '"dspark".*config.json.*not available'),
         (speculators("sparkle"), "config.json: speculators_model_type 'sparkle' is not known"),
         (speculators("eagle3") | {"speculators_model_type": 3}, "speculators_model_type 3"),
     ],

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rank_models import CONFIG, EAGLE3, MIXES, Answers, answers_of, make_engine, write
+from rank_models import CONFIG, DSPARK, EAGLE3, MIXES, Answers, answers_of, make_engine, write
 
 # A family that normalises all heads of q, or of k, together.
 OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "tie_word_embeddings": False}
@@ -26,23 +26,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "target": write(root / "target", CONFIG),
         "draft": write(root / "draft", small),
         "eagle3": write(root / "eagle3", EAGLE3),
+        "dspark": write(root / "dspark", DSPARK),
         "experts": write(root / "experts", experts),
         "olmo2": write(root / "olmo2", CONFIG | OLMO2),
     }
 
 
 def speculation(models: dict[str, Path], kind: str, ranks: int) -> dict[str, Any]:
-    """Options of Engine: nothing, n-grams, a draft model that is the target itself, a head.
+    """Options of Engine: nothing, n-grams, a draft model that is the target itself, heads.
 
-    "self" is a tree and "chain" a chain; the head drafts trees.
+    "self" is a tree and "chain" a chain; the heads draft trees.
     """
     if kind == "off":
         return {}
     config: dict[str, Any] = {"num_speculative_tokens": 3, "draft_length_policy": "fixed"}
     if kind == "ngram":
         config |= {"method": "ngram", "prompt_lookup_min": 1}
-    elif kind == "eagle3":
-        config |= {"method": "eagle3", "model": str(models["eagle3"]), "tree_width": 2}
+    elif kind in ("eagle3", "dspark"):
+        config |= {"method": kind, "model": str(models[kind]), "tree_width": 2}
     else:  # itself, so that drafts are accepted
         model = models["draft" if kind == "draft" else "target"]
         config |= {"method": "draft_model", "model": str(model), "quantization": "none"}
@@ -71,7 +72,7 @@ def test_answers_do_not_depend_on_ranks(
     """In float32, too: bfloat16 rounds away nearly all of what another order of sums changes."""
     cells = [
         (kind, num_drafting)
-        for kind in ("off", "ngram", "chain", "self", "eagle3")
+        for kind in ("off", "ngram", "chain", "self", "eagle3", "dspark")
         for num_drafting in sorted({1, 2, ranks} & set(range(1, ranks + 1)))
         if kind not in ("off", "ngram") or num_drafting == 1
     ]

@@ -142,6 +142,12 @@ def test_all_levels_in_one_pass(pair: Pairs, name: str) -> None:
     check_drafts(pair(name), PROMPTS)
 
 
+@pytest.mark.parametrize("target", ["qwen3_5", "lfm2", "gemma3", "mixtral"])
+@pytest.mark.parametrize("name", ["dflash_windows", "dspark"])
+def test_all_levels_in_one_pass_of_other_families(pair: Pairs, name: str, target: str) -> None:
+    check_drafts(pair(name, target), PROMPTS[:5])
+
+
 @pytest.mark.parametrize(("name", "target"), MTP_TARGETS)
 def test_heads_in_their_targets_checkpoint(pair: Pairs, name: str, target: str) -> None:
     check_logits(pair(name, target))

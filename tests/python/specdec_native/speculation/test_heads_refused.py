@@ -128,6 +128,47 @@ CASES: dict[str, tuple[str, Change, str, str]] = {
         "weights of 'hqq' are not read"),
     "medusa: another activation": (
         "medusa", said(medusa_activation="relu"), "config.json", "medusa_activation"),
+    "dflash: a selector": (
+        "dflash", lambda config, tensors: tensors.update(
+            {"candidate_selector.hidden_projection": torch.zeros(8, 64)}),
+        "safetensors", "candidate_selector"),
+    "dflash: a convolution": (
+        "dflash", lambda config, tensors: tensors.update(
+            {"layers.1.attention_conv.base_kernel": torch.zeros(2, 2, 64)}),
+        "safetensors", "layers.1.attention_conv"),
+    "dflash: another number of layers": (
+        "dflash", said(num_target_layers=9), "config.json", "num_target_layers"),
+    "dflash: no mask": (
+        "dflash", said(dflash_config={"target_layer_ids": [-1, 1]}), "config.json",
+        "mask_token_id"),
+    "dflash: a mask outside of the vocabulary": (
+        "dflash", said(dflash_config={"target_layer_ids": [-1, 1], "mask_token_id": 160}),
+        "config.json", "mask_token_id"),
+    "dflash: layers in another order": (
+        "dflash", said(dflash_config={"target_layer_ids": [1, -1], "mask_token_id": 7}),
+        "config.json", "target_layer_ids"),
+    "dflash: an output that is not there": (
+        "dflash", said(dflash_config={"target_layer_ids": [0, 3], "mask_token_id": 7}),
+        "config.json", "target_layer_ids"),
+    "dflash: causal": ("dflash", said(is_causal=True), "config.json", "is_causal"),
+    "dflash: sinks": (
+        "dflash", said(dflash_config={"target_layer_ids": [-1, 1], "mask_token_id": 7,
+                                      "attention_sink_bias": True}),
+        "config.json", "attention_sink_bias"),
+    "dflash: a window both ways": (
+        "dflash_windows", said(sliding_window_non_causal=True), "config.json",
+        "sliding_window_non_causal"),
+    "dflash: a window somewhere": ("dflash", said(use_swa=True), "config.json", "use_swa"),
+    "dflash: a key of DFlash2": (
+        "dflash", said(input_embedding_scale=2.0), "config.json", "input_embedding_scale"),
+    "dflash: no norm of keys": (
+        "dflash", without("layers.0.self_attn.k_norm.weight"), "safetensors", "k_norm"),
+    "dflash: no norm of the context": (
+        "dflash", without("hidden_norm.weight"), "safetensors", "hidden_norm"),
+    "dspark: another Markov head": (
+        "dspark", said(markov_head_type="gated"), "config.json", "markov_head_type"),
+    "dspark: a rank of another size": (
+        "dspark", said(markov_rank=9), "safetensors", "markov_head.markov_w1"),
     "mlp: hidden size": ("mlp", said(emb_dim=65), "config.json", "emb_dim"),
     "mlp: vocabulary": ("mlp", said(vocab_size=161), "config.json", "vocab_size"),
     "mlp: no embedding": ("mlp", without("emb.2.weight"), "safetensors", "emb.2.weight"),

@@ -118,6 +118,8 @@ CASES = [
     ("medusa", "standard", 3, SHAPED),
     ("p_eagle", "standard", 3, SHAPED),
     ("p_eagle", "block", 1, PLAIN),
+    ("dflash", "block", 1, PLAIN),
+    ("dspark", "standard", 3, SHAPED),
 ]
 
 
