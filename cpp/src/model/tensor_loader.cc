@@ -199,7 +199,7 @@ std::optional<LayerTensor> layer_tensor(std::string_view name, const ModelConfig
 
 // Of layers that predict tokens after the next: beside the others, or behind them.
 bool is_of_mtp(std::string_view name, const ModelConfig& config) {
-  if (name.starts_with("mtp.") || name.starts_with("model.mtp_layers.")) return true;
+  if (name.starts_with("mtp.") || name.starts_with("model.mtp_")) return true;
   const auto tensor = layer_tensor(name, config);
   return tensor && tensor->layer >= config.num_layers &&
          tensor->layer - config.num_layers < config.num_mtp_layers;

@@ -35,10 +35,10 @@ eagle3: the same over states of several layers of the target (EAGLE-3).
         checkpoints whose speculators_model_type is "peagle".
 medusa: a head for each position, all of which read one hidden state.
 mlp_speculator: a small recurrent network over one hidden state (IBM's accelerators).
-mtp: the layer for the token after the next that checkpoints of Qwen3-Next, Qwen3.5, MiMo and
-    GLM-4.5 have beside the model's own; deeper drafts run it again on its own output. It is read
+mtp: the layer for the token after the next that checkpoints of Qwen3-Next, Qwen3.5, MiMo,
+    GLM-4.5 and ERNIE 4.5 have beside the model's own; deeper drafts run it again on its own output. It is read
     from the target's checkpoint, or from that of `model`. "qwen3_next_mtp", "qwen3_5_mtp",
-    "mimo_mtp" and "glm4_moe_mtp" mean the same.
+    "mimo_mtp", "glm4_moe_mtp" and "ernie_mtp" mean the same.
 dflash: masks after the last token, all drafted in one pass over states of the target (DFlash).
 dspark: the same with a Markov head, by which a draft depends on the one before (DSpark).
     These seven are heads, trained for one target. But for mtp, `model` is a head's checkpoint:

@@ -548,7 +548,7 @@ TEST_F(MtpTest, ACheckpointWithoutItIsToldWhatWasLookedFor) {
   EXPECT_EQ(error.tensor(), "mtp.fc.weight");
   EXPECT_TRUE(says(error,
                    "the method 'mtp' drafts with mtp.fc, mtp.pre_fc_norm_embedding, "
-                   "mtp.pre_fc_norm_hidden, mtp.layers.0.* and mtp.norm"));
+                   "mtp.pre_fc_norm_hidden, mtp.layers.0.*, mtp.norm, which"));
 }
 
 TEST_F(MtpTest, EveryTensorIsNeeded) {

@@ -494,13 +494,23 @@ MTP_FORMS = {
         prefix="model.layers.{}.",
         feeds_back_normed=False,
     ),
+    **dict.fromkeys(
+        ("ernie4_5", "ernie4_5_moe"),
+        MtpForm(
+            *("linear_proj.0", "emb_norm.0", "hidden_norm.0", ""),
+            layer="block.0.",
+            prefix="model.mtp_",
+            feeds_back_normed=False,
+        ),
+    ),
 }
 
 
 def mtp_layer(model: Any) -> Any:
     """transformers' decoder layer for an MTP layer of a model, without its weights."""
     config = copy.deepcopy(model.config)
-    index = config.num_hidden_layers - 1
+    # ERNIE's is dense, as is its first.
+    index = 0 if config.model_type.startswith("ernie") else config.num_hidden_layers - 1
     if hasattr(config, "linear_num_key_heads"):
         config.layer_types, index = ["full_attention"], 0
     return type(model.model.layers[0])(config, index).eval()
@@ -576,7 +586,7 @@ class Mtp(EagleHead):
         self, ids: Tensor, states: Tensor, positions: Tensor, visible: Tensor
     ) -> tuple[Tensor, Tensor]:
         hidden = self.hidden(ids, states, positions, visible)
-        normed = self.norm(hidden, self.form.final_norm)
+        normed = self.norm(hidden, self.form.final_norm) if self.form.final_norm else hidden
         return self.target.score(normed), normed if self.form.feeds_back_normed else hidden
 
 

@@ -493,7 +493,7 @@ def mtp_tensors(target: Path) -> dict[str, Tensor]:
     layer = head_oracles.mtp_layer(model.from_config(config))
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {f"{form.fusion}.weight": (hidden, 2 * hidden)}
-    for norm in (form.embedding_norm, form.feature_norm, form.final_norm):
+    for norm in filter(None, (form.embedding_norm, form.feature_norm, form.final_norm)):
         shapes[f"{norm}.weight"] = (hidden,)
     shapes |= {form.layer + name: tuple(t.shape) for name, t in layer.state_dict().items()}
     tensors = random_tensors(shapes)

@@ -67,20 +67,32 @@ MtpFamily family_of(const ModelConfig& target) {
             .feeds_back_normed = false,
             .repeats_ends = true};
   }
-  throw InvalidArgument("method", str_cat("'mtp' is not implemented for ", name,
-                                          ", but for Qwen3-Next, Qwen3.5, MiMo and GLM-4.5"));
+  if (name == "Ernie4_5ForCausalLM" || name == "Ernie4_5_MoeForCausalLM") {
+    return {.names = {.fusion = "model.mtp_linear_proj.0",
+                      .embedding_norm = "model.mtp_emb_norm.0",
+                      .feature_norm = "model.mtp_hidden_norm.0",
+                      .final_norm = ""},
+            .prefix = "model.mtp_",
+            .layer = "model.mtp_block.0.",
+            .feeds_back_normed = false,
+            .repeats_ends = true};
+  }
+  throw InvalidArgument("method",
+                        str_cat("'mtp' is not implemented for ", name,
+                                ", but for Qwen3-Next, Qwen3.5, MiMo, GLM-4.5 and ERNIE 4.5"));
 }
 
 // Throws CheckpointError where the layer is not there, or has tensors that are not implemented.
 void check_names(const DraftHeadTensors& tensors, const MtpFamily& family) {
   if (tensors.is_random()) return;
   const EagleNames& names = family.names;
+  const std::string last = names.final_norm.empty() ? "" : str_cat(", ", names.final_norm);
   if (!tensors.contains(names.fusion + ".weight")) {
     throw CheckpointError(
         tensors.source(), names.fusion + ".weight",
         str_cat("the checkpoint has no such tensor, and the method 'mtp' drafts with ",
                 names.fusion, ", ", names.embedding_norm, ", ", names.feature_norm, ", ",
-                family.layer, "* and ", names.final_norm,
+                family.layer, "*", last,
                 ", which some conversions leave out; give \"model\", a checkpoint of the same "
                 "model that has them, or another method"));
   }
@@ -146,6 +158,7 @@ DraftHeadConfig parse_mtp(const DrafterConfig& drafter, const DraftHeadTarget& t
   model.architecture = "an MTP layer";
   model.unknown_keys.clear();
   model.first_position = 1;
+  model.final_norm = !family.names.final_norm.empty();
   model.num_layers = 1;
   model.layers = {spec_of(target.config, tensors, family)};
   config.taps.final_hidden = true;

@@ -47,6 +47,7 @@ MTP_TARGETS = [
     *[("mtp", target) for target in ("qwen3_next", "qwen3_next_dense_layers")],
     *[("mtp_experts_apart", target) for target in ("qwen3_next", "glm4_moe")],
     ("mtp", "qwen2"),  # as a MiMo
+    *[("mtp", target) for target in ("ernie4_5", "ernie4_5_moe")],
 ]
 FAMILY_HEADS = ["eagle", "eagle3_all_tokens", "speculators_qwen3", "medusa_version_2", "mlp_scaled"]
 
