@@ -80,8 +80,8 @@ class TimedBackend final : public testing::WrappedBackend {
   void gated_norm(const GatedNormArgs& args) override {
     timed("gated_norm", [&] { WrappedBackend::gated_norm(args); });
   }
-  void add_rows(const AddRowsArgs& args) override {
-    timed("add_rows", [&] { WrappedBackend::add_rows(args); });
+  void gather_rows(const GatherRowsArgs& args) override {
+    timed("gather_rows", [&] { WrappedBackend::gather_rows(args); });
   }
   void load_rows(const LoadRowsArgs& args) override {
     timed("load_rows", [&] { WrappedBackend::load_rows(args); });

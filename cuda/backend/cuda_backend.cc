@@ -137,7 +137,7 @@ void CudaBackend::run_recorded(const RecordKey& key, const std::function<void()>
 
 std::unique_ptr<DeviceStep> CudaBackend::make_device_step(const DeviceStepConfig& config) {
   if (config.tree.max_nodes > kMaxStepDrafts || config.num_seats > kMaxStepSeats) return nullptr;
-  if (config.tree.width > kMaxTreeWidth) return nullptr;
+  if (config.tree.width > kMaxTreeWidth || config.span.num_rows > kMaxStepDrafts) return nullptr;
   return std::make_unique<CudaDeviceStep>(*this, kernels_, config);
 }
 

@@ -82,6 +82,12 @@ void CudaDeviceStep::allocate() {
                          .kv_offsets = layout_.array<int32_t>(grown * kMaxStepDrafts),
                          .capacity = static_cast<int32_t>(capacity),
                          .shape = config_.tree},
+             .spans = {.span = config_.span,
+                       .block_tables = seats_.span_tables(),
+                       .first_spare = layout_.array<int32_t>(drafts_spans() ? seats : 0),
+                       .tokens_before = layout_.array<int32_t>(drafts_spans() ? seats * width : 0),
+                       .first_spare_block = 0,
+                       .num_spare = 0},
              .accepted = {.num_accepted = layout_.array<int32_t>(seats),
                           .nodes = layout_.array<int32_t>(seats * nodes),
                           .num_tokens = layout_.array<int32_t>(seats),
@@ -110,6 +116,12 @@ void CudaDeviceStep::allocate() {
     SPECDEC_CHECK_EQ(draft_.model->draft_vocabulary().target_vocab_size, vocab_size_);
     const auto own_vocab = static_cast<size_t>(draft_.model->vocab_size());
     draft_head_logits_ = layout_.array<float>(logit_rows_ * own_vocab, "logits");
+  }
+  if (drafts_spans()) {
+    const size_t span_rows = seats * static_cast<size_t>(config_.span.num_rows);
+    span_logits_ = layout_.array<float>(std::min({span_rows, rows, size_t{kMaxSpanRows}}) *
+                                            static_cast<size_t>(draft_.model->vocab_size()),
+                                        "logits");
   }
   processed_.size = is_raw(config_.logprobs_mode) ? logits_.size : 0;
   sampler_ = layout_.array<char>(sample_workspace_bytes(logit_rows_, vocab_size_));
@@ -141,6 +153,13 @@ void CudaDeviceStep::set_seats(std::span<const DeviceSeat> seats) {
   // The KV caches are made after the device step, but before the first request.
   if (config_.accepts_trees || grows_trees()) find_layers(target_);
   if (grows_trees() && !has_draft_head()) find_layers(draft_);
+  if (drafts_spans()) {
+    const std::span<const int32_t> spare = draft_.model->spare_blocks();
+    StepSpans& spans = memory_.spans;
+    spans.first_spare_block = spare.front();
+    spans.num_spare = (config_.span.num_rows - 2) / config_.block_size + 1;
+    SPECDEC_CHECK_LE(config_.num_seats * spans.num_spare, static_cast<int>(spare.size()));
+  }
   if (seats_.set(seats)) backend_.recorder().forget(this);
   memory_.token_lists = seats_.token_lists();
 }
@@ -228,7 +247,31 @@ BatchView CudaDeviceStep::view(const StepShape& shape, int num_rows, bool has_tr
           .ancestor_mask = has_trees ? memory_.trees.masks : nullptr};
 }
 
+void CudaDeviceStep::draft_spans(const StepShape& shape) {
+  if (shape.num_passes == 0) return;
+  const auto rows_of = [&](int num_rows, bool is_span) {
+    BatchView rows = view(shape, num_rows, is_span);
+    if (is_span) rows.block_tables = memory_.spans.block_tables;
+    rows.feature_slots = memory_.batch.feature_slots;
+    rows.state_slots = memory_.batch.state_slots;
+    return rows;
+  };
+  const int num_unseen = std::min(shape.num_seats * shape.max_unseen, config_.max_rows);
+  forward(draft_, rows_of(num_unseen, false), PassRows::kContext, params(shape, num_unseen));
+  const int num_rows = shape.num_seats * config_.span.num_rows;
+  SPECDEC_CHECK_LE(num_rows, kMaxSpanRows);
+  forward(draft_, rows_of(num_rows, true), PassRows::kSpan, params(shape, num_rows, /*pass=*/1));
+  draft_.model->compute_logits(nullptr, num_rows, span_logits_);
+  for (int pass = 0; pass < shape.num_passes; ++pass) {
+    const StepParams params = this->params(shape, num_rows, pass);
+    kernels_.step.make_rows(backend_.stream(), PassRows::kSpanSamples, params);
+    sample(shape, draft_, shape.num_seats * (pass > 0 ? config_.tree.width : 1));
+    if (grows_trees()) kernels_.step.grow_trees(backend_.stream(), params);
+  }
+}
+
 void CudaDeviceStep::draft(const StepShape& shape) {
+  if (drafts_spans()) return draft_spans(shape);
   for (int pass = 0; pass < shape.num_passes; ++pass) {
     const bool is_level = grows_trees() && pass > 0;
     const int rows_per_seat = pass == 0 ? shape.max_unseen : config_.tree.width;
@@ -340,10 +383,25 @@ SampleOutputs CudaDeviceStep::draft_outputs(int first_row) const {
   return outputs;
 }
 
-void CudaDeviceStep::compute_logits(const Model& model, const int32_t* row_ids, int num_rows) {
+void CudaDeviceStep::compute_logits(const Model& model, int first, int num_rows) {
   const DraftVocabulary own = model.model->draft_vocabulary();
-  if (own.token_ids == nullptr) return model.model->compute_logits(row_ids, num_rows, logits_);
-  model.model->compute_logits(row_ids, num_rows, draft_head_logits_);
+  float* const logits = own.token_ids == nullptr ? logits_ : draft_head_logits_;
+  const int32_t* row_ids = memory_.batch.sample_ids + first;
+  if (&model == &draft_ && drafts_spans()) {
+    const bool has_markov_head = model.model->has_markov_head();
+    if (has_markov_head) {
+      model.model->compute_markov_logits(memory_.spans.tokens_before + first, num_rows, logits);
+    }
+    backend_.gather_rows({.rows = span_logits_,
+                          .row_ids = row_ids,
+                          .out = logits,
+                          .accumulate = has_markov_head,
+                          .num_rows = num_rows,
+                          .dim = model.model->vocab_size()});
+  } else {
+    model.model->compute_logits(row_ids, num_rows, logits);
+  }
+  if (own.token_ids == nullptr) return;
   kernels_.sampling.spread(backend_.stream(), {.logits = draft_head_logits_,
                                                .token_ids = own.token_ids,
                                                .out = logits_,
@@ -353,7 +411,7 @@ void CudaDeviceStep::compute_logits(const Model& model, const int32_t* row_ids, 
 }
 
 bool CudaDeviceStep::takes_best(const StepShape& shape, bool is_draft) const {
-  if (shape.any_edits) return false;
+  if (shape.any_edits || (is_draft && drafts_spans())) return false;
   if (!is_draft) return shape.all_greedy && shape.num_logprobs < 0 && !is_weighed(shape);
   return (shape.all_greedy || memory_.argmax != 0) && memory_.distributions == nullptr &&
          !grows_trees();
@@ -370,7 +428,7 @@ void CudaDeviceStep::sample(const StepShape& shape, const Model& model, int num_
                                          memory_.sampled + first)) {
       continue;
     }
-    compute_logits(model, memory_.batch.sample_ids + first, count);
+    compute_logits(model, first, count);
     kernels_.sampling.sample(
         backend_.stream(),
         {.rows = memory_.batch.samples + first,

@@ -33,6 +33,7 @@ class CudaDeviceStep final : public DeviceStep {
   bool has_draft_head() const {
     return draft_.model != nullptr && config_.draft_kind != DraftModelKind::kModel;
   }
+  bool drafts_spans() const { return config_.span.num_rows > 0; }
   bool grew_trees(const StepShape& shape) const { return grows_trees() && shape.num_passes > 0; }
   bool is_weighed(const StepShape& shape) const {
     return weighs_drafts(config_.verification) && shape.has_drafts();
@@ -45,6 +46,8 @@ class CudaDeviceStep final : public DeviceStep {
   BatchView view(const StepShape& shape, int num_rows, bool has_trees) const;
   RecurrentRows recurrent_rows() const;
   void draft(const StepShape& shape);
+  // The same by a head that drafts over masks: one pass, then samples level after level.
+  void draft_spans(const StepShape& shape);
   // Makes the rows in the arrays that `params` names, and runs them through the model.
   void forward(const Model& model, const BatchView& rows, PassRows kind, const StepParams& params);
   void verify(const StepShape& shape);
@@ -53,8 +56,9 @@ class CudaDeviceStep final : public DeviceStep {
   void accept(const StepShape& shape);
   // Moves the KV of accepted nodes to the slots that a chain would have (KvMovesParams).
   void move_kv(const StepShape& shape, const Model& model, const int32_t* kv_offsets);
-  // Logits over the target's vocabulary, for rows of the last forward pass of `model`.
-  void compute_logits(const Model& model, const int32_t* row_ids, int num_rows);
+  // Logits over the target's vocabulary, for samples [first, first + num_rows) of the last forward
+  // pass of `model`.
+  void compute_logits(const Model& model, int first, int num_rows);
   // Samples from the rows sample_ids[0 .. num_rows) of the last forward pass of `model`.
   void sample(const StepShape& shape, const Model& model, int num_rows);
   // Whether only the likeliest token of such rows is wanted.
@@ -76,6 +80,7 @@ class CudaDeviceStep final : public DeviceStep {
   // [logit_rows, the draft head's vocabulary], for a draft head that scores only part of the
   // target's vocabulary.
   DeviceArray<float> draft_head_logits_;
+  DeviceArray<float> span_logits_;    // [rows of spans, the draft head's vocabulary]
   DeviceArray<char> sampler_;         // SampleWorkspace
   DeviceArray<double> residuals_;     // [max_rows], if drafts are weighed
   DeviceArray<double> accept_rates_;  // [max_nodes], for synthetic verification

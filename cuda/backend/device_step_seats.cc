@@ -38,6 +38,9 @@ SeatTable::SeatTable(CudaBackend& backend, const StepKernels& kernels,
             .num_seats = config.num_seats,
             .max_blocks = config.max_blocks_per_request,
             .block_size = config.block_size};
+  if (config.span.num_rows > 0) {
+    span_tables_ = layout_.array<int32_t>(seats * config.max_blocks_per_request);
+  }
   count_tables_.size = seats * vocab_size_;
   masks_.size = static_cast<size_t>(config.max_rows) * num_mask_words();
 }
@@ -176,6 +179,7 @@ void SeatTable::deactivate(std::span<const int> seats) {
 
 void SeatTable::change(ChangeSeatsParams changes) {
   changes.state = state_;
+  changes.span_tables = span_tables_;
   kernels_.change_seats(backend_.stream(), changes);
 }
 

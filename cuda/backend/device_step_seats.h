@@ -27,6 +27,8 @@ class SeatTable {
   const DeviceLogitBias* biases() const { return biases_; }
   // [max_rows, num_mask_words()], for the step that is launched next; null until a step has masks.
   const uint32_t* masks() const { return masks_; }
+  // StepSpans::block_tables; null where no head drafts over masks.
+  int32_t* span_tables() const { return span_tables_; }
   int num_mask_words() const { return (vocab_size_ + 31) / 32; }
   // Whether some seat's logits have masks, a bias or penalties.
   bool any_edits() const { return any_edits_; }
@@ -47,6 +49,7 @@ class SeatTable {
   int vocab_size_;
   DeviceLayout layout_;
   StepState state_;
+  DeviceArray<int32_t> span_tables_;
   DeviceArray<int32_t> token_lists_;     // indexed by the seats' DeviceRanges
   DeviceArray<DeviceLogitBias> biases_;  // indexed by the seats' ranges of biases
   DeviceArray<int32_t> count_tables_;    // [num_seats, vocab_size]; null until a seat has penalties

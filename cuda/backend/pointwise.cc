@@ -198,9 +198,9 @@ void CudaBackend::load_rows(const LoadRowsArgs& args) {
                                           .num_rows = args.num_rows});
 }
 
-void CudaBackend::add_rows(const AddRowsArgs& args) {
+void CudaBackend::gather_rows(const GatherRowsArgs& args) {
   SPECDEC_CHECK_GT(args.dim, 0);
-  if (args.num_rows > 0) kernels_.pointwise.add_rows(*stream_, args);
+  if (args.num_rows > 0) kernels_.pointwise.gather_rows(*stream_, args);
 }
 
 }  // namespace specdec::cuda

@@ -394,17 +394,19 @@ void load_rows(Stream& stream, const LoadRowsParams& params) {
   launch_load_rows<Half>(stream, params);
 }
 
-__global__ void add_rows_kernel(AddRowsArgs args) {
+__global__ void gather_rows_kernel(GatherRowsArgs args) {
   ptx::wait_for_previous();
   ptx::let_next_start();
   const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
   if (i >= args.dim) return;
   const int64_t row = blockIdx.x;
-  args.out[row * args.dim + i] += args.rows[int64_t{args.row_ids[row]} * args.dim + i];
+  const float value = args.rows[int64_t{args.row_ids[row]} * args.dim + i];
+  float* out = args.out + row * args.dim + i;
+  *out = args.accumulate ? *out + value : value;
 }
 
-void add_rows(Stream& stream, const AddRowsArgs& args) {
-  launch("add_rows", stream, add_rows_kernel,
+void gather_rows(Stream& stream, const GatherRowsArgs& args) {
+  launch("gather_rows", stream, gather_rows_kernel,
          {.grid = {static_cast<unsigned>(args.num_rows),
                    static_cast<unsigned>((args.dim + kEmbedThreads - 1) / kEmbedThreads)},
           .block = {kEmbedThreads},
@@ -425,7 +427,7 @@ PointwiseKernels pointwise_kernels() {
           .match_magnitude = match_magnitude,
           .store_rows = store_rows,
           .load_rows = load_rows,
-          .add_rows = add_rows};
+          .gather_rows = gather_rows};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -92,7 +92,7 @@ struct PointwiseKernels {
   void (*match_magnitude)(Stream&, const MatchMagnitudeArgs&);
   void (*store_rows)(Stream&, const StoreRowsParams&);
   void (*load_rows)(Stream&, const LoadRowsParams&);
-  void (*add_rows)(Stream&, const AddRowsArgs&);
+  void (*gather_rows)(Stream&, const GatherRowsArgs&);
 };
 
 namespace native {

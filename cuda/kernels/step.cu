@@ -122,8 +122,9 @@ __global__ void __launch_bounds__(kStepThreads) change_seats_kernel(ChangeSeatsP
   if (i < params.num_ended) state.seats[params.ended[i]].is_active = 0;
   if (i < params.num_blocks) {
     const NewBlock added = params.blocks[i];
-    state.block_tables[static_cast<int64_t>(added.seat) * state.max_blocks + added.index] =
-        added.block;
+    const int64_t entry = static_cast<int64_t>(added.seat) * state.max_blocks + added.index;
+    state.block_tables[entry] = added.block;
+    if (params.span_tables != nullptr) params.span_tables[entry] = added.block;
   }
   if (i < params.num_kept_slots) {
     state.states[params.kept_slots[i].seat].kept_slot = params.kept_slots[i].slot;

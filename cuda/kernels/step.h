@@ -124,6 +124,17 @@ struct StepGrowths {
   TreeShape shape;          // bounds the nodes that are verified, and those that the model runs
 };
 
+// What a head that drafts over masks reads and leaves, beside StepBatch.
+struct StepSpans {
+  SpanConfig span;  // without rows where the head is of another kind
+  int32_t*
+      block_tables;      // [num_seats, max_blocks]: StepState's, with spare blocks after the root's
+  int32_t* first_spare;  // [num_seats] the entry of block_tables that has the first of them
+  int32_t* tokens_before;  // [num_seats * shape.width] of each sample, for a Markov head
+  int32_t first_spare_block;
+  int32_t num_spare;  // of a seat
+};
+
 // Trees for the target's pass, and what weighing drafts reads.
 struct StepTrees {
   uint8_t* is_tree;         // [num_seats]
@@ -165,6 +176,7 @@ struct StepMemory {
   StepTrees trees;
   StepStates states;    // arrays only if the target has recurrent layers
   StepGrowths growths;  // arrays only if trees are grown, the shape always
+  StepSpans spans;
   AcceptedDrafts accepted;
   // Samples of the last pass: one token each and, if trees are grown, candidates, best first.
   int32_t* sampled;             // [max_rows]
@@ -199,6 +211,10 @@ enum class PassRows : uint8_t {
             // One sample per seat.
   kTree,    // draft model, later passes of trees: the frontiers. shape.width samples per seat.
   kVerify,  // target: the last token and the drafts of each seat. Every row samples.
+  kContext,      // head that drafts over masks: the tokens it has not seen, without the last
+  kSpan,         // then the last token and masks
+  kSpanSamples,  // no rows: which rows of the span sample in a pass. One sample per seat, or
+                 // shape.width of a later pass of trees.
 };
 
 // The value `count` for entry `token` of a seat's count table.
@@ -211,6 +227,7 @@ struct SeatTokenCount {
 // Changes that the host makes between steps.
 struct ChangeSeatsParams {
   StepState state = {};
+  int32_t* span_tables = nullptr;  // StepSpans::block_tables, or null
   const int32_t* ended = nullptr;  // [num_ended] seats that are no longer active
   int32_t num_ended = 0;
   const NewBlock* blocks = nullptr;  // [num_blocks]

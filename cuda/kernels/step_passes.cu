@@ -14,23 +14,45 @@ __device__ __forceinline__ void add_to_chain(SeatDrafts& drafts, int pass, int32
   drafts.num_drafts = pass;
 }
 
+__device__ __forceinline__ int first_unseen_of(const StepParams& params, const StepSeat& seat) {
+  return first_unseen(params.memory.draft_kind, seat.num_tokens, seat.num_seen);
+}
+
+// How deep the draft model may draft for the seat in this step.
+__device__ __forceinline__ int depth_limit_of(const StepParams& params, const StepSeat& seat) {
+  const int max_depth = seat.is_active != 0 ? min(params.num_passes, seat.max_depth) : 0;
+  if (first_unseen_of(params, seat) >= seat.num_tokens) return 0;
+  return draft_depth_limit(max_depth, seat.num_tokens, seat.max_num_tokens);
+}
+
+// Before the first pass of a step.
+__device__ __forceinline__ void begin_drafts(const StepParams& params, int index) {
+  SeatDrafts& drafts = params.memory.state.drafts[index];
+  drafts.depth_limit = depth_limit_of(params, params.memory.state.seats[index]);
+  drafts.num_drafts = 0;
+  drafts.is_tree = 0;
+}
+
+// The sample of a chain's next draft, from pass `params.pass`.
+__device__ __forceinline__ DeviceSampleRow chain_sample(const StepParams& params, int index) {
+  const StepMemory& memory = params.memory;
+  const StepSeat& seat = memory.state.seats[index];
+  const int32_t* drafts = memory.state.drafts[index].tokens;
+  DeviceSampleRow sample = draft_after(seat, drafts, params.pass, memory);
+  if (memory.distributions != nullptr && !is_greedy(seat.sampling.temperature)) {
+    const int max_nodes = memory.growths.shape.max_nodes;
+    sample.noise_stream = draft_noise_stream(seat.num_tokens - 1, /*drafter=*/0);
+    sample.distribution =
+        memory.distributions +
+        (static_cast<int64_t>(index) * max_nodes + params.pass) * memory.vocab_size;
+  }
+  return sample;
+}
+
 // A pass of the draft model: in pass 0 over the committed tokens that it has not seen, in later
 // passes of a chain over the draft of the pass before.
 struct DraftPass {
   static constexpr const char* kName = "draft_rows";
-
-  static __device__ __forceinline__ int first_unseen_of(const StepParams& params,
-                                                        const StepSeat& seat) {
-    return first_unseen(params.memory.draft_kind, seat.num_tokens, seat.num_seen);
-  }
-
-  // How deep the draft model may draft for the seat in this step.
-  static __device__ __forceinline__ int depth_limit(const StepParams& params,
-                                                    const StepSeat& seat) {
-    const int max_depth = seat.is_active != 0 ? min(params.num_passes, seat.max_depth) : 0;
-    if (first_unseen_of(params, seat) >= seat.num_tokens) return 0;
-    return draft_depth_limit(max_depth, seat.num_tokens, seat.max_num_tokens);
-  }
 
   // Valid once the seat has its depth_limit.
   static __device__ __forceinline__ int num_rows_of(const StepParams& params, int index) {
@@ -43,18 +65,14 @@ struct DraftPass {
     const StepMemory& memory = params.memory;
     const StepState& state = memory.state;
     const StepBatch& batch = memory.batch;
-    const TreeShape& shape = memory.growths.shape;
     if (threadIdx.x == 0 && params.pass == 0) memory.times->draft = ptx::nanoseconds();
     const SeatRange mine = seats_of_thread(state.num_seats);
     int num_rows = 0;
     for (int i = mine.begin; i < mine.end; ++i) {
-      SeatDrafts& drafts = state.drafts[i];
       if (params.pass == 0) {
-        drafts.depth_limit = depth_limit(params, state.seats[i]);
-        drafts.num_drafts = 0;
-        drafts.is_tree = 0;
+        begin_drafts(params, i);
       } else {
-        add_to_chain(drafts, params.pass, memory.sampled[i]);
+        add_to_chain(state.drafts[i], params.pass, memory.sampled[i]);
       }
       num_rows += num_rows_of(params, i);
     }
@@ -85,14 +103,7 @@ struct DraftPass {
         put_draft_head_row(state, batch, row++, i, position - 1, position);
       }
       batch.sample_ids[i] = row - 1;
-      DeviceSampleRow sample = draft_after(seat, drafts.tokens, params.pass, memory);
-      if (memory.distributions != nullptr && !is_greedy(seat.sampling.temperature)) {
-        sample.noise_stream = draft_noise_stream(seat.num_tokens - 1, /*drafter=*/0);
-        sample.distribution =
-            memory.distributions +
-            (static_cast<int64_t>(i) * shape.max_nodes + params.pass) * memory.vocab_size;
-      }
-      batch.samples[i] = sample;
+      batch.samples[i] = chain_sample(params, i);
     }
     if (threadIdx.x == 0) batch.cu_rows[state.num_seats] = total;
     pad_rows(batch, total);
@@ -106,6 +117,23 @@ __device__ __forceinline__ void put_path(const StepTreeNode* nodes, int node, in
     path[i] = nodes[node - 1].token;
     node = nodes[node - 1].parent;
   }
+}
+
+// The sample that continues entry `entry` of a seat's frontier, from row `row` of the pass.
+__device__ __forceinline__ void put_frontier_sample(const StepParams& params, int index, int entry,
+                                                    int row) {
+  const StepMemory& memory = params.memory;
+  const StepSeat& seat = memory.state.seats[index];
+  const StepGrowths& growths = memory.growths;
+  const int64_t sample_at = static_cast<int64_t>(index) * growths.shape.width + entry;
+  const StepTreeNode* nodes = growths.nodes + static_cast<int64_t>(index) * growths.capacity;
+  int32_t* path = memory.trees.paths + sample_at * kMaxStepDrafts;
+  // Paths are read for penalties only.
+  if (seat.count_table != nullptr) {
+    put_path(nodes, growths.frontiers[sample_at].node, params.pass, path);
+  }
+  memory.batch.sample_ids[sample_at] = row;
+  memory.batch.samples[sample_at] = draft_after(seat, path, params.pass, memory);
 }
 
 // Puts entry `entry` of a seat's frontier into row `row` of the pass.
@@ -129,11 +157,7 @@ __device__ __forceinline__ void put_frontier(const StepParams& params, int index
   const int parent = nodes[frontier.node - 1].parent;
   const int parent_offset = parent == 0 ? 0 : nodes[parent - 1].kv_offset;
   put_draft_head_row(memory.state, batch, row, index, root + parent_offset, root + kv_offset);
-  int32_t* path = memory.trees.paths + sample_at * kMaxStepDrafts;
-  // Paths are read for penalties only.
-  if (seat.count_table != nullptr) put_path(nodes, frontier.node, params.pass, path);
-  batch.sample_ids[sample_at] = row;
-  batch.samples[sample_at] = draft_after(seat, path, params.pass, memory);
+  put_frontier_sample(params, index, entry, row);
 }
 
 // A pass of the draft model over the frontiers of growing trees.
@@ -171,6 +195,148 @@ struct TreePass {
       }
     }
     pad_rows(batch, all.rows);
+  }
+};
+
+// The pass of a head that drafts over masks over the committed tokens that it has not seen, without
+// the last: their features make its keys and values.
+struct ContextPass {
+  static constexpr const char* kName = "context_rows";
+
+  static __device__ __forceinline__ void make(const StepParams& params, unsigned char*) {
+    const StepState& state = params.memory.state;
+    const StepBatch& batch = params.memory.batch;
+    if (threadIdx.x == 0) params.memory.times->draft = ptx::nanoseconds();
+    const SeatRange mine = seats_of_thread(state.num_seats);
+    const auto num_rows_of = [&](int i) {
+      if (state.drafts[i].depth_limit == 0) return 0;
+      const StepSeat& seat = state.seats[i];
+      return seat.num_tokens - 1 - first_unseen_of(params, seat);
+    };
+    int num_rows = 0;
+    for (int i = mine.begin; i < mine.end; ++i) {
+      begin_drafts(params, i);
+      num_rows += num_rows_of(i);
+    }
+    StepCounts all;
+    int row = exclusive_scan({.rows = num_rows}, &all).rows;
+    for (int i = mine.begin; i < mine.end; ++i) {
+      const StepSeat& seat = state.seats[i];
+      batch.cu_rows[i] = row;
+      batch.base_lens[i] = 0;
+      if (num_rows_of(i) == 0) continue;
+      const int first = first_unseen_of(params, seat);
+      batch.base_lens[i] = first;
+      for (int position = first; position + 1 < seat.num_tokens; ++position, ++row) {
+        put_row(state, batch, row, i, seat.tail[kStepTail - (seat.num_tokens - position)], position,
+                position);
+        put_draft_head_row(state, batch, row, i, position, -1);
+      }
+    }
+    if (threadIdx.x == 0) batch.cu_rows[state.num_seats] = all.rows;
+    pad_rows(batch, all.rows);
+  }
+};
+
+// The pass over the last token of each seat and masks after it, which all see each other. Positions
+// past the root's block are in spare blocks.
+struct SpanPass {
+  static constexpr const char* kName = "span_rows";
+
+  // Puts the seat's spare blocks behind the root's, and back what they stood in for.
+  static __device__ __forceinline__ void place_spare_blocks(const StepParams& params, int index) {
+    const StepState& state = params.memory.state;
+    const StepSpans& spans = params.memory.spans;
+    const int64_t begin = static_cast<int64_t>(index) * state.max_blocks;
+    int32_t* table = spans.block_tables + begin;
+    const int old = spans.first_spare[index];
+    for (int i = old; i < min(old + spans.num_spare, state.max_blocks); ++i) {
+      table[i] = state.block_tables[begin + i];
+    }
+    const int first = (state.seats[index].num_tokens - 1) / state.block_size + 1;
+    for (int i = 0; i < spans.num_spare && first + i < state.max_blocks; ++i) {
+      table[first + i] = spans.first_spare_block + index * spans.num_spare + i;
+    }
+    spans.first_spare[index] = first;
+  }
+
+  static __device__ __forceinline__ void make(const StepParams& params, unsigned char*) {
+    const StepMemory& memory = params.memory;
+    const StepSpans& spans = memory.spans;
+    const StepBatch& batch = memory.batch;
+    StepState state = memory.state;
+    const SeatRange mine = seats_of_thread(state.num_seats);
+    const int size = spans.span.num_rows;
+    int num_rows = 0;
+    for (int i = mine.begin; i < mine.end; ++i) {
+      num_rows += state.drafts[i].depth_limit > 0 ? size : 0;
+    }
+    StepCounts all;
+    int row = exclusive_scan({.rows = num_rows}, &all).rows;
+    for (int i = mine.begin; i < mine.end; ++i) {
+      const int root = state.seats[i].num_tokens - 1;
+      const bool drafts = state.drafts[i].depth_limit > 0;
+      batch.cu_rows[i] = row;
+      batch.base_lens[i] = drafts ? root : 0;
+      memory.trees.is_tree[i] = 1;
+      if (!drafts) continue;
+      place_spare_blocks(params, i);
+      row += size;
+    }
+    if (threadIdx.x == 0) batch.cu_rows[state.num_seats] = all.rows;
+    __syncthreads();
+    state.block_tables = spans.block_tables;
+    for (int i = threadIdx.x; i < state.num_seats * size; i += kStepThreads) {
+      const int seat = i / size, offset = i % size;
+      if (state.drafts[seat].depth_limit == 0) continue;
+      const int at = batch.cu_rows[seat] + offset;
+      const int position = state.seats[seat].num_tokens - 1 + offset;
+      const int32_t token =
+          offset == 0 ? state.seats[seat].tail[kStepTail - 1] : spans.span.mask_token;
+      put_row(state, batch, at, seat, token, position, position);
+      batch.feature_slots[at] = batch.state_slots[at] = -1;
+      memory.trees.masks[at] = ~uint64_t{0} >> (64 - size);
+    }
+    pad_rows(batch, all.rows);
+  }
+};
+
+// Which rows of the spans sample in a pass.
+struct SpanSamples {
+  static constexpr const char* kName = "span_samples";
+
+  static __device__ __forceinline__ void make(const StepParams& params, unsigned char*) {
+    const StepMemory& memory = params.memory;
+    const StepState& state = memory.state;
+    const StepSpans& spans = memory.spans;
+    const StepGrowths& growths = memory.growths;
+    const int width = growths.shape.width;
+    const bool has_frontiers = width > 1 && params.pass > 0;
+    const int first_output = spans.span.first_output();
+    for (int i = threadIdx.x; i < state.num_seats * (has_frontiers ? width : 1);
+         i += kStepThreads) {
+      const int seat = has_frontiers ? i / width : i;
+      const int row = memory.batch.cu_rows[seat] + first_output + params.pass;
+      SeatDrafts& drafts = state.drafts[seat];
+      if (params.pass > 0 && width == 1) add_to_chain(drafts, params.pass, memory.sampled[seat]);
+      memory.batch.sample_ids[i] = 0;
+      memory.batch.samples[i] = DeviceSampleRow{};
+      spans.tokens_before[i] = 0;
+      if (has_frontiers) {
+        const int num_frontier = growths.seats[seat].num_frontier;
+        if (i % width == 0) growths.num_kv_slots[seat] += num_frontier;  // as if each had one
+        if (i % width >= num_frontier) continue;
+        const StepTreeNode* nodes = growths.nodes + static_cast<int64_t>(seat) * growths.capacity;
+        spans.tokens_before[i] = nodes[growths.frontiers[i].node - 1].token;
+        put_frontier_sample(params, seat, i % width, row);
+      } else {
+        if (drafts.depth_limit <= params.pass) continue;
+        spans.tokens_before[i] = params.pass == 0 ? state.seats[seat].tail[kStepTail - 1]
+                                                  : drafts.tokens[params.pass - 1];
+        memory.batch.sample_ids[i] = row;
+        memory.batch.samples[i] = chain_sample(params, seat);
+      }
+    }
   }
 };
 
@@ -380,6 +546,12 @@ void with_pass(PassRows kind, Use&& use) {
       return use(TreePass());
     case PassRows::kVerify:
       return use(VerifyPass());
+    case PassRows::kContext:
+      return use(ContextPass());
+    case PassRows::kSpan:
+      return use(SpanPass());
+    case PassRows::kSpanSamples:
+      return use(SpanSamples());
   }
 }
 

@@ -29,6 +29,7 @@ inline constexpr int kBlockSize = 16;
 inline constexpr int kMaxModelLen = 96;
 inline constexpr int kNumBlocks = 32;
 inline constexpr int kMaxRows = 128;
+inline constexpr int kMaxKeptRows = 64;
 
 // A target, and a draft model or head for the device; the host drafts with a second copy of it.
 class World {
@@ -52,6 +53,7 @@ class World {
   ModelRunner& draft() { return *draft_; }
   BlockPool& pool() { return pool_; }
 
+  const SpanConfig& span() const { return head_.span; }
   DraftModelKind kind() const { return host_drafter(DraftSampling::kCoupled)->kind(); }
   std::unique_ptr<ModelDrafter> host_drafter(DraftSampling sampling) const {
     return std::make_unique<ModelDrafter>(
@@ -63,12 +65,18 @@ class World {
                             .is_draft_head = is_draft_head(drafter_.method),
                             .num_layers = host_draft_->model().config().num_layers,
                             .max_depth = head_.max_depth,
+                            .is_parallel = head_.is_parallel,
+                            .span = head_.span,
+                            .max_span_rows = kMaxKeptRows,
                             .shape = {}});
   }
 
  private:
   static RunnerLimits limits() {
-    return {.max_model_len = kMaxModelLen, .max_rows = kMaxRows, .max_logit_rows = 16};
+    return {.max_model_len = kMaxModelLen,
+            .max_rows = kMaxRows,
+            .max_logit_rows = 16,
+            .max_kept_rows = kMaxKeptRows};
   }
   static KvFormat kv_format() { return {.block_size = kBlockSize, .dtype = DType::kBF16}; }
 
@@ -88,10 +96,10 @@ class World {
                   .target_parts = dynamic_cast<const Decoder&>(target_->model()).parts(),
                   .quantization = Quantization::kNone,
                   .backend = *backend_,
-                  .max_model_len = kMaxModelLen,
+                  .max_model_len = kMaxModelLen + head_.span.num_rows,
                   .max_rows = max_rows});
     });
-    runner->allocate_cache(kNumBlocks, kv_format());
+    runner->allocate_cache(kNumBlocks, kv_format(), /*num_spare=*/16);
     runner->set_features(target_->features());
     return runner;
   }
@@ -235,7 +243,8 @@ inline Seen compare(World& world, const Case& test, const std::vector<Asked>& jo
                                         .sampling = test.sampling,
                                         .target = &world.target(),
                                         .draft = &world.draft(),
-                                        .draft_kind = kind});
+                                        .draft_kind = kind,
+                                        .span = world.span()});
   Seen seen;
   EXPECT_NE(device, nullptr);
   if (device == nullptr) return seen;

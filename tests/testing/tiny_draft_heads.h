@@ -194,8 +194,8 @@ inline void write_eagle3(const TempDirectory& directory, const std::string& more
 
 // ---- DFlash and DSpark
 
-// Random: nothing is foreseen. `markov_rank`: 0 for DFlash.
-inline void write_dflash(const TempDirectory& directory, int markov_rank, int span_rows = 5,
+// DFlash's is random: nothing is foreseen. DSpark's Markov head knows the turn.
+inline void write_dflash(const TempDirectory& directory, bool is_dspark, int span_rows = 5,
                          int mask_token = 35) {
   constexpr int64_t kQ = tiny_llama::kHeads * tiny_llama::kHeadDim;
   constexpr int64_t kKv = tiny_llama::kKvHeads * tiny_llama::kHeadDim;
@@ -221,16 +221,23 @@ inline void write_dflash(const TempDirectory& directory, int markov_rank, int sp
   add("layers.0.mlp.gate_proj", {tiny_llama::kInner, kHidden});
   add("layers.0.mlp.up_proj", {tiny_llama::kInner, kHidden});
   add("layers.0.mlp.down_proj", {kHidden, tiny_llama::kInner});
-  if (markov_rank > 0) {
-    add("markov_head.markov_w1", {kVocab, markov_rank});
-    add("markov_head.markov_w2", {kVocab, markov_rank});
+  if (is_dspark) {
+    std::vector<int> tokens;
+    Tensor places = {.shape = {kVocab, kHidden}, .values = {}};
+    for (int token = 0; token < kVocab; ++token) {
+      tokens.push_back(token);
+      for (int i = 0; i < kHidden; ++i) places.values.push_back(coordinate(token, i));
+    }
+    tensors["markov_head.markov_w1.weight"] = places;
+    tensors["markov_head.markov_w2.weight"] = turned_head(tokens, 0.35f);
+    tensors["lm_head.weight"] = random_tensor({kVocab, kHidden}, 0.12f, seed);
   }
   directory.write("model.safetensors", writer_of(tensors).bytes());
-  directory.write(
-      "config.json",
-      eagle_config(markov_rank > 0 ? "Qwen3DSparkModel" : "DFlashDraftModel",
-                   str_cat(R"(,"block_size":)", span_rows, R"(,"mask_token_id":)", mask_token,
-                           R"(,"target_layer_ids":[-1,1])", R"(,"markov_rank":)", markov_rank)));
+  directory.write("config.json",
+                  eagle_config(is_dspark ? "Qwen3DSparkModel" : "DFlashDraftModel",
+                               str_cat(R"(,"block_size":)", span_rows, R"(,"mask_token_id":)",
+                                       mask_token, R"(,"target_layer_ids":[-1,1])",
+                                       R"(,"markov_rank":)", is_dspark ? kHidden : 0)));
 }
 
 // ---- MLP speculator

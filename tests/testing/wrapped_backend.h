@@ -61,7 +61,7 @@ class WrappedBackend : public Backend {
   void correct_streams(const CorrectStreamsArgs& args) override { inner_.correct_streams(args); }
   void match_magnitude(const MatchMagnitudeArgs& args) override { inner_.match_magnitude(args); }
   void load_rows(const LoadRowsArgs& args) override { inner_.load_rows(args); }
-  void add_rows(const AddRowsArgs& args) override { inner_.add_rows(args); }
+  void gather_rows(const GatherRowsArgs& args) override { inner_.gather_rows(args); }
   void short_conv(const ShortConvArgs& args) override { inner_.short_conv(args); }
   void recurrence(const RecurrenceArgs& args) override { inner_.recurrence(args); }
   void gated_norm(const GatedNormArgs& args) override { inner_.gated_norm(args); }

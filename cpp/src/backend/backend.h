@@ -105,7 +105,7 @@ class Backend {
   virtual void gated_norm(const GatedNormArgs& args) = 0;
   virtual void store_rows(const StoreRowsArgs& args) = 0;
   virtual void load_rows(const LoadRowsArgs& args) = 0;
-  virtual void add_rows(const AddRowsArgs& args) = 0;
+  virtual void gather_rows(const GatherRowsArgs& args) = 0;
   virtual void copy_kv(const CopyKvArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
 

@@ -33,7 +33,7 @@ class StepModel {
   // `level` of a draft head: 0 where the rows are committed tokens, d where they are drafts of
   // depth d.
   virtual void forward(const BatchView& batch, int level = 0) = 0;
-  // Logits of rows of the last forward: [num_rows, vocab_size()].
+  // Logits of rows of the last forward: [num_rows, vocab_size()]. Null ids: of all its rows.
   virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits) = 0;
   // The likeliest tokens of such rows, as ids of the target's vocabulary (BestTokensArgs). False:
   // not possible without their logits, and nothing was done.
@@ -41,6 +41,15 @@ class StepModel {
     static_cast<void>(row_ids), static_cast<void>(num_rows), static_cast<void>(tokens);
     return false;
   }
+  // What a Markov head adds to logits of a token, where token_ids[i] comes before the token of row
+  // i: [num_rows, vocab_size()].
+  virtual bool has_markov_head() const { return false; }
+  virtual void compute_markov_logits(const int32_t* token_ids, int num_rows, float* out) {
+    static_cast<void>(token_ids), static_cast<void>(num_rows), static_cast<void>(out);
+  }
+  // Of a head that drafts over masks: blocks beside the pool's, for rows that no later pass reads,
+  // with ids in a row. Known once there is a cache.
+  virtual std::span<const int32_t> spare_blocks() const { return {}; }
   virtual int vocab_size() const = 0;
   virtual DraftVocabulary draft_vocabulary() const { return {}; }
   // The layers that have keys and values of their own, those of one shape together. May be called
@@ -49,6 +58,9 @@ class StepModel {
   // The features that its passes store for a drafter, which move with the KV; width 0: none.
   virtual PagedRowsView features() const { return {}; }
 };
+
+// Rows of all spans in a step, whose logits are held.
+inline constexpr int kMaxSpanRows = 512;
 
 struct DeviceStepConfig {
   int num_seats = 0;   // requests at once
@@ -69,6 +81,7 @@ struct DeviceStepConfig {
   StepModel* target = nullptr;
   StepModel* draft = nullptr;  // null: nothing is drafted
   DraftModelKind draft_kind = DraftModelKind::kModel;
+  SpanConfig span = {};  // of kSpanHead
 };
 
 // How the recurrent state of a seat's request goes on.

@@ -474,11 +474,12 @@ struct LoadRowsArgs {
   int num_rows = 0;
 };
 
-// out[i] += rows[row_ids[i]], of float32.
-struct AddRowsArgs {
+// out[i] (+)= rows[row_ids[i]], of float32.
+struct GatherRowsArgs {
   const float* rows = nullptr;       // [more than any id, dim]
   const int32_t* row_ids = nullptr;  // [num_rows]
   float* out = nullptr;              // [num_rows, dim]
+  bool accumulate = false;           // out += row instead of out = row
   int num_rows = 0;
   int dim = 0;
 };

@@ -34,6 +34,18 @@ constexpr int draft_depth_limit(int max_depth, int num_tokens, int max_num_token
   return limit > 0 ? limit : 0;
 }
 
+// What a draft head drafts with in one pass: rows at the positions from the last token's on, that
+// token (the anchor) and masks after it, each of which sees all the others.
+struct SpanConfig {
+  int32_t num_rows = 0;  // 0: the head has no such pass
+  int32_t mask_token = -1;
+  bool samples_anchor = false;  // row i gives the token after its own; else that of its own
+
+  // The row that gives the first token after the anchor.
+  constexpr int first_output() const { return samples_anchor ? 0 : 1; }
+  constexpr int max_depth() const { return num_rows - first_output(); }
+};
+
 // ---- recurrent states
 
 // The number of tokens whose state a step of decoding keeps for the prefix cache, if it may keep
@@ -51,6 +63,7 @@ enum class DraftModelKind : uint8_t {
   kModel,               // reads tokens
   kDraftHead,           // reads its target's features, and its own states where there are none yet
   kStatelessDraftHead,  // the same without KV: each step is its first
+  kSpanHead,            // drafts over masks, after KV made of its target's features
 };
 
 // Tokens of a request that a draft model may not have seen when a device step begins to draft; the
@@ -61,7 +74,7 @@ inline constexpr int kMaxUnseen = 16;
 // tokens of which the draft model has seen `num_seen`. A draft head has no row for token 0, since
 // no features precede it: with that token alone (the result is num_tokens) it cannot draft.
 constexpr int first_unseen(DraftModelKind kind, int num_tokens, int num_seen) {
-  if (kind == DraftModelKind::kModel) return num_seen;
+  if (kind == DraftModelKind::kModel || kind == DraftModelKind::kSpanHead) return num_seen;
   const int first = kind == DraftModelKind::kStatelessDraftHead ? num_tokens - 1 : num_seen;
   return first > 1 ? first : 1;
 }
@@ -72,9 +85,11 @@ constexpr int first_unseen(DraftModelKind kind, int num_tokens, int num_seen) {
 //
 // A model that reads tokens ran every token of a chain but the last. Of a tree it ran only some
 // nodes: the parent of every node, so all accepted nodes except possibly the last. A draft head ran
-// drafts on its own states, so it runs the accepted ones again on the target's features.
+// drafts on its own states, so it runs the accepted ones again on the target's features. A head
+// that drafts over masks has KV of the tokens before the last alone.
 constexpr int num_seen_after(DraftModelKind kind, int num_tokens, int num_drafts, int num_accepted,
                              bool is_tree) {
+  if (kind == DraftModelKind::kSpanHead) return num_tokens - 1;
   if (kind != DraftModelKind::kModel) return num_tokens;
   const int num_run = is_tree ? num_accepted - 1 : num_drafts - 1;
   const int num_kept = num_accepted < num_run ? num_accepted : num_run;
@@ -83,6 +98,7 @@ constexpr int num_seen_after(DraftModelKind kind, int num_tokens, int num_drafts
 
 // The most committed tokens it has not seen after a step that drafted `depth` tokens deep.
 constexpr int max_unseen_after(DraftModelKind kind, int depth) {
+  if (kind == DraftModelKind::kSpanHead) return depth + 2;
   if (kind == DraftModelKind::kDraftHead) return depth + 1;
   return kind == DraftModelKind::kModel ? 2 : 1;
 }

@@ -68,7 +68,7 @@ class CpuBackend final : public Backend {
   void gated_norm(const GatedNormArgs& args) override;
   void store_rows(const StoreRowsArgs& args) override;
   void load_rows(const LoadRowsArgs& args) override;
-  void add_rows(const AddRowsArgs& args) override;
+  void gather_rows(const GatherRowsArgs& args) override;
   void copy_kv(const CopyKvArgs& args) override;
   void sample(const SampleArgs& args) override;
 

@@ -393,7 +393,7 @@ void CpuBackend::load_rows(const LoadRowsArgs& args) {
   });
 }
 
-void CpuBackend::add_rows(const AddRowsArgs& args) {
+void CpuBackend::gather_rows(const GatherRowsArgs& args) {
   pool_.parallel_for(args.num_rows, 1, [&](int64_t begin, int64_t end, int) {
     kernels_.rows.to_f32({.x = args.rows,
                           .row_ids = args.row_ids,
@@ -402,7 +402,7 @@ void CpuBackend::add_rows(const AddRowsArgs& args) {
                           .row_end = end,
                           .out = args.out,
                           .out_stride = args.dim,
-                          .accumulate = true});
+                          .accumulate = args.accumulate});
   });
 }
 

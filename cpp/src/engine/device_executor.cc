@@ -70,8 +70,9 @@ std::unique_ptr<DeviceStep> DeviceExecutor::make_step(const EngineModels& models
   const SpeculativeConfig& speculative = config.speculative;
   const auto& draft = models.draft_models().device_draft();
   const int max_nodes = speculative.enabled() ? speculative.max_nodes() : 0;
-  // Branches of a tree take slots past the longest sequence.
-  const int max_slots = config.max_model_len + max_nodes;
+  // Branches of a tree and rows of a span take slots past the longest sequence.
+  const SpanConfig span = draft.has_value() ? draft->span : SpanConfig{};
+  const int max_slots = config.max_model_len + std::max(max_nodes, span.num_rows);
   return backend.make_device_step(
       {.num_seats = config.step_seqs(),
        .max_rows = config.step_rows(),
@@ -89,7 +90,8 @@ std::unique_ptr<DeviceStep> DeviceExecutor::make_step(const EngineModels& models
        .logprobs_mode = config.logprobs_mode,
        .target = &models.target(),
        .draft = draft.has_value() ? draft->runner : nullptr,
-       .draft_kind = draft.has_value() ? draft->kind : DraftModelKind::kModel});
+       .draft_kind = draft.has_value() ? draft->kind : DraftModelKind::kModel,
+       .span = span});
 }
 
 DeviceExecutor::DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting,
@@ -100,7 +102,8 @@ DeviceExecutor::DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* dra
       drafter_(drafting == nullptr ? nullptr : drafting->device_drafter()),
       threads_(threads),
       drafts_on_host_(drafting != nullptr && drafter_ == nullptr),
-      shape_(drafter_ == nullptr ? TreeShape{} : drafting->tree_shape()) {}
+      shape_(drafter_ == nullptr ? TreeShape{} : drafting->tree_shape()),
+      span_rows_(drafter_ == nullptr ? 0 : drafter_->span_rows()) {}
 
 // A device step does no processors (they are the host's), no long lists of logprobs, and no
 // logprobs of tokens that weighing picks instead of the sampler. Grammars have masks of the host's,
@@ -218,7 +221,8 @@ void DeviceExecutor::vacate_others(std::span<CompletionState* const> completions
 int DeviceExecutor::most_passes() const {
   const int rows_per_seat =
       config_.step_rows() / static_cast<int>(std::bit_ceil(seating_->seats.size()));
-  if (rows_per_seat < shape_.width) return 0;
+  if (rows_per_seat < std::max(shape_.width, span_rows_)) return 0;
+  if (span_rows_ * static_cast<int>(std::bit_ceil(seating_->seats.size())) > kMaxSpanRows) return 0;
   // There must also be room for the first pass of the next step.
   const auto fits = [&](int num_passes) {
     return shape_.num_nodes(num_passes) < rows_per_seat &&

@@ -114,7 +114,8 @@ class DeviceExecutor final : public StepExecutor {
   ModelDrafter* drafter_;  // whose model runs on the device; null: the device drafts nothing
   ThreadPool& threads_;
   bool drafts_on_host_;
-  TreeShape shape_;  // shape of the device's drafts
+  TreeShape shape_;    // shape of the device's drafts
+  int span_rows_ = 0;  // of the draft head's spans
   std::optional<Seating> seating_;
   bool host_is_next_ = false;
   int num_steps_until_catch_up_ = 0;

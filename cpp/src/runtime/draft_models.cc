@@ -17,8 +17,7 @@ namespace specdec {
 namespace {
 
 constexpr int kDraftLogitRows = 64;
-// Of a pass over spans, and of the logits that are kept of it.
-constexpr int kMostSpanRows = 512;
+// Of the logits that are kept of a pass over spans.
 constexpr int64_t kMostKeptBytes = 64 << 20;
 // The padding of one vocabulary may differ from that of another. A larger difference means another
 // tokenizer.
@@ -46,7 +45,7 @@ void check_depth(const DraftHeadConfig& head, const SpeculativeConfig& config) {
 int most_span_rows(const SpanConfig& span, int vocab_size, int max_rows) {
   if (span.num_rows == 0) return 0;
   const auto kept = static_cast<int>(kMostKeptBytes / (int64_t{vocab_size} * 4));
-  const int rows = std::min({kMostSpanRows, max_rows, kept});
+  const int rows = std::min({kMaxSpanRows, max_rows, kept});
   return std::max(rows / span.num_rows, 1) * span.num_rows;
 }
 
@@ -277,13 +276,16 @@ std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_m
     return std::nullopt;
   }
   if (options.min_confidence > 0 || options.shape.is_given()) return std::nullopt;
-  if (options.is_parallel) return std::nullopt;
+  if (options.is_parallel && options.span.num_rows == 0) return std::nullopt;
   if (max_unseen_after(options.kind(), config.num_speculative_tokens) > kMaxUnseen) {
     return std::nullopt;
   }
   // Weighed draws at a node of a tree would share one distribution.
   if (options.sampling == DraftSampling::kIndependent && config.tree_width > 1) return std::nullopt;
-  return DeviceDraft{.runner = runner.get(), .sampling = options.sampling, .kind = options.kind()};
+  return DeviceDraft{.runner = runner.get(),
+                     .sampling = options.sampling,
+                     .kind = options.kind(),
+                     .span = options.span};
 }
 
 int64_t DraftModels::cache_block_bytes(const KvFormat& format) const {
@@ -306,14 +308,15 @@ void DraftModels::rehearse(const KvFormat& format) {
 
 void DraftModels::allocate_caches(int num_blocks, const KvFormat& format,
                                   const PagedRowsView& features) {
-  for (Model& model : models_) {
-    ModelDrafterOptions& options = model.options;
+  for (const Model& model : models_) {
+    const ModelDrafterOptions& options = model.options;
+    int num_spare = 0;
     if (const int num_rows = options.span.num_rows; num_rows > 0) {
-      options.first_spare_block = num_blocks + 1;  // after the null block and the pool's
-      options.num_spare_blocks =
-          options.max_span_rows / num_rows * num_blocks_for(num_rows - 1, format.block_size);
+      // Of a pass of the host, or of the seats of a device step.
+      const int num_spans = std::max(options.max_span_rows / num_rows, config_.max_num_seqs);
+      num_spare = num_spans * num_blocks_for(num_rows - 1, format.block_size);
     }
-    model.runner->allocate_cache(num_blocks + options.num_spare_blocks, format);
+    model.runner->allocate_cache(num_blocks, format, num_spare);
     if (model.options.is_draft_head) model.runner->set_features(features);
   }
 }

@@ -50,6 +50,7 @@ class DraftModels {
     ModelRunner* runner = nullptr;
     DraftSampling sampling = DraftSampling::kCoupled;
     DraftModelKind kind = DraftModelKind::kModel;
+    SpanConfig span = {};
   };
   const std::optional<DeviceDraft>& device_draft() const { return device_draft_; }
 

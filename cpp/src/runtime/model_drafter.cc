@@ -75,9 +75,6 @@ ModelDrafter::ModelDrafter(ModelRunner& runner, const BlockPool& pool,
       ledger_(pool),
       num_tokens_(runner.num_tokens()),
       inputs_(features_of(options)) {
-  for (int i = 0; i < options.num_spare_blocks; ++i) {
-    spare_blocks_.push_back(options.first_spare_block + i);
-  }
   SPECDEC_CHECK(options.id >= 0 && options.id < kMaxDrafters);
 }
 
@@ -92,12 +89,13 @@ int ModelDrafter::num_masks(const DraftRequest& request) const {
 }
 
 // The draft model has no embedding for tokens that only the target's vocabulary has. These are
-// padding, which in practice no text contains. A draft head reads the previous token.
+// padding, which in practice no text contains. A draft head reads the previous token, except that a
+// span may begin a text.
 bool ModelDrafter::can_draft(const DraftRequest& request) const {
   if (static_cast<int>(request.tokens.size()) + max_depth(request) > options_.max_model_len) {
     return false;
   }
-  if (options_.is_draft_head) return request.tokens.size() > 1;
+  if (options_.is_draft_head) return drafts_spans() || request.tokens.size() > 1;
   return num_tokens_ >= options_.vocab_size ||
          std::ranges::all_of(request.tokens, [&](int32_t token) { return token < num_tokens_; });
 }
@@ -156,7 +154,7 @@ int ModelDrafter::num_rows(const Growth& growth, Stage stage) const {
   return static_cast<int>(growth.frontier.size());
 }
 
-// A Markov head's kept logits bound the rows of its spans, and spare blocks their number.
+// Kept logits bound the rows of spans, and spare blocks their number.
 int ModelDrafter::room(Stage stage) const {
   return stage == Stage::kSpan ? options_.max_span_rows : options_.max_rows;
 }
@@ -218,7 +216,7 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
     runner_.forward(inputs_, {.level = options_.is_draft_head ? level : 0,
                               .kv_only = stage == Stage::kBulk,
                               .num_levels = num_levels(ran)});
-    if (stage == Stage::kSpan && runner_.model().has_markov_head()) {
+    if (stage == Stage::kSpan) {
       draft_after_span(ran);
     } else if (stage != Stage::kBulk) {
       expand(ran);
@@ -237,7 +235,7 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
 // among the rows.
 int ModelDrafter::num_levels(std::span<const Growth* const> growths) const {
   int levels = 1;
-  if (!options_.is_parallel || has_row_per_level()) return levels;
+  if (!options_.is_parallel || has_row_per_level() || drafts_spans()) return levels;
   for (const Growth* growth : growths) levels = std::max(levels, max_depth(*growth->request));
   return levels;
 }
@@ -284,7 +282,7 @@ void ModelDrafter::add_span(Growth& growth) {
                       blocks.num_blocks());
   const int first_row =
       inputs_.add_span(request.tokens.back(), span.num_rows - 1, span.mask_token, growth.base_len,
-                       blocks, std::span(spare_blocks_).subspan(num_spare_used_, num_spare));
+                       blocks, runner_.spare_blocks().subspan(num_spare_used_, num_spare));
   num_spare_used_ += num_spare;
   growth.has_span = true;
   growth.frontier = {{.open = {}, .row = first_row + span.first_output(), .mask = {1}}};
@@ -303,6 +301,7 @@ void ModelDrafter::draft_after_span(std::span<Growth* const> growths) {
   for (int level = 0; !open.empty(); ++level) {
     for (Growth* growth : open) {
       for (Frontier& frontier : growth->frontier) frontier.row = growth->first_kept + level;
+      if (level > 0) growth->num_slots += static_cast<int>(growth->frontier.size());
     }
     expand(open);
     std::erase_if(open, [](const Growth* growth) { return growth->frontier.empty(); });

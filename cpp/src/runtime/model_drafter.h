@@ -14,7 +14,6 @@
 #include "core/step_rules.h"
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
-#include "model/draft_heads/draft_head_config.h"
 #include "runtime/model_runner.h"
 #include "specdec/speculative_config.h"
 #include "speculation/drafter.h"
@@ -60,15 +59,14 @@ struct ModelDrafterOptions {
   // row has an output for every level.
   int32_t mask_token = -1;
   // Of a parallel head whose rows all see each other; else without rows. Such rows go to slots that
-  // the next step overwrites: where a sequence has none, to those of spare blocks.
+  // the next step overwrites: where a sequence has none, to those of the runner's spare blocks.
   SpanConfig span = {};
   int max_span_rows = 0;  // of a pass; at least one span
-  BlockId first_spare_block = 0;
-  int num_spare_blocks = 0;
   StaticTree shape;
 
   DraftModelKind kind() const {
     if (!is_draft_head) return DraftModelKind::kModel;
+    if (span.num_rows > 0) return DraftModelKind::kSpanHead;
     return num_layers > 0 ? DraftModelKind::kDraftHead : DraftModelKind::kStatelessDraftHead;
   }
 };
@@ -93,6 +91,7 @@ class ModelDrafter final : public Drafter {
   // For device steps, which run the model by themselves.
   DraftKvLedger& ledger() { return ledger_; }
   DraftModelKind kind() const { return options_.kind(); }
+  int span_rows() const { return options_.span.num_rows; }
 
  private:
   // A node whose continuations are drafted in the next pass, and its row in that pass.
@@ -108,10 +107,10 @@ class ModelDrafter final : public Drafter {
     DraftRequest* request = nullptr;
     int base_len = 0;   // tokens before the root
     int num_seen = 0;   // tokens the model has seen, at most base_len + 1
-    int num_slots = 1;  // slots used past base_len; the root has the first
+    int num_slots = 1;  // nodes whose continuations were asked for; each has a slot past base_len
     std::vector<Frontier> frontier;
     bool has_span = false;  // whether its rows of a span were run
-    int first_kept = 0;     // of its rows whose logits are kept, for a Markov head
+    int first_kept = 0;     // of its rows whose logits are kept
     // The last samples: one per node of the frontier, or one per level below the root.
     std::vector<size_t> samples = {};
 
@@ -135,11 +134,9 @@ class ModelDrafter final : public Drafter {
   int num_rows(const Growth& growth, Stage stage) const;
   bool drafts_spans() const { return options_.span.num_rows > 0; }
   // Whether a pass of a parallel model has a row for each level.
-  bool has_row_per_level() const { return options_.mask_token >= 0 || drafts_spans(); }
+  bool has_row_per_level() const { return options_.mask_token >= 0; }
   // Whether levels are sampled together, before the drafts between are known.
-  bool samples_all_levels() const {
-    return options_.is_parallel && !runner_.model().has_markov_head();
-  }
+  bool samples_all_levels() const { return options_.is_parallel && !drafts_spans(); }
   // Most rows of a pass of that stage.
   int room(Stage stage) const;
   // Passes over the rows that all growths have in that stage.
@@ -151,7 +148,7 @@ class ModelDrafter final : public Drafter {
   void add_unseen(Growth& growth, int num_rows);
   // Adds the rows of a span. With them the frontier begins.
   void add_span(Growth& growth);
-  // Samples level after level from the rows of a span, as each draft changes what follows it.
+  // Samples level after level from the rows of a span, as drafts change what follows them.
   void draft_after_span(std::span<Growth* const> growths);
   // Adds the rows of a request's frontier.
   void add_level(Growth& growth);
@@ -192,7 +189,6 @@ class ModelDrafter final : public Drafter {
   // State of the current pass, kept to reuse its memory.
   BatchInputs inputs_;
   int num_spare_used_ = 0;
-  std::vector<BlockId> spare_blocks_;
   std::vector<int32_t> row_ids_;
   std::vector<int32_t> tokens_before_;  // of row_ids_, for a Markov head
   std::vector<SampleRow> rows_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,7 +38,7 @@ ModelRunner::ModelRunner(Backend& backend, const RunnerLimits& limits, const Mod
     logits_ = backend.allocate(static_cast<size_t>(limits.max_logit_rows) *
                                    static_cast<size_t>(vocab_size()) * sizeof(float),
                                "logits");
-    if (limits.max_kept_rows > 0 && model_->has_markov_head()) {
+    if (limits.max_kept_rows > 0) {
       kept_logits_ = backend.allocate(static_cast<size_t>(limits.max_kept_rows) *
                                           static_cast<size_t>(vocab_size()) * sizeof(float),
                                       "logits");
@@ -122,8 +123,10 @@ void ModelRunner::rehearse(const KvFormat& format) {
   });
 }
 
-void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format) {
-  cache_ = std::make_unique<KvCache>(backend_, cache_shape(format), num_blocks);
+void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format, int num_spare) {
+  cache_ = std::make_unique<KvCache>(backend_, cache_shape(format), num_blocks + num_spare);
+  spare_blocks_.resize(static_cast<size_t>(num_spare));
+  std::iota(spare_blocks_.begin(), spare_blocks_.end(), num_blocks + 1);  // after the null block
   features_ = make_features(num_blocks, format);
   if (features_ != nullptr) taps_.features = features_->rows();
 }
@@ -280,7 +283,6 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
 }
 
 void ModelRunner::keep_logits(std::span<const int32_t> row_ids) {
-  SPECDEC_CHECK(model_->has_markov_head());
   SPECDEC_CHECK_LE(row_ids.size(), static_cast<size_t>(limits_.max_kept_rows));
   for (const int32_t row : row_ids) SPECDEC_CHECK(row >= 0 && row < num_rows_held_);
   const Stopwatch watch(lm_head_seconds_);
@@ -305,13 +307,17 @@ void ModelRunner::sample_after(std::span<const int32_t> tokens_before,
   for (const int32_t row : kept_ids) SPECDEC_CHECK(row >= 0 && row < num_kept_);
   sample_in_turns(rows, logprobs_mode, results, [&](size_t begin, size_t count) {
     const std::span<const int32_t> tokens = tokens_before.subspan(begin, count);
-    if (observer_ != nullptr) observer_->compute_markov_logits(tokens);
-    compute_markov_logits(tokens);
-    backend_.add_rows({.rows = kept_logits_.as<float>(),
-                       .row_ids = backend_.stage_ids(kept_ids.subspan(begin, count)),
-                       .out = logits_.as<float>(),
-                       .num_rows = static_cast<int>(count),
-                       .dim = vocab_size()});
+    const bool has_markov_head = model_->has_markov_head();
+    if (has_markov_head) {
+      if (observer_ != nullptr) observer_->compute_markov_logits(tokens);
+      compute_markov_logits(tokens);
+    }
+    backend_.gather_rows({.rows = kept_logits_.as<float>(),
+                          .row_ids = backend_.stage_ids(kept_ids.subspan(begin, count)),
+                          .out = logits_.as<float>(),
+                          .accumulate = has_markov_head,
+                          .num_rows = static_cast<int>(count),
+                          .dim = vocab_size()});
   });
 }
 

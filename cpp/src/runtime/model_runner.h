@@ -69,7 +69,9 @@ class ModelRunner final : public StepModel {
   // Lets a backend that needs much memory for steps allocate it now; the cache gets the rest. Call
   // before allocate_cache().
   void rehearse(const KvFormat& format);
-  void allocate_cache(int num_blocks, const KvFormat& format);
+  // `num_spare`: blocks beside the pool's, for rows that no later pass reads (spare_blocks).
+  void allocate_cache(int num_blocks, const KvFormat& format, int num_spare = 0);
+  std::span<const BlockId> spare_blocks() const override { return spare_blocks_; }
   // For a model with recurrent layers: what each layer keeps, and the memory for so many states.
   std::vector<StateShape> state_shapes() const;
   void allocate_states(int num_slots, int num_records);
@@ -98,8 +100,8 @@ class ModelRunner final : public StepModel {
   // models with an output for each level.
   void sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
               LogprobsMode logprobs_mode, std::span<SampleResult> results, int levels_on = 0);
-  // For a model with a Markov head. Keeps the logits of rows of the last forward; then samples from
-  // kept rows, by index, in draws that follow tokens_before[i].
+  // Keeps the logits of rows of the last forward; then samples from kept rows, by index, in draws
+  // that follow tokens_before[i], which a Markov head reads.
   void keep_logits(std::span<const int32_t> row_ids);
   void sample_after(std::span<const int32_t> tokens_before, std::span<const int32_t> kept_ids,
                     std::span<const SampleRow> rows, LogprobsMode logprobs_mode,
@@ -112,6 +114,10 @@ class ModelRunner final : public StepModel {
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits) override;
   bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens) override {
     return model_->best_tokens(row_ids, num_rows, tokens);
+  }
+  bool has_markov_head() const override { return model_->has_markov_head(); }
+  void compute_markov_logits(const int32_t* token_ids, int num_rows, float* out) override {
+    model_->compute_markov_logits(token_ids, num_rows, out);
   }
   int vocab_size() const override { return model_->config().vocab_size; }
   DraftVocabulary draft_vocabulary() const override { return model_->draft_vocabulary(); }
@@ -158,6 +164,7 @@ class ModelRunner final : public StepModel {
   RunnerLimits limits_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvCache> cache_;
+  std::vector<BlockId> spare_blocks_;
   std::unique_ptr<StateCache> states_;  // null: no layer is recurrent
   Taps taps_;
   std::unique_ptr<FeatureCache> features_;  // null: nothing is tapped

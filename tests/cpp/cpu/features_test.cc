@@ -122,7 +122,7 @@ TEST_P(CpuFeatures, AreLoadedFromTheirSlots) {
   }
 }
 
-TEST_P(CpuFeatures, RowsAreAddedByTheirIds) {
+TEST_P(CpuFeatures, RowsAreGatheredByTheirIds) {
   const auto [isa, dtype] = GetParam();
   cpu::CpuBackend backend(isa, 2, dtype);
   constexpr int kDim = 37;
@@ -130,11 +130,18 @@ TEST_P(CpuFeatures, RowsAreAddedByTheirIds) {
   const std::vector<float> rows = testing::random_values(random, 6 * kDim);
   const std::vector<int32_t> ids = {5, 0, 0, 3};
   const std::vector<float> before = testing::random_values(random, 4 * kDim);
-  std::vector<float> out = before;
-  backend.add_rows(
-      {.rows = rows.data(), .row_ids = ids.data(), .out = out.data(), .num_rows = 4, .dim = kDim});
-  for (int i = 0; i < 4 * kDim; ++i) {
-    ASSERT_EQ(out[i], before[i] + rows[ids[i / kDim] * kDim + i % kDim]) << i;
+  for (const bool accumulate : {false, true}) {
+    std::vector<float> out = before;
+    backend.gather_rows({.rows = rows.data(),
+                         .row_ids = ids.data(),
+                         .out = out.data(),
+                         .accumulate = accumulate,
+                         .num_rows = 4,
+                         .dim = kDim});
+    for (int i = 0; i < 4 * kDim; ++i) {
+      const float row = rows[ids[i / kDim] * kDim + i % kDim];
+      ASSERT_EQ(out[i], accumulate ? before[i] + row : row) << i;
+    }
   }
 }
 

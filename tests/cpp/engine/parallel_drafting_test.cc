@@ -95,11 +95,11 @@ class ParallelDraftingTest : public tiny::EngineFixture {
         break;
       case Kind::kDflash:
         drafter.method = DraftMethod::kDflash;
-        testing::tiny_draft_heads::write_dflash(head_, /*markov_rank=*/0);
+        testing::tiny_draft_heads::write_dflash(head_, /*is_dspark=*/false);
         break;
       case Kind::kDspark:
         drafter.method = DraftMethod::kDspark;
-        testing::tiny_draft_heads::write_dflash(head_, /*markov_rank=*/4);
+        testing::tiny_draft_heads::write_dflash(head_, /*is_dspark=*/true);
         break;
       case Kind::kMedusa:
       case Kind::kMedusaOfTarget:

@@ -195,7 +195,7 @@ INSTANTIATE_TEST_SUITE_P(
                                }},
                       HeadFile{"dspark", DraftMethod::kDspark,
                                [](const TempDirectory& directory) {
-                                 heads::write_dflash(directory, /*markov_rank=*/4);
+                                 heads::write_dflash(directory, /*is_dspark=*/true);
                                }},
                       HeadFile{"mlp_speculator", DraftMethod::kMlpSpeculator,
                                heads::write_mlp_speculator}),

@@ -100,22 +100,26 @@ TEST_P(CudaFeatures, WithoutSlotsEachRowHasItsOwn) {
   }
 }
 
-TEST_P(CudaFeatures, RowsAreAddedByTheirIds) {
+TEST_P(CudaFeatures, RowsAreGatheredByTheirIds) {
   constexpr int kDim = 300;
   BackendWorld world(GetParam(), DType::kBF16);
   const std::vector<float> rows = specdec::testing::random_values(6 * kDim, 1);
   const std::vector<float> before = specdec::testing::random_values(4 * kDim, 2);
   const std::vector<int32_t> ids = {5, 0, 0, 3};
   const Buffer row_buffer = world.upload(rows), id_buffer = world.upload(ids);
-  Buffer out = world.upload(before);
-  world.backend->add_rows({.rows = row_buffer.as<float>(),
-                           .row_ids = id_buffer.as<int32_t>(),
-                           .out = out.as<float>(),
-                           .num_rows = 4,
-                           .dim = kDim});
-  const std::vector<float> got = world.download<float>(out);
-  for (int i = 0; i < 4 * kDim; ++i) {
-    ASSERT_EQ(got[i], before[i] + rows[ids[i / kDim] * kDim + i % kDim]) << i;
+  for (const bool accumulate : {false, true}) {
+    Buffer out = world.upload(before);
+    world.backend->gather_rows({.rows = row_buffer.as<float>(),
+                                .row_ids = id_buffer.as<int32_t>(),
+                                .out = out.as<float>(),
+                                .accumulate = accumulate,
+                                .num_rows = 4,
+                                .dim = kDim});
+    const std::vector<float> got = world.download<float>(out);
+    for (int i = 0; i < 4 * kDim; ++i) {
+      const float row = rows[ids[i / kDim] * kDim + i % kDim];
+      ASSERT_EQ(got[i], accumulate ? before[i] + row : row) << i;
+    }
   }
 }
 

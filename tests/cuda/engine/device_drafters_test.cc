@@ -22,7 +22,8 @@ using testing::device_drafting::World;
 namespace heads = testing::tiny_draft_heads;
 
 const std::vector<DraftMethod> kMethods = {DraftMethod::kDraftModel, DraftMethod::kEagle,
-                                           DraftMethod::kEagle3, DraftMethod::kMlpSpeculator};
+                                           DraftMethod::kEagle3, DraftMethod::kMlpSpeculator,
+                                           DraftMethod::kDspark};
 
 // Writes a target and its drafter.
 void write_models(DraftMethod method, const TempDirectory& target, const TempDirectory& drafter) {
@@ -33,6 +34,8 @@ void write_models(DraftMethod method, const TempDirectory& target, const TempDir
   tiny::write_checkpoint(target, heads::target_tensors());
   if (method == DraftMethod::kEagle) return heads::write_eagle(drafter);
   if (method == DraftMethod::kEagle3) return heads::write_eagle3(drafter);
+  if (method == DraftMethod::kDspark) return heads::write_dflash(drafter, /*is_dspark=*/true);
+  if (method == DraftMethod::kDflash) return heads::write_dflash(drafter, /*is_dspark=*/false);
   heads::write_mlp_speculator(drafter);
 }
 
@@ -317,6 +320,24 @@ TEST_P(DeviceDrafterEngine, SyntheticAcceptanceFollowsItsRates) {
 }
 
 // ---- heads of other settings
+
+class DeviceDflash : public ::testing::TestWithParam<cuda::testing::DeviceKind> {};
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceDflash, ::testing::ValuesIn(cuda::testing::device_kinds()),
+                         cuda::testing::test_name);
+
+// Without a Markov head.
+TEST_P(DeviceDflash, DraftsAreThoseOfTheHost) {
+  TempDirectory target, drafter;
+  write_models(DraftMethod::kDflash, target, drafter);
+  for (const int width : {1, 3}) {
+    World world(GetParam(), target.path(), drafter_of(DraftMethod::kDflash, drafter.path()));
+    const Case test = {
+        .shape = {.width = width, .max_nodes = 9}, .num_passes = 4, .params = shaped()};
+    const Seen seen = testing::device_drafting::compare(world, test, long_jobs(3, shaped(), 24));
+    EXPECT_GT(seen.num_none, 10);
+  }
+}
 
 class DeviceEagle3 : public EngineTest {
  protected:

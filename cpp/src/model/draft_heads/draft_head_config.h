@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "core/step_rules.h"
 #include "model/config.h"
 #include "model/json_file.h"
 #include "model/model.h"
@@ -56,17 +57,6 @@ struct EagleConfig {
   int markov_rank = 0;              // of DSpark's Markov head; 0: none
   // P-EAGLE: the token and features at positions whose text is not known yet.
   int32_t mask_token = -1;  // -1: the head is not made for that
-};
-
-// What a head drafts with in one pass: rows at the positions from the last token's on, that token
-// and masks after it, each of which sees all the others.
-struct SpanConfig {
-  int num_rows = 0;  // 0: the head has no such pass
-  int32_t mask_token = -1;
-  bool samples_anchor = false;  // row i gives the token after its own; else that of its own
-
-  int first_output() const { return samples_anchor ? 0 : 1; }
-  int max_depth() const { return num_rows - first_output(); }
 };
 
 struct DraftHeadConfig {
