@@ -142,7 +142,7 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
       target_->cache_block_bytes(kv_format_) + draft_models_->cache_block_bytes(kv_format_), 1);
   const int num_kv_heads = std::max(model_.most_kv_heads(), draft_models_->num_kv_heads());
   MemoryInfo memory = own_memory();
-  memory.free_bytes -= reserved_bytes;
+  memory.free_bytes -= reserved_bytes + draft_models_->spare_cache_bytes(kv_format_);
   if (model_.has_states()) {
     memory.free_bytes -= bytes_for_states(config_, device_kind_, state_bytes(), memory);
   }

@@ -306,17 +306,27 @@ void DraftModels::rehearse(const KvFormat& format) {
   for (const Model& model : models_) model.runner->rehearse(format);
 }
 
+int DraftModels::num_spare_blocks(const ModelDrafterOptions& options,
+                                  const KvFormat& format) const {
+  const int num_rows = options.span.num_rows;
+  if (num_rows == 0) return 0;
+  // Of a pass of the host, or of the seats of a device step.
+  const int num_spans = std::max(options.max_span_rows / num_rows, config_.max_num_seqs);
+  return num_spans * num_blocks_for(num_rows - 1, format.block_size);
+}
+
+int64_t DraftModels::spare_cache_bytes(const KvFormat& format) const {
+  int64_t bytes = 0;
+  for (const Model& model : models_) {
+    bytes += num_spare_blocks(model.options, format) * model.runner->cache_block_bytes(format);
+  }
+  return bytes;
+}
+
 void DraftModels::allocate_caches(int num_blocks, const KvFormat& format,
                                   const PagedRowsView& features) {
   for (const Model& model : models_) {
-    const ModelDrafterOptions& options = model.options;
-    int num_spare = 0;
-    if (const int num_rows = options.span.num_rows; num_rows > 0) {
-      // Of a pass of the host, or of the seats of a device step.
-      const int num_spans = std::max(options.max_span_rows / num_rows, config_.max_num_seqs);
-      num_spare = num_spans * num_blocks_for(num_rows - 1, format.block_size);
-    }
-    model.runner->allocate_cache(num_blocks, format, num_spare);
+    model.runner->allocate_cache(num_blocks, format, num_spare_blocks(model.options, format));
     if (model.options.is_draft_head) model.runner->set_features(features);
   }
 }

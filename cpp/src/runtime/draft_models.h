@@ -31,6 +31,8 @@ class DraftModels {
   void load(Backend& backend, const ModelRunner& target, int max_model_len);
 
   int64_t cache_block_bytes(const KvFormat& format) const;
+  // Of blocks that caches have beside the pool's.
+  int64_t spare_cache_bytes(const KvFormat& format) const;
   int num_kv_heads() const;  // the most of one model; 0 without models
   void rehearse(const KvFormat& format);
   // `features`: the target's.
@@ -63,6 +65,7 @@ class DraftModels {
     std::unique_ptr<ModelRunner> runner;
   };
   const Model& find(int id) const;
+  int num_spare_blocks(const ModelDrafterOptions& options, const KvFormat& format) const;
   // A drafter's loaded model, the number of positions it supports, and how it drafts.
   struct Loading {
     ModelRunner::ModelMaker make;
