@@ -42,6 +42,8 @@ void bind_model_facts(py::module_& module) {
         return head_facts(head, target_directory, {});
       },
       py::arg("head"), py::arg("target_directory"));
+  module.def("scores_with_target", &scores_with_target, py::arg("head"),
+             py::arg("target_directory"), py::kw_only(), py::arg("random_weights") = false);
 }
 
 }  // namespace specdec::python

@@ -20,6 +20,7 @@ from specdec_native.checkpoints.gguf_convert import describe_gguf
 from specdec_native.checkpoints.head_registry import find_head
 from specdec_native.checkpoints.layout import CheckpointKind, checkpoint_kind
 from specdec_native.checkpoints.stored_weights import (
+    MTP,
     UNREAD,
     Weights,
     unread_matrices,
@@ -27,6 +28,12 @@ from specdec_native.checkpoints.stored_weights import (
     weights_of_gguf,
 )
 from specdec_native.checkpoints.weight_formats import FLOATS, FORMATS
+from specdec_native.speculation.auto_drafters import (
+    AUTO,
+    brought_drafters,
+    name_drafters,
+    text_of_drafters,
+)
 from specdec_native.speculation.methods import checkpoint_method
 
 # Keys of a checkpoint's config.json, and their names here.
@@ -39,7 +46,8 @@ _LAYER_KEYS = {
     "vocab_size": "vocab_size",
 }
 _VECTORS = "norms, biases"
-_NOT_IN_A_STEP = (UNREAD, "positions")
+_NOT_OF_THE_MODEL = (UNREAD, MTP)
+_NOT_IN_A_STEP = (*_NOT_OF_THE_MODEL, "positions")
 _PROBE_BYTES = 128 << 20  # more than the caches of most processors
 
 
@@ -69,7 +77,13 @@ def checkpoint_facts(name: str) -> dict[str, Any]:
             facts[label] = config.layers[key]
     if method != "draft_model":
         return facts | _head_facts(name, config, method) | _head_format(directory)
-    return _with_refusal(facts, _model_facts(directory))
+    found = _model_facts(directory)
+    if "refused" not in found:
+        has_weights = checkpoint_kind(directory) is CheckpointKind.SAFETENSORS
+        brought = brought_drafters(name, directory, has_weights=has_weights)
+        auto = name_drafters({"method": AUTO}, hub.find_config, brought)
+        found["drafters"] = f'with "method": "auto": {text_of_drafters(auto["drafters"])}'
+    return _with_refusal(facts, found)
 
 
 def _head_facts(name: str, config: DraftConfig, method: str) -> dict[str, Any]:
@@ -90,7 +104,7 @@ def _head_format(directory: Path) -> dict[str, Any]:
     if checkpoint_kind(directory) is not CheckpointKind.SAFETENSORS:
         return {}
     weights = weights_of(directory, "bfloat16")
-    parameters = sum(w.parameters for w in weights if w.part != UNREAD)
+    parameters = sum(w.parameters for w in weights if w.part not in _NOT_OF_THE_MODEL)
     return {"format": f"safetensors: {_counts(weights)}", "parameters": parameters}
 
 
@@ -166,7 +180,7 @@ def _shape_facts(directory: Path) -> dict[str, Any]:
 def _weight_facts(weights: Sequence[Weights], directory: Path, dtype: str) -> dict[str, Any]:
     """Sizes, and the speed that memory allows."""
     model = _core.model_facts(str(directory), dtype=dtype)[0]
-    read = [w for w in weights if w.part != UNREAD]
+    read = [w for w in weights if w.part not in _NOT_OF_THE_MODEL]
     step_bytes = _step_bytes(read, model)
     bandwidth = _core.read_bandwidth(min(step_bytes, _PROBE_BYTES))
     return {
@@ -197,7 +211,7 @@ def _counts(weights: Iterable[Weights]) -> str:
     """How matrices are stored: "Q4_K 169, Q6_K 29"."""
     counts: Counter[str] = Counter()
     for w in weights:
-        if w.part not in (UNREAD, _VECTORS):
+        if w.part not in (*_NOT_OF_THE_MODEL, _VECTORS):
             counts[w.stored] += w.count
     if len(counts) == 1:
         return next(iter(counts))
@@ -254,6 +268,8 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _text_of_weights(weights: Mapping[str, Any]) -> str:
     stored, held = weights["stored"], weights["held"]
     text = f"{weights['count']} x {stored} ({_megabytes(weights['stored_bytes'])})"
+    if weights["part"] == MTP:
+        return f'{text}, read where "method": "mtp" drafts with it'
     if not held or held == FLOATS.get(stored, stored):
         return f"{text}, kept" if held else text
     held = f"{FORMATS[held].text} ({_megabytes(weights['bytes'])})"

@@ -15,6 +15,7 @@ from specdec_cli.help import HelpfulCommand, print_all
 from specdec_native import _core
 from specdec_native.common.option_text import help_line
 from specdec_native.requests.sampling_params import MAXIMA
+from specdec_native.speculation.auto_drafters import AUTO
 from specdec_native.speculation.methods import METHODS
 from specdec_vllm.engine_args import SHORT_FLAGS
 
@@ -198,7 +199,7 @@ SPECULATION_FLAGS = [
         'JSON such as {"method": "ngram"}. Drafts are as long as pays; "draft_length_policy": '
         '"fixed" always drafts num_speculative_tokens.',
     ),
-    Flag("spec_method", f"What drafts tokens ahead: {', '.join(METHODS)}."),
+    Flag("spec_method", f"What drafts tokens ahead: {', '.join((AUTO, *METHODS))}."),
     Flag("spec_model", "The draft model or head."),
     Flag("spec_tokens", "Tokens drafted ahead at most.", integer),
 ]

@@ -23,6 +23,7 @@ from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.head_registry import RegistryHead, heads_of
 from specdec_native.checkpoints.model_registry import find_model
 from specdec_native.engine import Engine
+from specdec_native.speculation.auto_drafters import AUTO, asks_for_auto
 from specdec_native.speculation.speculative_config import parse_speculative_config
 
 _BATCH = 8
@@ -65,6 +66,8 @@ def methods_for(model: str) -> list[Method]:
 
 def compare_with(speculative_config: Mapping[str, Any]) -> list[Method]:
     """Plain decoding and one method."""
+    if asks_for_auto(speculative_config):
+        return [PLAIN, Method(AUTO, speculative_config)]
     drafters = parse_speculative_config(speculative_config, hub.find_config).drafters
     names = [drafter.method.replace("_", " ") for drafter in drafters]
     return [PLAIN, Method("+".join(names), speculative_config)]

@@ -28,6 +28,7 @@ from specdec_lab.planning.speedup import Acceptance
 from specdec_native.checkpoints import hub
 from specdec_native.common.checks import check_number
 from specdec_native.common.progress import make_step_bar, show_stage
+from specdec_native.speculation.auto_drafters import asks_for_auto
 from specdec_native.speculation.drafter_options import DRAFTER_KEYS
 from specdec_native.speculation.speculative_config import parse_speculative_config
 from specdec_native.text.tokenizer import Tokenizer
@@ -266,6 +267,8 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
             f"{', '.join(misplaced)} in the speculative config: a plan is about chains of every "
             "length; give the drafter's keys and num_speculative_tokens"
         )
+    if asks_for_auto(config):
+        raise ValueError('a plan is about one drafter, and "auto" is several: name one of them')
     parsed = parse_speculative_config(config, hub.find_config)
     longest = parsed.num_speculative_tokens
     if "num_speculative_tokens" not in config:

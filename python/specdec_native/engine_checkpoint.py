@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +16,18 @@ from specdec_native.checkpoints.hf_config import overrides_json
 from specdec_native.common.progress import show_bytes
 from specdec_native.options.engine_arguments import EngineArguments
 from specdec_native.requests.request_builder import CheckpointText, load_text
+from specdec_native.speculation.auto_drafters import (
+    asks_for_auto,
+    brought_drafters,
+    name_drafters,
+    text_of_drafters,
+)
 from specdec_native.speculation.draft_vocabulary import check_vocabularies
+from specdec_native.speculation.likely_tokens import DraftTarget
 from specdec_native.speculation.speculative_config import parse_speculative_config
 from specdec_native.speculation.target_of_head import find_target
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +37,8 @@ class EngineCheckpoint:
     Attributes:
         directory: the checkpoint's folder on this machine.
         text: its tokenizer, or why there is none.
-        speculative_config: the caller's; if a draft head was given as the model, with that head.
+        speculative_config: the caller's; if a draft head was given as the model, with that head;
+            instead of "auto" with a list of drafters.
     """
 
     directory: Path
@@ -59,6 +70,14 @@ def load_checkpoint(
             progress=progress,
         )
         directory = target.resolve(functools.partial(resolve, quantization=config.quantization))
+        if asks_for_auto(speculative_config):
+            brought = brought_drafters(
+                os.fspath(target.model), directory, has_weights=config.load_format != "dummy"
+            )
+            speculative_config = name_drafters(speculative_config, hub.find_config, brought)
+            names = text_of_drafters(speculative_config["drafters"])
+            logger.info('speculative_config "auto": %s', names)
+            speculative = parse_speculative_config(speculative_config, hub.find_config)
         text = CheckpointText(None, "skip_tokenizer_init is set")
         if not arguments.skip_tokenizer_init:
             text = load_text(
@@ -74,6 +93,14 @@ def load_checkpoint(
                 ),
                 lambda counted: text.need_tokenizer("speculative_token_map").encode(
                     counted, add_special_tokens=False
+                ),
+                DraftTarget(
+                    directory,
+                    config.dtype,
+                    config.quantization,
+                    has_weights=config.load_format != "dummy",
+                    num_tokens=None if text.tokenizer is None else len(text.tokenizer),
+                    special_ids=() if text.tokenizer is None else text.tokenizer.all_special_ids,
                 ),
             )
             drafts = speculative.drafts(config.speculative)

@@ -73,4 +73,11 @@ std::vector<ModelFacts> model_facts(const std::string& directory, const FactsFor
 std::vector<ModelFacts> head_facts(const DrafterConfig& head, const std::string& target_directory,
                                    const FactsFormats& formats);
 
+// Reads config.json and the shapes of the tensors of a draft head, as loading does first, and
+// throws what loading would: CheckpointError and InvalidArgument. With `random_weights`
+// (LoadFormat::kDummy) there are no tensors to read. Returns whether the head scores tokens with
+// all rows of the target's LM head.
+bool scores_with_target(const DrafterConfig& head, const std::string& target_directory,
+                        bool random_weights);
+
 }  // namespace specdec

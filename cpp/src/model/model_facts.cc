@@ -301,4 +301,14 @@ std::vector<ModelFacts> head_facts(const DrafterConfig& head, const std::string&
                   target, own);
 }
 
+bool scores_with_target(const DrafterConfig& head, const std::string& target_directory,
+                        bool random_weights) {
+  ModelConfig target = load_model_config(target_directory);
+  target.random_weights = random_weights;
+  const DraftHeadConfig config = load_draft_head_config(
+      head, DraftHeadTarget{.config = target, .directory = target_directory});
+  // Medusa's heads and MLP speculators have no layers; with token ids a head has its own choice.
+  return !config.model.layers.empty() && !config.eagle.has_lm_head && config.token_ids.empty();
+}
+
 }  // namespace specdec

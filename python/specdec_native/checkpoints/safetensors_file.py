@@ -52,18 +52,34 @@ class StoredTensor:
             return np.zeros(self.shape, dtype)
         return np.memmap(self.file, dtype, "r", self.begin, self.shape)
 
+    @property
+    def is_float(self) -> bool:
+        """Whether its values are floating-point numbers of 16 bits or more."""
+        return self.dtype in _FLOATS
+
+    def as_float32(self, rows: slice) -> npt.NDArray[np.float32]:
+        """Some rows. Raises CheckpointError."""
+        self._check_float()
+        values = self.values()[rows]
+        if self.dtype == "BF16":
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32)
+
     def as_bfloat16(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.uint16]:
         """The bits of all values, or of some rows, in bfloat16. Raises CheckpointError."""
-        if self.dtype not in _FLOATS:
-            raise CheckpointError(
-                f"tensor {self.name!r} is {self.dtype}, not floating point", self.file
-            )
+        self._check_float()
         values = self.values()
         if rows is not None:
             values = values[rows]
         if self.dtype == "BF16":
             return np.ascontiguousarray(values, np.uint16)
         return float32_to_bfloat16(values.astype(np.float32))
+
+    def _check_float(self) -> None:
+        if not self.is_float:
+            raise CheckpointError(
+                f"tensor {self.name!r} is {self.dtype}, not floating point", self.file
+            )
 
 
 def open_file(file: Path) -> dict[str, StoredTensor]:

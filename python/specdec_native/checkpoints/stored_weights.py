@@ -34,6 +34,10 @@ from specdec_native.checkpoints.weight_formats import (
 UNREAD = "left out"
 """The part of tensors that a text model does not use, such as a vision tower's."""
 
+MTP = "MTP layer"
+"""The part of the layers for multi-token prediction beside the model's own. They are read where the
+method "mtp" drafts with them."""
+
 # Endings of the tensors that make up a module's weight, the longest first.
 _ENDINGS = sorted(
     (
@@ -64,7 +68,8 @@ _ENDINGS = sorted(
     reverse=True,
 )
 _PARTS = (  # the first that is found in a name decides
-    (UNREAD, re.compile(r"vision|visual|audio|multi_modal|inv_freq|masked_bias|(^|\.)mtp[._]")),
+    (UNREAD, re.compile(r"vision|visual|audio|multi_modal|inv_freq|masked_bias")),
+    (MTP, re.compile(r"(^|\.)mtp[._]")),
     ("embedding", re.compile(r"embed_(tokens|in)\b|word_embeddings|\bwte\b")),
     ("positions", re.compile(r"embed_positions")),
     ("LM head", re.compile(r"\b(lm_head|embed_out)\b")),
@@ -73,6 +78,9 @@ _PARTS = (  # the first that is found in a name decides
     ("recurrent", re.compile(r"\b(linear_attn|mamba|conv)\b")),
     ("attention", re.compile(r"attn|attention")),
 )
+# The matrix that joins a token's embedding with a hidden state, where the layer is called as if it
+# were one of the model's.
+_NUMBERED_MTP = re.compile(r"(.*\blayers\.\d+\.)eh_proj\b")
 _NO_WEIGHTS = ("BOOL", "I64")  # masks, positions and maps of tokens
 _FUSED = (
     (re.compile(r"\b[qkv]_proj\b"), "qkv_proj"),
@@ -91,7 +99,7 @@ class Weights:
 
     Attributes:
         part: "attention", "recurrent" (what layers have in its place), "MLP", "experts", "routers",
-            "embedding", "LM head", "positions", "norms, biases" or UNREAD.
+            "embedding", "LM head", "positions", "norms, biases", MTP or UNREAD.
         stored: such as "bfloat16", "GPTQ 4 bits, groups of 128, symmetric" or "Q4_K".
         held: the format in the engine's memory; empty where it is not read.
         exact: whether every weight keeps its value.
@@ -125,6 +133,7 @@ class _Stored:
     stored_bytes: int = 0
     is_vector: bool = False
     order_bytes: int = 0  # in memory
+    part: str = ""  # where the name does not say it
 
 
 _Group = tuple[str, str, str, str]  # part, stored, held, note
@@ -140,17 +149,35 @@ def weights_of(directory: Path, dtype: str) -> list[Weights]:
         ending = next((ending for ending in _ENDINGS if name.endswith(ending)), "")
         modules[name.removesuffix(ending)][ending] = tensor
     _leave_out_tied_head(modules)
+    mtp_prefixes = _numbered_mtp(modules)
     found = []
     for name, tensors in modules.items():
         beside = modules.get(name.removesuffix(".bias"), {})
         if ".qweight" in beside and "" in tensors and not tensors[""].values().any():
             continue  # zeros that some tools add, and that the engine leaves out
         try:
-            found.append(_read(name, tensors, dtype))
+            part = MTP if name.startswith(mtp_prefixes) else ""
+            found.append(dataclasses.replace(_read(name, tensors, dtype), part=part))
         except (ValueError, ArithmeticError, LookupError, TypeError) as fault:
             message = f"{name}: shapes of its tensors do not fit one another ({fault})"
             raise CheckpointError(message, directory) from fault
     return _grouped(found, dtype)
+
+
+def has_mtp_layer(directory: Path) -> bool:
+    """Whether a safetensors checkpoint has a layer for multi-token prediction, of any family.
+
+    Raises CheckpointError for a damaged file.
+    """
+    names = open_checkpoint(directory)
+    pattern = dict(_PARTS)[MTP]
+    return any(pattern.search(name) for name in names) or bool(_numbered_mtp(names))
+
+
+def _numbered_mtp(names: Iterable[str]) -> tuple[str, ...]:
+    """Prefixes of layers for multi-token prediction that are called as if they were the model's."""
+    found = (_NUMBERED_MTP.match(name) for name in names)
+    return tuple({match[1] for match in found if match})
 
 
 def _leave_out_tied_head(modules: dict[str, dict[str, StoredTensor]]) -> None:
@@ -206,7 +233,7 @@ def _keeps_order(members: list[_Stored], rules: list[Rule]) -> bool:
 
 def _group_of(matrix: _Stored, held: str, dtype: str) -> _Group:
     part, rule = _part_of(matrix), matrix.rule
-    if rule is None or part == UNREAD:
+    if rule is None or part in (UNREAD, MTP):
         return part, matrix.label, "", ""
     if held == dtype and rule.held not in ("dtype", dtype):
         ordered = "act-order of an expert, of a head or of parts that differ"
@@ -245,7 +272,8 @@ def _part_of(matrix: _Stored) -> str:
     if matrix.rule is None and (matrix.is_vector or matrix.label in _NO_WEIGHTS):
         return UNREAD
     found = next((part for part, pattern in _PARTS if pattern.search(matrix.name)), "MLP")
-    return "norms, biases" if matrix.is_vector and found != UNREAD else found
+    found = matrix.part or found
+    return "norms, biases" if matrix.is_vector and found not in (UNREAD, MTP) else found
 
 
 # -- GGUF
@@ -462,4 +490,4 @@ def _integers(bits: int, group: int, inputs: int, symmetric: bool) -> str:
 
 def unread_matrices(weights: Iterable[Weights]) -> Iterator[Weights]:
     """Weights that a text model needs and this package cannot read."""
-    return (w for w in weights if not w.held and w.part != UNREAD)
+    return (w for w in weights if not w.held and w.part not in (UNREAD, MTP))

@@ -13,6 +13,7 @@ from specdec_native.checkpoints.draft_config import DraftConfig, read_draft_conf
 from specdec_native.checkpoints.text_files import is_file
 from specdec_native.common.checks import INT32_MAX, check_option
 from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
+from specdec_native.speculation.likely_tokens import DraftTarget
 from specdec_native.speculation.methods import (
     HEADS,
     IN_TARGET,
@@ -26,6 +27,7 @@ from specdec_native.speculation.token_map import (
 )
 from specdec_native.speculation.token_map import (
     Encode,
+    LikelyTokens,
     TokenMap,
     parse_token_map,
     read_token_map,
@@ -73,7 +75,7 @@ class DrafterOptions:
         model: the draft model or head as the user named it, or the dotted path of custom_class.
         revision: the revision of the draft model or head.
         drafter: the user's object or function.
-        token_map: the tokens that a head drafts, unless it drafts all.
+        token_map: the tokens that a head drafts; None for all.
         config: config.json of the draft model or head, where it could be read already.
     """
 
@@ -110,13 +112,22 @@ class DrafterOptions:
             return _core.DrafterConfig(method=self.method, custom=stand_in)
         return _core.DrafterConfig(method=self.method, model=self.model or "", **self.fields)
 
-    def to_core(self, resolve_model: ModelResolver, encode: Encode) -> _core.DrafterConfig:
-        """The core's form; finds the draft model or makes the custom drafter."""
+    def to_core(
+        self, resolve_model: ModelResolver, encode: Encode, target: DraftTarget | None = None
+    ) -> _core.DrafterConfig:
+        """The core's form; finds the draft model or makes the custom drafter.
+
+        Without `target` heads that were not told which tokens to draft draft all.
+        """
         fields = dict(self.fields)
         if self.model is not None and self.method in ("draft_model", *HEADS):
             quantization = fields.setdefault("quantization", CORE_OPTIONS["quantization"].default)
             fields["model"] = str(resolve_model(self.model, self.revision, quantization))
-        if self.token_map is not None:
+        if isinstance(self.token_map, LikelyTokens):
+            if target is not None:
+                head = {"method": self.method, **fields}
+                fields[TOKEN_MAP] = target.tokens_for(head, self.token_map.size)
+        elif self.token_map is not None:
             fields[TOKEN_MAP] = read_token_map(self.token_map, encode)
         if self.method == "custom_class":
             custom = self.drafter if self.model is None else make_drafter(self.model)
@@ -151,16 +162,29 @@ def parse_drafter(given: Mapping[str, Any], find_config: ConfigFinder) -> Drafte
     return DrafterOptions(method, fields, name, revision, token_map=token_map, config=config)
 
 
+def drafter_method(given: Mapping[str, Any], find_config: ConfigFinder) -> str:
+    """The method of one drafter's keys, given or inferred. Raises ValueError."""
+    return method_of(given, _read_config(given, find_config))
+
+
+def keys_of(method: str) -> tuple[str, ...]:
+    """The keys that a drafter of this method takes beside "method"."""
+    return _METHOD_KEYS[method]
+
+
 def _token_map(
     given: Mapping[str, Any], method: str, config: DraftConfig | None
 ) -> TokenMap | None:
-    """The user's token map, else the file that the head's trainer left, else None."""
+    """The user's token map, else the file that the head's trainer left, else likely tokens.
+
+    None for all tokens.
+    """
     if TOKEN_MAP in given:
         return parse_token_map(given[TOKEN_MAP])
-    beside = None if config is None else config.file.with_name(TOKEN_MAP_FILE)
-    if beside is None or TOKEN_MAP not in _METHOD_KEYS[method] or not is_file(beside):
+    if TOKEN_MAP not in _METHOD_KEYS[method]:
         return None
-    return parse_token_map(beside)
+    beside = None if config is None else config.file.with_name(TOKEN_MAP_FILE)
+    return parse_token_map(beside) if beside is not None and is_file(beside) else LikelyTokens()
 
 
 def _read_config(given: Mapping[str, Any], find_config: ConfigFinder) -> DraftConfig | None:

@@ -36,9 +36,9 @@ eagle3: the same over states of several layers of the target (EAGLE-3).
 medusa: a head for each position, all of which read one hidden state.
 mlp_speculator: a small recurrent network over one hidden state (IBM's accelerators).
 mtp: the layer for the token after the next that checkpoints of Qwen3-Next, Qwen3.5, MiMo,
-    GLM-4.5 and ERNIE 4.5 have beside the model's own; deeper drafts run it again on its own output. It is read
-    from the target's checkpoint, or from that of `model`. "qwen3_next_mtp", "qwen3_5_mtp",
-    "mimo_mtp", "glm4_moe_mtp" and "ernie_mtp" mean the same.
+    GLM-4.5 and ERNIE 4.5 have beside the model's own; deeper drafts run it again on its own output.
+    It is read from the target's checkpoint, or from that of `model`. "qwen3_next_mtp",
+    "qwen3_5_mtp", "mimo_mtp", "glm4_moe_mtp" and "ernie_mtp" mean the same.
 dflash: masks after the last token, all drafted in one pass over states of the target (DFlash).
 dspark: the same with a Markov head, by which a draft depends on the one before (DSpark).
     These seven are heads, trained for one target. But for mtp, `model` is a head's checkpoint:
@@ -49,9 +49,15 @@ dspark: the same with a Markov head, by which a draft depends on the one before 
     speculative_token_map: of eagle, mtp and dflash, and of medusa where heads score tokens with the
         target's output matrix: the tokens that are drafted. The head gets a copy of their rows of
         the matrix, in `quantization`. The map is a list of ids; a file of them, a list in .json,
-        .npy or .pt or words in .txt; or {"text": file or list of files, "size": 8192} for the
-        tokens that are most frequent in texts, which should be like the answers. It changes no
-        answer.
+        .npy or .pt or words in .txt; {"text": file or list of files, "size": 8192} for the
+        tokens that are most frequent in texts, which should be like the answers; {"size": 32768}
+        for so many that seem likely without a text; or "all". "auto", the default, takes all
+        where they cost at most 5% of a pass of the target, else as many likely ones as 5% pay for,
+        at least a quarter of them. It changes no answer.
+auto: the drafters that come with the target, together in one tree: the layer of its checkpoint that
+    mtp uses, the head of this package for it, suffix and ngram. "model" names a draft model or
+    head to use in place of what comes with the target. Other keys go to the drafters that take
+    them. `"drafters": "auto"` is the same.
 custom_class: `model` is the dotted path of a class that is made without arguments, or `drafter` is
     an object with propose(tokens, max_tokens), or a function of the same arguments. It returns the
     tokens it expects next, or a list of such lists, the most likely first. It runs inside the
@@ -109,6 +115,7 @@ from specdec_native.common.checks import (
     check_number,
     close_matches,
 )
+from specdec_native.speculation.auto_drafters import asks_for_auto, name_drafters
 from specdec_native.speculation.drafter_options import (
     DRAFTER_KEYS,
     ConfigFinder,
@@ -118,6 +125,7 @@ from specdec_native.speculation.drafter_options import (
     parse_drafter,
 )
 from specdec_native.speculation.fixed_keys import FIXED_KEYS, NO_FLY
+from specdec_native.speculation.likely_tokens import DraftTarget
 from specdec_native.speculation.token_map import Encode
 
 _ENGINE_KEYS = (
@@ -161,9 +169,13 @@ class SpeculativeOptions:
         """Raises ValueError for options that do not fit each other, before anything is fetched."""
         self._checked([drafter.unresolved() for drafter in self.drafters])
 
-    def to_core(self, resolve_model: ModelResolver, encode: Encode) -> _core.SpeculativeConfig:
+    def to_core(
+        self, resolve_model: ModelResolver, encode: Encode, target: DraftTarget | None = None
+    ) -> _core.SpeculativeConfig:
         """The core's form; `encode` is the target's tokenizer, where one is needed."""
-        return self._checked([drafter.to_core(resolve_model, encode) for drafter in self.drafters])
+        return self._checked(
+            [drafter.to_core(resolve_model, encode, target) for drafter in self.drafters]
+        )
 
     def _checked(self, drafters: list[_core.DrafterConfig]) -> _core.SpeculativeConfig:
         config = _core.SpeculativeConfig(drafters=drafters, **self.fields)
@@ -186,7 +198,8 @@ def parse_speculative_config(config: Any, find_config: ConfigFinder) -> Speculat
     """Checks a speculative_config. Raises ValueError that says what to write instead.
 
     `find_config` finds config.json of draft models and heads, which names their kind. The core
-    checks combinations of options: SpeculativeConfig::validate().
+    checks combinations of options: SpeculativeConfig::validate(). Of "auto" the drafters are known
+    that need nothing from the target; name_drafters() adds the others.
     """
     if not isinstance(config, Mapping):
         raise ValueError(
@@ -195,6 +208,8 @@ def parse_speculative_config(config: Any, find_config: ConfigFinder) -> Speculat
         )
     given = {key: value for key, value in config.items() if value is not None}
     _check_keys(given)
+    if asks_for_auto(given):
+        given = name_drafters(given, find_config)
     if given.get("rejection_sample_method") == "fly":
         raise ValueError(NO_FLY)
     if _TREE in given:

@@ -10,6 +10,7 @@ from typing import Any
 
 from specdec_native.checkpoints.draft_config import read_draft_config
 from specdec_native.checkpoints.errors import CheckpointError, ModelNotFoundError
+from specdec_native.speculation.auto_drafters import asks_for_auto
 from specdec_native.speculation.drafter_options import ConfigFinder
 
 
@@ -79,7 +80,8 @@ def find_target(
     given = {} if speculative_config is None else speculative_config
     if not isinstance(given, Mapping):
         return itself  # refused later
-    if given.get("method") in (None, config.method) and not given.keys() & {"model", "drafters"}:
+    fits = given.get("method") in (None, config.method) and "drafters" not in given
+    if (fits or asks_for_auto(given)) and "model" not in given:
         head = {"model": os.fspath(model)} | ({} if revision is None else {"revision": revision})
         given = head | dict(given)
     return Target(config.verifier, None, given, config.file)

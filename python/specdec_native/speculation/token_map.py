@@ -20,9 +20,10 @@ Encode = Callable[[str], Sequence[int]]
 
 KEY = "speculative_token_map"
 _DEFAULT_SIZE = 8192
+AUTO, ALL = "auto", "all"
 _FORMS = (
-    "a list of token ids, a file of them (.json, .npy, .pt or .txt), or "
-    '{"text": "file.txt", "size": 8192} to count them'
+    'a list of token ids, a file of them (.json, .npy, .pt or .txt), {"text": "file.txt", "size": '
+    '8192} to count them, {"size": 32768} for so many likely ones, "auto" or "all"'
 )
 
 
@@ -34,22 +35,34 @@ class TextCount:
     size: int
 
 
-TokenMap = tuple[int, ...] | Path | TextCount
+@dataclasses.dataclass(frozen=True)
+class LikelyTokens:
+    """The `size` tokens that seem likely without a text; None: as many as what they cost allows.
+
+    See likely_tokens.
+    """
+
+    size: int | None = None
 
 
-def parse_token_map(value: Any) -> TokenMap:
-    """The user's value, checked as far as possible without a tokenizer.
+TokenMap = tuple[int, ...] | Path | TextCount | LikelyTokens
+
+
+def parse_token_map(value: Any) -> TokenMap | None:
+    """The user's value, checked as far as possible without a tokenizer; None for all tokens.
 
     Raises ValueError; ModelNotFoundError, a subclass, for a missing file.
     """
     if isinstance(value, Mapping):
         return _parse_count(value)
+    if isinstance(value, str) and value in (AUTO, ALL):
+        return LikelyTokens() if value == AUTO else None
     if isinstance(value, (str, os.PathLike)):
         return _existing(value)
     return _checked_ids(value, KEY)
 
 
-def read_token_map(token_map: TokenMap, encode: Encode) -> list[int]:
+def read_token_map(token_map: tuple[int, ...] | Path | TextCount, encode: Encode) -> list[int]:
     """The ids. Raises ValueError naming what is wrong."""
     if isinstance(token_map, TextCount):
         return count_tokens(token_map, encode)
@@ -72,17 +85,19 @@ def count_tokens(count: TextCount, encode: Encode) -> list[int]:
     return sorted(by_count[: count.size])
 
 
-def _parse_count(value: Mapping[str, Any]) -> TextCount:
+def _parse_count(value: Mapping[str, Any]) -> TextCount | LikelyTokens:
     unknown = [key for key in value if key not in ("text", "size")]
-    if unknown or "text" not in value:
+    if unknown or not value:
         raise ValueError(f"{KEY} must be {_FORMS}, got {shown(dict(value))}")
+    size = check_integer(
+        f'{KEY} "size"', value.get("size", _DEFAULT_SIZE), minimum=1, maximum=INT32_MAX
+    )
+    if "text" not in value:
+        return LikelyTokens(size)
     texts = value["text"]
     files = [texts] if isinstance(texts, (str, os.PathLike)) else texts
     if not isinstance(files, Sequence) or not files:
         raise ValueError(f'{KEY}: "text" must be a path or a list of paths, got {shown(texts)}')
-    size = check_integer(
-        f'{KEY} "size"', value.get("size", _DEFAULT_SIZE), minimum=1, maximum=INT32_MAX
-    )
     return TextCount(tuple(map(_existing, files)), size)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -9,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rich.console
 import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from command_line import run
+from conftest import HeadMaker
 from make_fp8 import KINDS, make_fp8
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
 from make_wrappers import WRAPPERS, make_wrapper
 from quantised_checkpoints import FORMATS, Maker
-from specdec_cli.checkpoint_info import checkpoint_facts
+from specdec_cli.checkpoint_info import checkpoint_facts, checkpoint_table
 from specdec_native import Engine, _core
 from specdec_native.checkpoints import hub
 
@@ -105,6 +108,26 @@ def test_the_text_part_of_a_wrapper(tmp_path: Path, name: str) -> None:
     assert facts["family"].endswith(f", the text part of {named}")
     unread = [w for w in facts["weights"] if w["part"] == "left out"]
     assert unread and not any(w["held"] for w in unread)
+
+
+@pytest.mark.parametrize("target", ["qwen3_5", "glm4_moe"])
+def test_a_layer_that_drafts_is_told_apart_from_the_model(
+    checkpoint: Checkpoint, head: HeadMaker, target: str
+) -> None:
+    with_layer, without = head("mtp", target), checkpoint(target)
+    facts, plain = checkpoint_facts(str(with_layer)), checkpoint_facts(str(without))
+    layer = [w for w in facts["weights"] if w["part"] == "MTP layer"]
+    tensors = load_file(with_layer / "model.safetensors")
+    added = tensors.keys() - load_file(without / "model.safetensors").keys()
+    assert layer and sum(w["parameters"] for w in layer) == sum(tensors[n].numel() for n in added)
+    for key in ("parameters", "weight_bytes", "step_bytes", "format"):
+        assert facts[key] == plain[key]
+    assert [w for w in facts["weights"] if w not in layer] == plain["weights"]
+    assert facts["drafters"] == 'with "method": "auto": suffix, ngram, mtp'
+    assert plain["drafters"] == 'with "method": "auto": suffix, ngram'
+    shown = io.StringIO()
+    rich.console.Console(file=shown, width=200).print(checkpoint_table(facts))
+    assert 'read where "method": "mtp" drafts with it' in shown.getvalue()
 
 
 def test_a_step_reads_the_chosen_experts_and_no_embedding(checkpoint: Checkpoint) -> None:

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdec_native.speculation.token_map import parse_token_map, read_token_map
+from specdec_native.speculation.token_map import (
+    LikelyTokens,
+    parse_token_map,
+    read_token_map,
+)
 from speculative_configs import parse
 
 IDS = [7, 0, 300, 12]
@@ -20,12 +24,20 @@ def encode(text: str) -> list[int]:
 
 
 def read(value: Any) -> list[int]:
-    return read_token_map(parse_token_map(value), encode)
+    parsed = parse_token_map(value)
+    assert parsed is not None and not isinstance(parsed, LikelyTokens)
+    return read_token_map(parsed, encode)
 
 
 def test_a_list_or_an_array_is_taken_as_it_is() -> None:
     for value in (IDS, tuple(IDS), np.array(IDS), torch.tensor(IDS), [np.int32(i) for i in IDS]):
         assert read(value) == IDS
+
+
+def test_likely_tokens_need_no_text() -> None:
+    assert parse_token_map("auto") == LikelyTokens()
+    assert parse_token_map({"size": 300}) == LikelyTokens(300)
+    assert parse_token_map("all") is None
 
 
 @pytest.mark.parametrize("name", ["ids.json", "ids.npy", "ids.pt", "list.pt", "ids.txt"])
