@@ -33,6 +33,9 @@ class CudaDeviceStep final : public DeviceStep {
   bool has_draft_head() const {
     return draft_.model != nullptr && config_.draft_kind != DraftModelKind::kModel;
   }
+  bool reads_target_kv() const {
+    return draft_.model != nullptr && config_.draft_kind == DraftModelKind::kTargetKvDraftHead;
+  }
   bool grew_trees(const StepShape& shape) const { return grows_trees() && shape.num_passes > 0; }
   bool is_weighed(const StepShape& shape) const {
     return weighs_drafts(config_.verification) && shape.has_drafts();

@@ -67,7 +67,9 @@ class ModelRunner final : public StepModel {
   // Lets a backend that needs much memory for steps allocate it now; the cache gets the rest. Call
   // before allocate_cache().
   void rehearse(const KvFormat& format);
-  void allocate_cache(int num_blocks, const KvFormat& format);
+  // `target`: the layers of the target's cache, for a draft head that reads them.
+  void allocate_cache(int num_blocks, const KvFormat& format,
+                      std::span<const PagedKvView> target = {});
   // For a model with recurrent layers: what each layer keeps, and the memory for so many states.
   std::vector<StateShape> state_shapes() const;
   void allocate_states(int num_slots, int num_records);
