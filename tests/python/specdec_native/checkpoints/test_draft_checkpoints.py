@@ -70,6 +70,8 @@ def only(options: SpeculativeOptions) -> DrafterOptions:
         ({**LLAMA, "draft_vocab_size": 32000}, "eagle3"),
         ({**LLAMA, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, "eagle3"),
         ({"model_type": "qwen3_next_mtp"}, "mtp"),
+        ({"architectures": ["Gemma4AssistantForCausalLM"]}, "mtp"),
+        ({"model_type": "gemma4_unified_assistant"}, "mtp"),
         (speculators("eagle"), "eagle"),
         (speculators("eagle3"), "eagle3"),
         (speculators("peagle"), "eagle3"),
@@ -93,6 +95,7 @@ def test_config_json_says_the_method(tmp_path: Path, config: dict[str, Any], met
         ("Qwen3-8B_eagle3", "eagle3", "eagle3"),
         ("vllm-medusa-vicuna-7b-random", "draft_model", "medusa"),
         ("llama3-8b-accelerator", "draft_model", "mlp_speculator"),
+        ("gemma-4-E4B-it-assistant", "draft_model", "mtp"),
         ("small", "draft_model", "draft_model"),
     ],
 )

@@ -367,7 +367,8 @@ def test_a_stored_lm_head_is_taken(
         ),
         (
             {},
-            {"use_ordered_embeddings": True, "num_centroids": 20},
+            {"use_ordered_embeddings": True, "num_centroids": 20,
+             "centroid_intermediate_top_k": 7},
             "masked_embedding.centroids.weight",
         ),
         ({}, {"attention_window_scale": 2}, "attention_window_scale"),
