@@ -71,6 +71,7 @@ class CudaBackend final : public Backend {
   void norm(const NormArgs& args) override;
   void linear(const LinearArgs& args) override;
   bool best_tokens(const BestTokensArgs& args) override;
+  void cluster_logits(const ClusterLogitsArgs& args) override;
   void activated_linear(const ActivatedLinearArgs& args) override;
   void project_qkv(const QkvArgs& args) override;
   void tree_attention(const TreeAttentionArgs& args) override;

@@ -277,7 +277,7 @@ void CudaDeviceStep::draft(const StepShape& shape) {
     const int rows_per_seat = pass == 0 ? shape.max_unseen : config_.tree.width;
     const int num_rows = std::min(shape.num_seats * rows_per_seat, config_.max_rows);
     const StepParams params = this->params(shape, num_rows, pass);
-    BatchView rows = view(shape, num_rows, is_level);
+    BatchView rows = view(shape, num_rows, /*has_trees=*/is_level || reads_target_kv());
     if (is_level) rows.num_tree_slots = memory_.growths.num_kv_slots;
     rows.feature_slots = memory_.batch.feature_slots;
     rows.state_slots = memory_.batch.state_slots;

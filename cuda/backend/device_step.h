@@ -34,6 +34,9 @@ class CudaDeviceStep final : public DeviceStep {
     return draft_.model != nullptr && config_.draft_kind != DraftModelKind::kModel;
   }
   bool drafts_spans() const { return config_.span.num_rows > 0; }
+  bool reads_target_kv() const {
+    return draft_.model != nullptr && config_.draft_kind == DraftModelKind::kTargetKvDraftHead;
+  }
   bool grew_trees(const StepShape& shape) const { return grows_trees() && shape.num_passes > 0; }
   bool is_weighed(const StepShape& shape) const {
     return weighs_drafts(config_.verification) && shape.has_drafts();

@@ -134,6 +134,23 @@ void CudaBackend::sparse_gates(const SparseGatesArgs& args) {
   kernels_.pointwise.sparse_gates(*stream_, args);
 }
 
+// All outputs are computed: an LM head is a small part of what a GPU's step reads.
+void CudaBackend::cluster_logits(const ClusterLogitsArgs& args) {
+  const int num_outputs = static_cast<int>(args.linear.weight->out_features());
+  SPECDEC_CHECK(args.num_kept > 0 && args.num_kept <= args.num_clusters);
+  SPECDEC_CHECK_LE(args.num_clusters, kMaxClusters);
+  SPECDEC_CHECK_EQ(num_outputs % args.num_clusters, 0);
+  SPECDEC_CHECK(!args.linear.accumulate);
+  if (args.linear.in.num_rows == 0) return;
+  linear(args.linear);
+  kernels_.pointwise.keep_clusters(*stream_, {.logits = args.linear.out,
+                                              .scores = args.scores,
+                                              .num_rows = args.linear.in.num_rows,
+                                              .num_clusters = args.num_clusters,
+                                              .num_kept = args.num_kept,
+                                              .cluster_size = num_outputs / args.num_clusters});
+}
+
 void CudaBackend::predict_streams(const PredictStreamsArgs& args) {
   check_streams(args.streams);
   if (args.streams.num_rows == 0) return;

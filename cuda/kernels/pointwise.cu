@@ -9,6 +9,7 @@
 #include "cuda/kernels/pointwise.h"
 #include "cuda/kernels/quantize_layout.cuh"
 #include "cuda/kernels/tiles.cuh"
+#include "cuda/kernels/token_keys.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 namespace {
@@ -227,6 +228,53 @@ void sparse_gates(Stream& stream, const SparseGatesArgs& params) {
          params);
 }
 
+// A binary search for the rank of the last run that is kept, bit by bit; of runs with that rank the
+// first ones are.
+__global__ void keep_clusters_kernel(KeepClustersParams params) {
+  SPECDEC_SHARED_BYTES(shared_bytes);
+  uint32_t* ranks = reinterpret_cast<uint32_t*>(shared_bytes);  // [num_clusters]
+  __shared__ float partial[kNormThreads / 32];
+  ptx::wait_for_previous();
+  const int num_clusters = params.num_clusters;
+  const int64_t row = blockIdx.x;
+  const float* scores = params.scores + row * num_clusters;
+  for (int i = threadIdx.x; i < num_clusters; i += kNormThreads)
+    ranks[i] = rank_of(clean(scores[i]));
+  __syncthreads();
+  ptx::let_next_start();
+  const auto num_below = [&](uint32_t limit) {
+    int count = 0;
+    for (int i = threadIdx.x; i < num_clusters; i += kNormThreads)
+      count += ranks[i] < limit ? 1 : 0;
+    return block_sum(static_cast<float>(count), partial);
+  };
+  uint32_t last = 0;  // the greatest rank with fewer than num_kept runs below it
+  for (uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {
+    if (num_below(last | bit) < static_cast<float>(params.num_kept)) last |= bit;
+  }
+  const int num_equal = params.num_kept - static_cast<int>(num_below(last));
+  float* logits = params.logits + row * num_clusters * params.cluster_size;
+  for (int cluster = threadIdx.x / 32; cluster < num_clusters; cluster += kNormThreads / 32) {
+    if (ranks[cluster] < last) continue;
+    if (ranks[cluster] == last) {
+      int order = 0;
+      for (int i = 0; i < cluster; ++i) order += ranks[i] == last ? 1 : 0;
+      if (order < num_equal) continue;
+    }
+    float* out = logits + static_cast<int64_t>(cluster) * params.cluster_size;
+    for (int i = threadIdx.x % 32; i < params.cluster_size; i += 32) out[i] = -kInfinity;
+  }
+}
+
+void keep_clusters(Stream& stream, const KeepClustersParams& params) {
+  launch("keep_clusters", stream, keep_clusters_kernel,
+         {.grid = {static_cast<unsigned>(params.num_rows)},
+          .block = {kNormThreads},
+          .shared_bytes = sizeof(uint32_t) * static_cast<size_t>(params.num_clusters),
+          .overlaps_previous = true},
+         params);
+}
+
 __global__ void match_magnitude_kernel(MatchMagnitudeArgs params) {
   __shared__ float partial[kNormThreads / 32];
   ptx::wait_for_previous();
@@ -422,6 +470,7 @@ PointwiseKernels pointwise_kernels() {
           .embed_codes = embed_codes,
           .scale_rows = scale_rows,
           .sparse_gates = sparse_gates,
+          .keep_clusters = keep_clusters,
           .predict_streams = predict_streams,
           .correct_streams = correct_streams,
           .match_magnitude = match_magnitude,

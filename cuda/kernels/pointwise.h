@@ -80,6 +80,17 @@ struct ScaleRowsParams {
   int dim;
 };
 
+// Leaves a row's outputs in the num_kept runs with the greatest scores (ClusterLogitsArgs), and
+// makes the others -inf.
+struct KeepClustersParams {
+  float* logits;        // [num_rows, num_clusters * cluster_size]
+  const float* scores;  // [num_rows, num_clusters]
+  int num_rows;
+  int num_clusters;
+  int num_kept;
+  int cluster_size;
+};
+
 struct PointwiseKernels {
   void (*norm)(Stream&, const NormRowsParams&);
   // A row whose id is outside the table becomes NaN.
@@ -87,6 +98,7 @@ struct PointwiseKernels {
   void (*embed_codes)(Stream&, const EmbedRowsParams&, const CodeLayout&);
   void (*scale_rows)(Stream&, const ScaleRowsParams&);
   void (*sparse_gates)(Stream&, const SparseGatesArgs&);
+  void (*keep_clusters)(Stream&, const KeepClustersParams&);
   void (*predict_streams)(Stream&, const PredictStreamsArgs&);
   void (*correct_streams)(Stream&, const CorrectStreamsArgs&);
   void (*match_magnitude)(Stream&, const MatchMagnitudeArgs&);

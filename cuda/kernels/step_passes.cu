@@ -49,6 +49,19 @@ __device__ __forceinline__ DeviceSampleRow chain_sample(const StepParams& params
   return sample;
 }
 
+// Puts the row of a draft head that reads the target's KV (DraftModelKind::kTargetKvDraftHead). For
+// the batch, the last token that the target has read is the root of a tree, of which the row sees
+// the root alone. `offset`: of the slot where its state is kept, from the last token's; likewise of
+// its parent's.
+__device__ __forceinline__ void put_context_row(const StepMemory& memory, int row, int index,
+                                                int32_t token, int parent_offset, int offset) {
+  const int position = memory.state.seats[index].num_tokens - 1;
+  put_row(memory.state, memory.batch, row, index, token, position, position + offset);
+  put_draft_head_row(memory.state, memory.batch, row, index, position + parent_offset,
+                     position + offset);
+  memory.trees.masks[row] = 1;
+}
+
 // A pass of the draft model: in pass 0 over the committed tokens that it has not seen, in later
 // passes of a chain over the draft of the pass before.
 struct DraftPass {
@@ -87,7 +100,13 @@ struct DraftPass {
       batch.sample_ids[i] = 0;
       batch.samples[i] = DeviceSampleRow{};
       if (drafts.depth_limit <= params.pass) continue;
-      if (params.pass == 0) {
+      if (memory.draft_kind == DraftModelKind::kTargetKvDraftHead) {
+        const int32_t token =
+            params.pass == 0 ? seat.tail[kStepTail - 1] : drafts.tokens[params.pass - 1];
+        batch.base_lens[i] = seat.num_tokens - 2;
+        memory.trees.is_tree[i] = 1;
+        put_context_row(memory, row++, i, token, params.pass - 1, params.pass);
+      } else if (params.pass == 0) {
         const int first = first_unseen_of(params, seat);
         batch.base_lens[i] = first;
         for (int position = first; position < seat.num_tokens; ++position, ++row) {
@@ -149,14 +168,18 @@ __device__ __forceinline__ void put_frontier(const StepParams& params, int index
   const int root = seat.num_tokens - 1;
   const int kv_offset = growths.num_kv_slots[index] - growths.seats[index].num_frontier + entry;
   nodes[frontier.node - 1].kv_offset = kv_offset;
-  const uint64_t mask = frontier.mask | uint64_t{1} << kv_offset;
-  frontier.mask = mask;
-  memory.trees.masks[row] = mask;
-  put_row(memory.state, batch, row, index, nodes[frontier.node - 1].token, root + params.pass,
-          root + kv_offset);
   const int parent = nodes[frontier.node - 1].parent;
   const int parent_offset = parent == 0 ? 0 : nodes[parent - 1].kv_offset;
-  put_draft_head_row(memory.state, batch, row, index, root + parent_offset, root + kv_offset);
+  const int32_t token = nodes[frontier.node - 1].token;
+  if (memory.draft_kind == DraftModelKind::kTargetKvDraftHead) {
+    put_context_row(memory, row, index, token, parent_offset, kv_offset);
+  } else {
+    const uint64_t mask = frontier.mask | uint64_t{1} << kv_offset;
+    frontier.mask = mask;
+    memory.trees.masks[row] = mask;
+    put_row(memory.state, batch, row, index, token, root + params.pass, root + kv_offset);
+    put_draft_head_row(memory.state, batch, row, index, root + parent_offset, root + kv_offset);
+  }
   put_frontier_sample(params, index, entry, row);
 }
 
@@ -177,7 +200,8 @@ struct TreePass {
     for (int i = mine.begin; i < mine.end; ++i) {
       const int num_frontier = growths.seats[i].num_frontier;
       batch.cu_rows[i] = row;
-      batch.base_lens[i] = state.seats[i].num_tokens - 1;
+      const bool reads_target_kv = memory.draft_kind == DraftModelKind::kTargetKvDraftHead;
+      batch.base_lens[i] = state.seats[i].num_tokens - (reads_target_kv ? 2 : 1);
       memory.trees.is_tree[i] = 1;
       growths.num_kv_slots[i] += num_frontier;
       row += num_frontier;

@@ -145,9 +145,20 @@ def toy_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def toy_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Gemma 4 that has learned it, whose last layers read the keys and values of others."""
+    return once_a_run(
+        tmp_path_factory,
+        "toy_gemma",
+        lambda directory: train_heads.make_target(directory, train_heads.GEMMA),
+    )
+
+
+@pytest.fixture(scope="session")
 def target_of(request: pytest.FixtureRequest) -> Callable[[str], Path]:
     """A function from a name of train_heads.TRAINED to the target of that head."""
-    return lambda name: request.getfixturevalue("toy_hybrid" if name == "mtp" else "toy_target")
+    others = {"mtp": "toy_hybrid", "assistant": "toy_gemma"}
+    return lambda name: request.getfixturevalue(others.get(name, "toy_target"))
 
 
 @pytest.fixture(scope="module")

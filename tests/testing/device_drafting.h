@@ -99,7 +99,7 @@ class World {
                   .max_model_len = kMaxModelLen + head_.span.num_rows,
                   .max_rows = max_rows});
     });
-    runner->allocate_cache(kNumBlocks, kv_format(), /*num_spare=*/16);
+    runner->allocate_cache(kNumBlocks, kv_format(), {.num_spare = 16});
     runner->set_features(target_->features());
     return runner;
   }

@@ -75,15 +75,18 @@ class LogitsReader {
         head_(head),
         row_(backend.allocate(static_cast<size_t>(head.vocab_size()) * sizeof(float), "logits")) {}
 
-  void run(BatchInputs& inputs, int level) {
+  // Returns the logits of these rows.
+  std::vector<float> run(BatchInputs& inputs, int level) {
     const StepGuard guard(backend_);
     head_.forward(inputs, {.level = level});
+    const auto num_before = static_cast<std::ptrdiff_t>(logits_.size());
     for (int32_t row = 0; row < inputs.num_rows(); ++row) {
       head_.compute_logits(backend_.stage_ids({&row, 1}), 1, row_.as<float>());
       const size_t begin = logits_.size();
       logits_.resize(begin + static_cast<size_t>(head_.vocab_size()));
       backend_.read(row_.as<float>(), std::span(logits_).subspan(begin));
     }
+    return {logits_.begin() + num_before, logits_.end()};
   }
   const std::vector<float>& logits() const { return logits_; }
 
@@ -93,6 +96,35 @@ class LogitsReader {
   Buffer row_;
   std::vector<float> logits_;
 };
+
+// head_logits() of a head that reads the target's KV, each of whose rows sees the tokens before its
+// position and no others. Rows of later tokens and of drafts run first: each row keeps its state
+// where the target's state of its token is.
+std::vector<float> context_logits(ModelsOfText& models, LogitsReader& reader,
+                                  std::span<const int32_t> text, std::span<const int32_t> drafts) {
+  const auto root = static_cast<int>(text.size()) - 1;
+  const int depth = 1;
+  const uint64_t mask = 1;
+  BatchInputs inputs(RowFeatures::kOfPreviousToken);
+  std::vector<std::vector<float>> rows;
+  const auto run = [&](const int32_t& token, int base_len, int offset, int level) {
+    inputs.clear();
+    inputs.add_tree_level({&token, 1}, {&depth, 1}, offset + 1, {&mask, 1}, 1, base_len,
+                          models.blocks(), {&offset, 1});
+    rows.push_back(reader.run(inputs, level));
+  };
+  for (int level = 0; level <= static_cast<int>(drafts.size()); ++level) {
+    run(level == 0 ? text.back() : drafts[static_cast<size_t>(level) - 1], root - 1, level, level);
+  }
+  for (int position = root - 1; position > 0; --position) {
+    run(text[static_cast<size_t>(position)], position - 1, 0, 0);
+  }
+  std::rotate(rows.begin(), rows.begin() + static_cast<int>(drafts.size()) + 1, rows.end());
+  std::reverse(rows.begin(), rows.begin() + root - 1);
+  std::vector<float> logits;
+  for (const std::vector<float>& row : rows) logits.insert(logits.end(), row.begin(), row.end());
+  return logits;
+}
 
 // The likeliest tokens, whatever the path.
 class GreedyRows final : public SampleRowSource {
@@ -115,7 +147,11 @@ std::vector<float> head_logits(const EngineConfig& config, const std::vector<int
   const std::span<const int32_t> text(tokens);
   const auto root = static_cast<int>(tokens.size()) - 1;
   ModelsOfText models(config, text, num_drafts);
-  LogitsReader reader(models.backend(), models.draft_models().runner(0));
+  ModelRunner& head = models.draft_models().runner(0);
+  LogitsReader reader(models.backend(), head);
+  if (head.model().config().reads_target_kv) {
+    return context_logits(models, reader, text, drafts);
+  }
   BatchInputs inputs(RowFeatures::kOfPreviousToken);
   for (int begin = 1; begin <= root;) {
     const int count = std::min(root + 1 - begin, models.max_rows());

@@ -51,6 +51,7 @@ class WrappedBackend : public Backend {
   void norm(const NormArgs& args) override { inner_.norm(args); }
   void linear(const LinearArgs& args) override { inner_.linear(args); }
   bool best_tokens(const BestTokensArgs& args) override { return inner_.best_tokens(args); }
+  void cluster_logits(const ClusterLogitsArgs& args) override { inner_.cluster_logits(args); }
   void activated_linear(const ActivatedLinearArgs& args) override { inner_.activated_linear(args); }
   void project_qkv(const QkvArgs& args) override { inner_.project_qkv(args); }
   void tree_attention(const TreeAttentionArgs& args) override { inner_.tree_attention(args); }

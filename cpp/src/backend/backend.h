@@ -91,6 +91,7 @@ class Backend {
     static_cast<void>(args);
     return false;
   }
+  virtual void cluster_logits(const ClusterLogitsArgs& args) = 0;
   virtual void activated_linear(const ActivatedLinearArgs& args) = 0;
   virtual void project_qkv(const QkvArgs& args) = 0;
   virtual void tree_attention(const TreeAttentionArgs& args) = 0;

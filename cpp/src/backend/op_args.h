@@ -280,6 +280,18 @@ struct BestTokensArgs {
   int32_t* tokens = nullptr;           // out [num_rows]
 };
 
+inline constexpr int kMaxClusters = 8192;
+
+// Outputs of a projection that are in num_clusters equal runs. Of each row the outputs of the
+// num_kept runs with the greatest scores (ties: lower index) are computed as by linear(), and the
+// others are -inf. NaN counts as -inf.
+struct ClusterLogitsArgs {
+  LinearArgs linear;              // nothing is accumulated
+  const float* scores = nullptr;  // [num_rows, num_clusters]
+  int num_clusters = 0;           // at most kMaxClusters
+  int num_kept = 0;
+};
+
 // The first projection of an MLP. gated: out = activation(in G^T + b) * (in U^T + c), with a weight
 // that was packed gated; else out = activation(in W^T + b).
 struct ActivatedLinearArgs {

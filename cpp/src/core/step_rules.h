@@ -64,7 +64,15 @@ enum class DraftModelKind : uint8_t {
   kDraftHead,           // reads its target's features, and its own states where there are none yet
   kStatelessDraftHead,  // the same without KV: each step is its first
   kSpanHead,            // drafts over masks, after KV made of its target's features
+  // The same, but it reads the KV of its target. All rows of a step stand at the position of the
+  // last committed token, and see the KV of those before it.
+  kTargetKvDraftHead,
 };
+
+// Whether it keeps no KV, so that there is nothing to run but the last committed token and drafts.
+constexpr bool keeps_no_kv(DraftModelKind kind) {
+  return kind == DraftModelKind::kStatelessDraftHead || kind == DraftModelKind::kTargetKvDraftHead;
+}
 
 // Tokens of a request that a draft model may not have seen when a device step begins to draft; the
 // last committed token is one of them.
@@ -75,7 +83,7 @@ inline constexpr int kMaxUnseen = 16;
 // no features precede it: with that token alone (the result is num_tokens) it cannot draft.
 constexpr int first_unseen(DraftModelKind kind, int num_tokens, int num_seen) {
   if (kind == DraftModelKind::kModel || kind == DraftModelKind::kSpanHead) return num_seen;
-  const int first = kind == DraftModelKind::kStatelessDraftHead ? num_tokens - 1 : num_seen;
+  const int first = keeps_no_kv(kind) ? num_tokens - 1 : num_seen;
   return first > 1 ? first : 1;
 }
 

@@ -54,6 +54,7 @@ class CpuBackend final : public Backend {
   void embed(const EmbedArgs& args) override;
   void norm(const NormArgs& args) override;
   void linear(const LinearArgs& args) override;
+  void cluster_logits(const ClusterLogitsArgs& args) override;
   void activated_linear(const ActivatedLinearArgs& args) override;
   void project_qkv(const QkvArgs& args) override;
   void tree_attention(const TreeAttentionArgs& args) override;

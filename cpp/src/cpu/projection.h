@@ -49,10 +49,39 @@ class Projector {
     run_planes(weight, in, unit_blocks, [&](const PlanesCell& planes) { epilogue(planes.cell); });
   }
 
-  // The same for a weight whose inputs are split over ranks: calls epilogue(PlanesCell).
+  // The same for the blocks whose flag in is_wanted [num_blocks] is set, and no others.
+  template <class Epilogue>
+  void run_some(const CpuPackedLinear& weight, const ProjectionInput& in,
+                const std::vector<uint8_t>& is_wanted, Epilogue&& epilogue) {
+    SPECDEC_CHECK(!weight.share().by_inputs());
+    const auto units = [&](int64_t unit, int64_t most) {
+      const auto begin = is_wanted.begin() + unit;
+      const bool is_run = *begin != 0;
+      const auto end = std::find(begin, begin + most, is_run ? 0 : 1);
+      return UnitRun{.count = end - begin, .is_wanted = is_run};
+    };
+    run_units(weight, in, 1, units, [&](const PlanesCell& planes) { epilogue(planes.cell); });
+  }
+
+  // Like run() for a weight whose inputs are split over ranks: calls epilogue(PlanesCell).
   template <class Epilogue>
   void run_planes(const CpuPackedLinear& weight, const ProjectionInput& in, int64_t unit_blocks,
                   Epilogue&& epilogue) {
+    const auto all = [](int64_t, int64_t most) { return UnitRun{.count = most}; };
+    run_units(weight, in, unit_blocks, all, epilogue);
+  }
+
+ private:
+  // Units in a row that are all wanted, or none of which is.
+  struct UnitRun {
+    int64_t count;
+    bool is_wanted = true;
+  };
+
+  // `units` says of a unit how many from it on, at most `most`, are alike.
+  template <class Units, class Epilogue>
+  void run_units(const CpuPackedLinear& weight, const ProjectionInput& in, int64_t unit_blocks,
+                 const Units& units, Epilogue&& epilogue) {
     if (in.num_rows == 0) return;
     const ProjectionTiling tiling = make_tiling(weight, in.num_rows, unit_blocks);
     begin(weight, in);
@@ -61,15 +90,16 @@ class Projector {
         [&](int64_t cell, int64_t end, int thread) {
           while (cell < end) {
             const int64_t unit = cell % tiling.num_units;
-            const int64_t count =
-                std::min({end - cell, tiling.num_units - unit, tiling.cell_units});
-            epilogue(compute(weight, tiling, cell / tiling.num_units, unit, count, thread));
-            cell += count;
+            const UnitRun run =
+                units(unit, std::min({end - cell, tiling.num_units - unit, tiling.cell_units}));
+            if (run.is_wanted) {
+              epilogue(compute(weight, tiling, cell / tiling.num_units, unit, run.count, thread));
+            }
+            cell += run.count;
           }
         });
   }
 
- private:
   ProjectionTiling make_tiling(const CpuPackedLinear& weight, int64_t num_rows,
                                int64_t unit_blocks) const;
   // The rows, normalised, with their inputs in the order of the weight's columns.

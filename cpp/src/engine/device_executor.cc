@@ -343,7 +343,7 @@ void DeviceExecutor::launch(const Step& step) {
                    .want_logprobs = seating_->want_logprobs});
   launches_.push_back(std::move(launch));
   const int num_passes = step.num_passes.value_or(0);
-  if (kind() == DraftModelKind::kStatelessDraftHead) return;
+  if (keeps_no_kv(kind())) return;
   seating_->num_unseen =
       num_passes > 0 ? max_unseen_after(kind(), num_passes) : seating_->num_unseen + 1;
 }

@@ -161,7 +161,7 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
     target_->allocate_states(states_.total_slots(), states_.num_records());
   }
   target_->allocate_cache(cache_.num_blocks, kv_format_);
-  draft_models_->allocate_caches(cache_.num_blocks, kv_format_, target_->features());
+  draft_models_->allocate_caches(cache_.num_blocks, kv_format_, *target_);
 }
 
 // The backend's, of which other ranks of the host have their parts.

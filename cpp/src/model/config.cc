@@ -122,7 +122,10 @@ ModelConfig load_model_config(const std::string& directory, const std::string& o
   nlohmann::json json = read_json_object(path);
   if (!overrides.empty()) json.merge_patch(parse_overrides(overrides));
   json = text_part_of(path, std::move(json));
-  const JsonFields fields(path, json);
+  return parse_model_config(JsonFields(path, json), directory);
+}
+
+ModelConfig parse_model_config(const JsonFields& fields, const std::string& directory) {
   const Family& family = find_family(fields);
   ModelConfig config;
   config.architecture = family.architecture;

@@ -13,6 +13,8 @@
 
 namespace specdec {
 
+class JsonFields;
+
 // kProportional: the planes of partial_rotary_factor turn as planes of the whole head, the others
 // not at all.
 enum class RopeKind : uint8_t {
@@ -47,6 +49,8 @@ struct RopeConfig {
   bool adds_positions = true;
   // Queries at position p are multiplied by 1 + query_beta ln(1 + floor(p / original maximum)).
   double query_beta = 0.0;
+
+  bool operator==(const RopeConfig&) const = default;
 };
 
 // Number of rows and inputs of a matrix that share a scale; 0: no block scales.
@@ -160,6 +164,9 @@ struct ModelConfig {
   std::vector<LayerSpec> layers;  // [num_layers]
   std::vector<RopeConfig> ropes;  // the layers index this list
   int first_position = 0;  // position of row 0: 1 for draft heads, which read the previous token
+  // Of a draft head without keys and values of its own: kv_source of its layers counts the layers
+  // of its target.
+  bool reads_target_kv = false;
 
   // Equal in all layers.
   NormKind norm_kind = NormKind::kRms;
@@ -233,6 +240,8 @@ struct ModelConfig {
 // file's. Throws CheckpointError for a missing or malformed file and for an unknown architecture,
 // listing the known ones.
 ModelConfig load_model_config(const std::string& directory, const std::string& overrides = "");
+// The same for fields that were read from a file of `directory`.
+ModelConfig parse_model_config(const JsonFields& fields, const std::string& directory);
 
 // Number of positions that the checkpoint supports. Interpolating rope scalings stretch the number
 // in config.json; with llama3, config.json has the stretched number already.

@@ -112,10 +112,13 @@ void use_text_positions(Json& text, const char* key) {
 
 Json text_part_of(const std::string& path, Json whole) {
   const Wrapper* wrapper = find_wrapper(whole);
-  if (wrapper == nullptr) return whole;
+  return wrapper == nullptr ? whole : text_part_of(path, whole, wrapper->text_type);
+}
+
+Json text_part_of(const std::string& path, const Json& whole, std::string_view text_type) {
   const auto nested = whole.find("text_config");
   Json text = nested != whole.end() && nested->is_object() ? *nested : whole;
-  std::string type(wrapper->text_type);
+  std::string type(text_type);
   if (nested != whole.end() && nested->is_object() &&
       text.value("model_type", Json()).is_string()) {
     type = text["model_type"].get<std::string>();

@@ -40,6 +40,12 @@ Buffer make_gates(const ModelParts& parts, Backend& backend, int max_rows) {
   return backend.allocate(count * sizeof(float), "decoder workspace");
 }
 
+Buffer make_cluster_scores(const ModelParts& parts, Backend& backend, int max_rows) {
+  if (parts.lm_head == nullptr || parts.lm_head->clusters.centroids == nullptr) return {};
+  const auto count = static_cast<size_t>(max_rows * parts.lm_head->clusters.num_clusters());
+  return backend.allocate(count * sizeof(float), "decoder workspace");
+}
+
 int last_with_kv(const ModelConfig& config) {
   int last = config.num_layers - 1;
   const auto owns_kv = [](const LayerSpec& layer) {
@@ -67,6 +73,7 @@ struct Decoder::Impl {
         parts(loaded.parts),
         work(config, backend, row_limit),
         gates(make_gates(parts, backend, row_limit)),
+        cluster_scores(make_cluster_scores(parts, backend, row_limit)),
         ropes(make_ropes(config, backend, max_model_len)),
         stages(shard.coordinates(), first_layer, config.hidden_size, backend) {
     if (parts.final_norm) final_norm_params = parts.final_norm->params();
@@ -135,6 +142,7 @@ struct Decoder::Impl {
   Buffer gates;             // [max_rows, whole inner] float32, of sparse gates
   Buffer no_trees;          // [max_rows] zeros, for layers in order
   Buffer markov_rows;       // [max_rows, rank] float32, of a Markov head
+  Buffer cluster_scores;    // [max_rows, clusters] float32, of an LM head with clusters
   std::vector<Rope> ropes;  // as ModelConfig::ropes
   StageLink stages;
   std::optional<ResidualStreams> streams;
@@ -593,16 +601,24 @@ void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logi
         {.weight = lm_head.project_out.get(), .in = in, .out = work.embedded.as<float>()});
     in = {.x = work.embedded.data(), .dtype = DType::kF32, .num_rows = rows};
   }
-  backend.linear({.weight = lm_head.weight.get(),
-                  .in = in,
-                  .out = logits,
-                  .scale = lm_head.scale,
-                  .soft_cap = lm_head.soft_cap});
+  const LinearArgs linear = {.weight = lm_head.weight.get(),
+                             .in = in,
+                             .out = logits,
+                             .scale = lm_head.scale,
+                             .soft_cap = lm_head.soft_cap};
+  const TokenClusters& clusters = lm_head.clusters;
+  if (clusters.centroids == nullptr) return backend.linear(linear);
+  backend.linear({.weight = clusters.centroids.get(), .in = in, .out = cluster_scores.as<float>()});
+  backend.cluster_logits({.linear = linear,
+                          .scores = cluster_scores.as<float>(),
+                          .num_clusters = static_cast<int>(clusters.num_clusters()),
+                          .num_kept = clusters.num_kept});
 }
 
 bool Decoder::Impl::best_tokens(const int32_t* row_ids, int rows, int32_t* tokens) {
   if (parts.lm_head == nullptr || parts.lm_head->project_out) return false;
   const LmHead& lm_head = *parts.lm_head;
+  if (lm_head.clusters.centroids != nullptr) return false;
   return backend.best_tokens(
       {.linear = {.weight = lm_head.weight.get(),
                   .in = lm_head_input(row_ids, rows),
@@ -633,7 +649,10 @@ int64_t Decoder::Impl::pass_bytes() const {
   int64_t bytes = 0;
   if (parts.embedding != nullptr) bytes += size_of_matrix(parts.embedding->project_in);
   if (parts.lm_head != nullptr) {
-    bytes += size_of_matrix(parts.lm_head->weight) + size_of_matrix(parts.lm_head->project_out);
+    const TokenClusters& clusters = parts.lm_head->clusters;
+    const int64_t of_all = size_of_matrix(parts.lm_head->weight);
+    bytes += clusters.centroids ? of_all * clusters.num_kept / clusters.num_clusters() : of_all;
+    bytes += size_of_matrix(clusters.centroids) + size_of_matrix(parts.lm_head->project_out);
   }
   if (parts.streams != nullptr) {
     for (const auto* maps : {&parts.streams->projections, &parts.streams->unprojections}) {
@@ -643,7 +662,7 @@ int64_t Decoder::Impl::pass_bytes() const {
   if (parts.per_layer != nullptr) bytes += size_of_matrix(parts.per_layer->projection);
   if (parts.markov != nullptr) bytes += size_of_matrix(parts.markov->weight);
   if (parts.fusion != nullptr) {
-    bytes += size_of_matrix(parts.fusion->embedding);
+    bytes += size_of_matrix(parts.fusion->embedding) + size_of_matrix(parts.fusion->feedback);
     for (const FeatureFusion::Part& part : parts.fusion->parts)
       bytes += size_of_matrix(part.weight);
   }

@@ -19,8 +19,9 @@ DraftHeadFusion::DraftHeadFusion(const FeatureFusion& fusion, int hidden_size, B
     widest = std::max(widest, part.weight->in_features());
   }
   features_ = rows(widest, DType::kF32);
-  token_rows_ = rows(hidden_size, DType::kF32);
+  token_rows_ = rows(fusion.embedding ? fusion.embedding->in_features() : hidden_size, DType::kF32);
   joined_ = rows(2 * int64_t{hidden_size}, backend.act_dtype());
+  if (fusion.feedback) states_ = rows(fusion.feedback->out_features(), DType::kF32);
 }
 
 void DraftHeadFusion::fuse(const ModelPass& pass, float* hidden) {
@@ -87,13 +88,24 @@ ProjectionInput DraftHeadFusion::join_embedding(const Layer& layer, float* hidde
 void DraftHeadFusion::store_states(const ModelPass& pass, const float* hidden,
                                    const NormParams* final_norm) {
   SPECDEC_CHECK(!fusion_.feeds_back_normed || final_norm != nullptr);
-  backend_.store_rows({.x = hidden,
-                       .norm = fusion_.feeds_back_normed ? final_norm : nullptr,
-                       .slot_mapping = pass.batch.state_slots,
-                       .to = pass.features,
-                       .column = 0,
-                       .dim = hidden_size_,
-                       .num_rows = pass.batch.num_rows});
+  const NormParams* norm = fusion_.feeds_back_normed ? final_norm : nullptr;
+  const int num_rows = pass.batch.num_rows;
+  StoreRowsArgs store = {.x = hidden,
+                         .norm = norm,
+                         .slot_mapping = pass.batch.state_slots,
+                         .to = pass.features,
+                         .column = 0,
+                         .dim = hidden_size_,
+                         .num_rows = num_rows};
+  if (fusion_.feedback) {
+    backend_.linear({.weight = fusion_.feedback.get(),
+                     .in = {.x = hidden, .dtype = DType::kF32, .norm = norm, .num_rows = num_rows},
+                     .out = states_.as<float>()});
+    store.x = states_.as<float>();
+    store.norm = nullptr;
+    store.dim = static_cast<int>(fusion_.feedback->out_features());
+  }
+  backend_.store_rows(store);
 }
 
 }  // namespace specdec

@@ -13,7 +13,7 @@ class DraftHeadFusion {
   // For passes of up to max_rows rows. `fusion` is borrowed.
   DraftHeadFusion(const FeatureFusion& fusion, int hidden_size, Backend& backend, int max_rows);
 
-  // [max_rows, hidden_size]: embeddings of a pass's tokens, written before fuse().
+  // [max_rows, width of the embedding]: of a pass's tokens, written before fuse().
   float* token_rows() { return token_rows_.as<float>(); }
   // Writes the first layer's input to `hidden`, [rows, hidden_size]: the features of the token
   // before each row, instead of the row's own embedding or combined with it.
@@ -29,9 +29,10 @@ class DraftHeadFusion {
   const FeatureFusion& fusion_;
   int hidden_size_;
   Backend& backend_;
-  Buffer token_rows_;  // [max_rows, hidden_size] float32
+  Buffer token_rows_;  // [max_rows, width of the embedding] float32
   Buffer features_;    // [max_rows, widest part of the fusion] float32
   Buffer joined_;      // [max_rows, 2 * hidden_size] in the backend's activation dtype
+  Buffer states_;      // [max_rows, width of a state] float32, where states are projected
 };
 
 }  // namespace specdec

@@ -275,9 +275,14 @@ std::vector<ModelFacts> facts_of(const DraftHeadConfig& head, const ModelConfig&
   model.tie_word_embeddings = target.tie_word_embeddings && !head.eagle.has_embedding;
   std::vector<ModelFacts> all = facts_of(model, formats);
   const double features = static_cast<double>(head.taps.num_taps()) * target.hidden_size;
-  const double fused = features + (head.eagle.fuses_embedding ? model.hidden_size : 0);
+  double fused = features + (head.eagle.fuses_embedding ? model.hidden_size : 0);
+  if (model.reads_target_kv) fused = 3.0 * target.hidden_size;  // embedding and state, and back
   for (ModelFacts& facts : all) {
     facts.input.weights = fused * model.hidden_size;
+    if (head.num_clusters > 0) {
+      facts.output.weights *= static_cast<double>(head.num_kept_clusters) / head.num_clusters;
+      facts.output.weights += static_cast<double>(head.num_clusters) * model.hidden_size;
+    }
     facts.output.weights += static_cast<double>(head.eagle.markov_rank) * model.vocab_size;
     if (!model.tie_word_embeddings) {
       facts.table_weights = static_cast<double>(target.vocab_size) * model.hidden_size;

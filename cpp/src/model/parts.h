@@ -144,6 +144,15 @@ struct Layer {
   float stream_scale = 1.0f;                        // of the residual stream behind the layer
 };
 
+// Clusters of an LM head's rows, equally many in each, one after the other. Only tokens of the
+// clusters that are likeliest for a state are scored (ClusterLogitsArgs).
+struct TokenClusters {
+  std::unique_ptr<const PackedLinear> centroids;  // [clusters, hidden]; null: all tokens are scored
+  int num_kept = 0;
+
+  int64_t num_clusters() const { return centroids->out_features(); }
+};
+
 // From normalised rows of the residual stream to logits.
 struct LmHead {
   std::shared_ptr<const PackedLinear> project_out;  // [embed_dim, hidden], null without
@@ -154,6 +163,7 @@ struct LmHead {
   // of `weight`; empty: all of it.
   Buffer token_ids;
   int target_vocab_size = 0;
+  TokenClusters clusters = {};
 };
 
 // For a draft head: makes the first layer's input from the target's features at the previous token.
@@ -164,8 +174,8 @@ struct FeatureFusion {
     std::unique_ptr<const PackedLinear> weight;  // [hidden, width]
   };
   std::vector<Part> parts;
-  // [hidden, hidden], applied to the token's embedding and added; null: the first layer reads the
-  // embedding.
+  // [hidden, width of the embedding], applied to the token's embedding and added; null: the first
+  // layer reads the embedding.
   std::unique_ptr<const PackedLinear> embedding;
   Norm embedding_norm;  // of that embedding; empty without
   Buffer bias;
@@ -174,6 +184,9 @@ struct FeatureFusion {
                               // the place of the sum
   bool normed_residual = false;
   bool feeds_back_normed = false;
+  // [width of a state, hidden], applied to the state that a drafted row passes on; null: it passes
+  // on the state itself.
+  std::unique_ptr<const PackedLinear> feedback;
   // Of a head whose rows begin with embeddings, while the fused features of committed tokens, after
   // this norm, are what every layer makes their keys and values of (DFlash); else empty.
   Norm context_norm;

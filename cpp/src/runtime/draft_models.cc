@@ -67,6 +67,47 @@ void check_ranks(const DrafterConfig& drafter, int num_ranks) {
   }
 }
 
+// Lets the layers of a head that reads its target's keys and values count the layers of the last
+// stage, which drafts. Throws InvalidArgument where its ranks do not have what the head reads.
+void find_target_kv(DraftHeadConfig& head, const DrafterConfig& drafter, const ModelConfig& target,
+                    const RankCoordinates& place) {
+  const int num_ranks = place.ranks != nullptr ? place.ranks->size() : 1;
+  const int size = drafter.draft_tensor_parallel_size;
+  if (size != 0 && size != num_ranks) {
+    throw InvalidArgument(
+        "draft_tensor_parallel_size",
+        str_cat(size, ", but ", head.model.architecture, " reads keys and values that ", num_ranks,
+                " ranks share: leave it out or write ", num_ranks));
+  }
+  RankCoordinates last = place;
+  last.stage = place.num_stages - 1;
+  const int first_layer = last.first_layer(target.num_layers);
+  const ModelShard of_target(target, num_ranks);
+  const ModelShard of_head(head.model, num_ranks);
+  for (LayerSpec& layer : head.model.layers) {
+    const int source = layer.kv_source;
+    const auto& theirs =
+        of_target.attention(target.layers[static_cast<size_t>(source)].heads).all_heads.by_rank;
+    const auto& ours = of_head.attention(layer.heads).all_heads.by_rank;
+    const bool has_same = std::ranges::equal(ours, theirs, [](const auto& a, const auto& b) {
+      return a.first_kv_head == b.first_kv_head && a.num_kv_heads == b.num_kv_heads;
+    });
+    if (!has_same) {
+      throw InvalidArgument(
+          "tensor_parallel_size",
+          str_cat(num_ranks, " ranks would share the ", layer.heads.num_heads, " heads of ",
+                  head.model.architecture, " otherwise than the target's KV heads: write 1"));
+    }
+    if (source < first_layer) {
+      throw InvalidArgument(
+          "pipeline_parallel_size",
+          str_cat(head.model.architecture, " reads the keys and values of layer ", source,
+                  " of the target, and the last stage begins at layer ", first_layer, ": write 1"));
+    }
+    layer.kv_source -= first_layer;
+  }
+}
+
 }  // namespace
 
 DraftModels::DraftModels(const EngineConfig& config, const ModelConfig& target,
@@ -81,6 +122,7 @@ DraftModels::DraftModels(const EngineConfig& config, const ModelConfig& target,
     if (!is_draft_head(drafter.method)) continue;
     DraftHeadConfig head = load_draft_head_config(drafter, head_target);
     check_depth(head, speculative);
+    if (head.model.reads_target_kv) find_target_kv(head, drafter, target, coordinates);
     if (!heads_.empty() && !head.taps.reads_same(taps_)) {
       throw InvalidArgument("drafters",
                             "two heads that read different states of the target cannot draft "
@@ -121,6 +163,10 @@ void DraftModels::choose_sizes(Backend& backend) {
     size = 1;
     if (coordinates_.ranks == nullptr || !coordinates_.is_last() || !can_be_shared(drafter.method))
       continue;
+    if (heads_.contains(id) && heads_.at(id).model.reads_target_kv) {
+      size = coordinates_.ranks->size();  // each has a share of the target's KV
+      continue;
+    }
     const FactsFormats formats = {.dtype = std::string(name_of(backend.act_dtype())),
                                   .quantization = drafter.quantization};
     std::vector<ModelFacts> facts = heads_.contains(id) ? facts_of(heads_.at(id), target_, formats)
@@ -243,6 +289,7 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
                    .max_kept_rows = max_span_rows},
       loading.make);
   if (is_draft_head) runner->set_features(target.feature_shape());
+  const ModelConfig& model = runner->model().config();
   // A pass takes its time to read the weights, all of them.
   const double relative_cost = static_cast<double>(runner->model().pass_bytes()) /
                                static_cast<double>(target.model().pass_bytes());
@@ -255,7 +302,8 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
                    .vocab_size = target_.vocab_size,
                    .relative_cost = relative_cost,
                    .is_draft_head = is_draft_head,
-                   .num_layers = runner->model().config().num_layers,
+                   .num_layers = model.reads_target_kv ? 0 : model.num_layers,
+                   .reads_target_kv = model.reads_target_kv,
                    .max_depth = loading.max_depth,
                    .is_parallel = loading.is_parallel,
                    .mask_token = loading.mask_token,
@@ -324,10 +372,14 @@ int64_t DraftModels::spare_cache_bytes(const KvFormat& format) const {
 }
 
 void DraftModels::allocate_caches(int num_blocks, const KvFormat& format,
-                                  const PagedRowsView& features) {
+                                  const ModelRunner& target) {
   for (const Model& model : models_) {
-    model.runner->allocate_cache(num_blocks, format, num_spare_blocks(model.options, format));
-    if (model.options.is_draft_head) model.runner->set_features(features);
+    const bool reads_kv = model.options.reads_target_kv;
+    model.runner->allocate_cache(
+        num_blocks, format,
+        {.target = reads_kv ? target.cache().layers() : std::span<const PagedKvView>(),
+         .num_spare = num_spare_blocks(model.options, format)});
+    if (model.options.is_draft_head) model.runner->set_features(target.features());
   }
 }
 

@@ -35,8 +35,8 @@ class DraftModels {
   int64_t spare_cache_bytes(const KvFormat& format) const;
   int num_kv_heads() const;  // the most of one model; 0 without models
   void rehearse(const KvFormat& format);
-  // `features`: the target's.
-  void allocate_caches(int num_blocks, const KvFormat& format, const PagedRowsView& features);
+  // The target's cache must be allocated.
+  void allocate_caches(int num_blocks, const KvFormat& format, const ModelRunner& target);
   // Drafter `id` of the configuration, which has a model. Its cache must be allocated; the models
   // and the pool must outlive the drafter.
   std::unique_ptr<ModelDrafter> make_drafter(int id, const BlockPool& pool);

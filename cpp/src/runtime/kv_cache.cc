@@ -31,13 +31,18 @@ int64_t bytes_of(const Backend& backend, const KvCacheShape& shape, int num_bloc
 
 }  // namespace
 
-KvCache::KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks) {
+KvCache::KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks,
+                 std::span<const PagedKvView> target) {
   SPECDEC_CHECK_GT(num_blocks, 0);
   try {
     for (const KvLayerShape& layer : shape.layers) {
       if (layer.source >= 0) {
-        SPECDEC_CHECK_LT(static_cast<size_t>(layer.source), layers_.size());
-        layers_.push_back(layers_[static_cast<size_t>(layer.source)]);
+        const std::span<const PagedKvView> sources = target.empty() ? layers_ : target;
+        SPECDEC_CHECK_LT(static_cast<size_t>(layer.source), sources.size());
+        const PagedKvView source = sources[static_cast<size_t>(layer.source)];
+        SPECDEC_CHECK_EQ(source.num_kv_heads, layer.num_kv_heads);
+        SPECDEC_CHECK_EQ(source.head_dim, layer.head_dim);
+        layers_.push_back(source);
         continue;
       }
       PagedKvView view = layer_view(layer, shape.format, num_blocks + 1);

@@ -18,7 +18,9 @@ struct KvFormat {
 struct KvLayerShape {
   int num_kv_heads = 0;  // 0: no keys and values, in recurrent layers
   int head_dim = 0;
-  int source = -1;  // index of an earlier layer, whose keys and values these are; -1: its own
+  // Index of an earlier layer, or of a layer of the target, whose keys and values these are; -1:
+  // its own.
+  int source = -1;
 };
 
 struct KvCacheShape {
@@ -29,7 +31,9 @@ struct KvCacheShape {
 class KvCache {
  public:
   // Room for num_blocks usable blocks and the null block. Throws OutOfMemory saying what to lower.
-  KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks);
+  // `target`: the layers of the target's cache, for a model that reads them.
+  KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks,
+          std::span<const PagedKvView> target = {});
 
   std::span<const PagedKvView> layers() const { return layers_; }  // as KvCacheShape::layers
   // Of the layers that have their own, those of one shape together.

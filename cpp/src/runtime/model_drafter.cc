@@ -260,6 +260,11 @@ void ModelDrafter::ask_policy(std::vector<Growth>& growths) const {
 
 void ModelDrafter::add_unseen(Growth& growth, int num_rows) {
   const DraftRequest& request = *growth.request;
+  if (options_.reads_target_kv) {
+    growth.frontier = {{.open = {}, .mask = {}}};
+    ++growth.num_seen;
+    return add_level_of_context(growth);
+  }
   const bool has_root = growth.num_seen + num_rows > growth.base_len;
   const int first_row =
       inputs_.add_chain(request.tokens.subspan(growth.num_seen, num_rows), growth.num_seen,
@@ -308,7 +313,30 @@ void ModelDrafter::draft_after_span(std::span<Growth* const> growths) {
   }
 }
 
+// For the batch, the last token that the target has read is the root of a tree, of which the rows
+// see the root alone: the committed tokens before it and itself. Their slots follow its own, so
+// that slot 0 of the growth, the root's, is slot 1 there.
+void ModelDrafter::add_level_of_context(Growth& growth) {
+  const DraftTree& tree = *growth.request->tree;
+  const bool has_root = growth.frontier.front().open.node == DraftTree::kRoot;
+  const int first_slot = has_root ? 0 : growth.num_slots;
+  std::vector<int32_t> tokens;
+  std::vector<int> parent_slots;
+  for (Frontier& frontier : growth.frontier) {
+    frontier.slot = first_slot + static_cast<int>(tokens.size());
+    tokens.push_back(tree.tokens()[frontier.open.node]);
+    parent_slots.push_back(has_root ? 0 : frontier.parent_slot + 1);
+  }
+  const std::vector<int32_t> depths(tokens.size(), 1);
+  const std::vector<uint64_t> masks(tokens.size(), 1);
+  int row = inputs_.add_tree_level(tokens, depths, first_slot + 1, masks, /*mask_words=*/1,
+                                   growth.base_len - 1, *growth.request->blocks, parent_slots);
+  for (Frontier& frontier : growth.frontier) frontier.row = row++;
+  growth.num_slots = first_slot + static_cast<int>(tokens.size());
+}
+
 void ModelDrafter::add_level(Growth& growth) {
+  if (options_.reads_target_kv) return add_level_of_context(growth);
   const DraftTree& tree = *growth.request->tree;
   const int width = static_cast<int>(growth.frontier.size());
   const int mask_words = num_words(growth.num_slots + width);

@@ -51,10 +51,11 @@ struct ModelDrafterOptions {
   int vocab_size = 0;           // the target's; its padding may differ from the draft's
   // Cost of a pass relative to the target's, before passes are measured
   double relative_cost = 1.0;
-  bool is_draft_head = false;  // reads the target's features of the token before each row's
-  int num_layers = 0;          // whose KV it keeps
-  int max_depth = 0;           // of a draft, by the model; 0: any
-  bool is_parallel = false;    // one pass drafts all levels, from committed tokens alone
+  bool is_draft_head = false;    // reads the target's features of the token before each row's
+  int num_layers = 0;            // whose KV it keeps
+  bool reads_target_kv = false;  // see DraftModelKind::kTargetKvDraftHead
+  int max_depth = 0;             // of a draft, by the model; 0: any
+  bool is_parallel = false;      // one pass drafts all levels, from committed tokens alone
   // Token of the rows after the root's, in a parallel model with a row per level. -1: the root's
   // row has an output for every level.
   int32_t mask_token = -1;
@@ -67,6 +68,7 @@ struct ModelDrafterOptions {
   DraftModelKind kind() const {
     if (!is_draft_head) return DraftModelKind::kModel;
     if (span.num_rows > 0) return DraftModelKind::kSpanHead;
+    if (reads_target_kv) return DraftModelKind::kTargetKvDraftHead;
     return num_layers > 0 ? DraftModelKind::kDraftHead : DraftModelKind::kStatelessDraftHead;
   }
 };
@@ -152,6 +154,9 @@ class ModelDrafter final : public Drafter {
   void draft_after_span(std::span<Growth* const> growths);
   // Adds the rows of a request's frontier.
   void add_level(Growth& growth);
+  // The same for a head that reads the target's KV, whose rows see no others; the first level is
+  // the root alone.
+  void add_level_of_context(Growth& growth);
   int num_levels(std::span<const Growth* const> growths) const;
   // Ends the paths below which the policy does not go on.
   void ask_policy(std::vector<Growth>& growths) const;

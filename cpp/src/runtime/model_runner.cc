@@ -87,7 +87,11 @@ std::unique_ptr<FeatureCache> ModelRunner::make_features(int num_blocks,
 void ModelRunner::rehearse(const KvFormat& format) {
   const auto max_rows = static_cast<int>(std::bit_ceil(static_cast<unsigned>(limits_.max_rows)));
   backend_.rehearse([&] {
-    const KvCache cache(backend_, cache_shape(format), /*num_blocks=*/1);
+    KvCacheShape shape = cache_shape(format);
+    if (model_->config().reads_target_kv) {  // there is no cache of the target's yet
+      for (KvLayerShape& layer : shape.layers) layer.source = -1;
+    }
+    const KvCache cache(backend_, shape, /*num_blocks=*/1);
     const StateCache states(backend_, state_shapes(), /*num_slots=*/1, /*num_records=*/1);
     const auto features = make_features(/*num_blocks=*/1, format);
     Taps taps = taps_;
@@ -123,9 +127,12 @@ void ModelRunner::rehearse(const KvFormat& format) {
   });
 }
 
-void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format, int num_spare) {
-  cache_ = std::make_unique<KvCache>(backend_, cache_shape(format), num_blocks + num_spare);
-  spare_blocks_.resize(static_cast<size_t>(num_spare));
+void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format,
+                                 const DraftCacheNeeds& needs) {
+  SPECDEC_CHECK_EQ(model_->config().reads_target_kv, !needs.target.empty());
+  cache_ = std::make_unique<KvCache>(backend_, cache_shape(format), num_blocks + needs.num_spare,
+                                     needs.target);
+  spare_blocks_.resize(static_cast<size_t>(needs.num_spare));
   std::iota(spare_blocks_.begin(), spare_blocks_.end(), num_blocks + 1);  // after the null block
   features_ = make_features(num_blocks, format);
   if (features_ != nullptr) taps_.features = features_->rows();

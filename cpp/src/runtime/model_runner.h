@@ -34,6 +34,12 @@ struct PassKind {
   int num_levels = 1;
 };
 
+// What the cache of a draft head may need beside its own blocks under the pool's ids.
+struct DraftCacheNeeds {
+  std::span<const PagedKvView> target = {};  // the layers of the target's cache, which it reads
+  int num_spare = 0;  // blocks for rows that no later pass reads (ModelRunner::spare_blocks)
+};
+
 // Is called before the runner's calls of the same names, with arrays on the host.
 class RunnerObserver {
  public:
@@ -69,8 +75,7 @@ class ModelRunner final : public StepModel {
   // Lets a backend that needs much memory for steps allocate it now; the cache gets the rest. Call
   // before allocate_cache().
   void rehearse(const KvFormat& format);
-  // `num_spare`: blocks beside the pool's, for rows that no later pass reads (spare_blocks).
-  void allocate_cache(int num_blocks, const KvFormat& format, int num_spare = 0);
+  void allocate_cache(int num_blocks, const KvFormat& format, const DraftCacheNeeds& needs = {});
   std::span<const BlockId> spare_blocks() const override { return spare_blocks_; }
   // For a model with recurrent layers: what each layer keeps, and the memory for so many states.
   std::vector<StateShape> state_shapes() const;

@@ -34,6 +34,10 @@ _METHOD_WORDS = {
     "dflash": "dflash",
     "dspark": "dspark",
     "mtp": "mtp",
+    "gemma4assistant": "mtp",
+    "gemma4unifiedassistant": "mtp",
+    "gemma4_assistant": "mtp",
+    "gemma4_unified_assistant": "mtp",
 }
 # Keys that only checkpoints of this method have.
 _METHOD_KEYS = {

@@ -22,7 +22,7 @@ IN_TARGET = "mtp"
 
 METHODS = ("ngram", "suffix", "draft_model", *HEADS, "custom_class")
 
-_MTP_NAMES = ("qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp")
+_MTP_NAMES = ("qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "gemma4_mtp")
 _METHOD_ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram"} | dict.fromkeys(_MTP_NAMES, "mtp")
 _UNAVAILABLE_METHODS = ("extract_hidden_states",)
 # Names of heads whose config.json may look like a whole model's.
@@ -36,7 +36,7 @@ _NAMES = {
 _NAMES_WITHOUT_CONFIG = {
     "medusa": re.compile(r"medusa"),
     "mlp_speculator": re.compile(r"mlp[-_]speculator|-accelerator$"),
-    "mtp": re.compile(r"(^|[-_])mtp($|[-_])"),
+    "mtp": re.compile(r"(^|[-_])mtp($|[-_])|^gemma-4-.*-assistant$"),
 }
 _DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _FILE_SUFFIXES = (".gguf", ".bin", ".safetensors", ".json")

@@ -37,8 +37,10 @@ medusa: a head for each position, all of which read one hidden state.
 mlp_speculator: a small recurrent network over one hidden state (IBM's accelerators).
 mtp: the layer for the token after the next that checkpoints of Qwen3-Next, Qwen3.5, MiMo,
     GLM-4.5 and ERNIE 4.5 have beside the model's own; deeper drafts run it again on its own output.
-    It is read from the target's checkpoint, or from that of `model`. "qwen3_next_mtp",
-    "qwen3_5_mtp", "mimo_mtp", "glm4_moe_mtp" and "ernie_mtp" mean the same.
+    It is read from the target's checkpoint, or from that of `model`. For a Gemma 4, `model` is its
+    assistant (google/gemma-4-*-it-assistant), a small network that reads the target's keys and
+    values. "qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp" and
+    "gemma4_mtp" mean the same.
 dflash: masks after the last token, all drafted in one pass over states of the target (DFlash).
 dspark: the same with a Markov head, by which a draft depends on the one before (DSpark).
     These seven are heads, trained for one target. But for mtp, `model` is a head's checkpoint:

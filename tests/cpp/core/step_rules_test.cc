@@ -122,6 +122,14 @@ TEST(StepRules, AHeadHasNoRowForTheFirstToken) {
   EXPECT_EQ(first_unseen(DraftModelKind::kStatelessDraftHead, 1, 0), 1);
 }
 
+TEST(StepRules, AHeadWithoutKvRunsTheLastTokenAlone) {
+  for (const DraftModelKind kind :
+       {DraftModelKind::kStatelessDraftHead, DraftModelKind::kTargetKvDraftHead}) {
+    EXPECT_EQ(first_unseen(kind, 9, num_seen_after(kind, 5, 4, 3, /*is_tree=*/false)), 8);
+    EXPECT_EQ(max_unseen_after(kind, 4), 1);
+  }
+}
+
 TEST(StepRules, NoiseStreamsAreCountedModuloThoseThatAreFree) {
   std::mt19937_64 random(3);
   std::vector<int64_t> positions = {

@@ -9,6 +9,7 @@
 #include "cpu/kernels/linear_amx.h"
 #include "cpu/packed_linear.h"
 #include "specdec/error.h"
+#include "testing/clusters.h"
 #include "testing/cpu_isas.h"
 #include "testing/few_shapes.h"
 #include "testing/stored_matrix.h"
@@ -171,6 +172,40 @@ TEST_P(CpuLinearTest, ConcatenatesPartsOfAnyFloatType) {
   EXPECT_EQ(packed->in_features(), k);
   const Matrix x(5, k, GetParam().dtype, 4);
   expect_close(run(backend, *packed, x.bytes.data(), 5), multiply(x.values, values, 5, 38, k), k);
+}
+
+TEST_P(CpuLinearTest, LogitsOfClustersAreThoseOfAll) {
+  const int64_t k = 72;
+  const std::vector<float> bias = random_values(96 * 48, 3);
+  for (const auto& shape : specdec::testing::kClusterShapes) {
+    const int64_t n = int64_t{shape.num_clusters} * shape.size;
+    const Matrix weight(n, k, GetParam().dtype, 1);
+    const WeightView view = weight.view();
+    for (const int num_threads : {1, 2, 5}) {
+      CpuBackend backend = make_backend(num_threads);
+      const auto packed = backend.pack_linear({.parts = {&view, 1}});
+      for (const int rows : {1, 3, 17, 40}) {
+        SCOPED_TRACE(::testing::Message() << n << " outputs, " << rows << " rows");
+        const Matrix x(rows, k, GetParam().dtype, 2);
+        const std::vector<float> all = run(backend, *packed, x.bytes.data(), rows, bias.data());
+        const std::vector<float> scores =
+            specdec::testing::cluster_scores(rows, shape.num_clusters);
+        std::vector<float> out(static_cast<size_t>(rows * n), NAN);
+        backend.cluster_logits(
+            {.linear = {.weight = packed.get(),
+                        .in = {.x = x.bytes.data(), .dtype = GetParam().dtype, .num_rows = rows},
+                        .bias = bias.data(),
+                        .out = out.data()},
+             .scores = scores.data(),
+             .num_clusters = shape.num_clusters,
+             .num_kept = shape.num_kept});
+        for (int64_t i = 0; i < rows * n; ++i) {
+          const bool is_kept = specdec::testing::is_kept(shape, scores, i);
+          ASSERT_EQ(out[i], is_kept ? all[i] : -INFINITY) << i;
+        }
+      }
+    }
+  }
 }
 
 // A row alone, and the same row anywhere in batches of every size and on any number of threads.

@@ -57,7 +57,7 @@ TEST(BatchInputs, MasksFollowTheirChain) {
   BlockPool pool(8);
   const BlockTable a = table_for(pool, 32);
   const BlockTable b = table_for(pool, 32);
-  BatchInputs inputs(/*of_draft_head=*/true);
+  BatchInputs inputs(RowFeatures::kOfPreviousToken);
   inputs.add_chain(std::vector<int32_t>{1, 2}, 13, a);
   inputs.add_masks(3, 99, 500);
   inputs.add_chain(std::vector<int32_t>{3}, 4, b);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "testing/clusters.h"
 #include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
 #include "testing/values.h"
@@ -289,6 +290,38 @@ TEST_P(CudaPointwise, GatesFarAboveTheMeanPass) {
         const std::vector<float> alone = run(row, 1);
         EXPECT_EQ(0, std::memcmp(alone.data(), &all[row * dim], dim * sizeof(float))) << row;
       }
+    }
+  }
+}
+
+TEST_P(CudaPointwise, LogitsOfClustersAreThoseOfAll) {
+  World world(GetParam(), DType::kBF16);
+  const int k = 64, rows = 3;
+  const Buffer x = world.upload(random_values(rows * k, 2));
+  for (const auto& shape : specdec::testing::kClusterShapes) {
+    const int n = shape.num_clusters * shape.size;
+    const std::vector<float> values = random_values(n * k, 1);
+    const WeightView view = view_of(values, n);
+    const auto packed = world.backend->pack_linear({.parts = {&view, 1}});
+    const auto outputs = [&](auto&& run) {
+      Buffer out = world.upload(std::vector<float>(size_t(rows) * n, NAN));
+      run(LinearArgs{.weight = packed.get(),
+                     .in = {.x = x.data(), .dtype = DType::kF32, .num_rows = rows},
+                     .out = out.as<float>()});
+      return world.download<float>(out);
+    };
+    const std::vector<float> scores = specdec::testing::cluster_scores(rows, shape.num_clusters);
+    const Buffer device_scores = world.upload(scores);
+    const auto all = outputs([&](const LinearArgs& linear) { world.backend->linear(linear); });
+    const auto out = outputs([&](const LinearArgs& linear) {
+      world.backend->cluster_logits({.linear = linear,
+                                     .scores = device_scores.as<float>(),
+                                     .num_clusters = shape.num_clusters,
+                                     .num_kept = shape.num_kept});
+    });
+    for (int i = 0; i < rows * n; ++i) {
+      const bool is_kept = specdec::testing::is_kept(shape, scores, i);
+      ASSERT_EQ(out[i], is_kept ? all[i] : -INFINITY) << i << " of " << n;
     }
   }
 }

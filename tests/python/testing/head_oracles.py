@@ -590,6 +590,98 @@ class Mtp(EagleHead):
         return self.target.score(normed), normed if self.form.feeds_back_normed else hidden
 
 
+def _sharing_modes(config: Any) -> list[str | None]:
+    """Which layers of a Gemma 4 hand on their keys and values, and which read others'."""
+    num_layers, num_shared = config.num_hidden_layers, config.num_kv_shared_layers
+    modes: list[str | None] = [None] * (num_layers - num_shared) + ["reuse"] * num_shared
+    own = config.layer_types[: num_layers - num_shared]
+    for kind in set(own):
+        modes[len(own) - 1 - own[::-1].index(kind)] = "store"
+    return modes
+
+
+# transformers 5.23 refuses an assistant, all of whose layers read others' keys and values, and
+# hands on none of a target that has no such layers.
+for _config in (transformers.Gemma4TextConfig, transformers.Gemma4UnifiedTextConfig):
+    _config.kv_sharing_modes = property(_sharing_modes)
+
+
+class Gemma4Assistant(DraftHead):
+    """transformers' assistant, which reads the target's keys and values, and no others."""
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        super().__init__(directory, target)
+        kind: Any = getattr(transformers, self.config["architectures"][0])
+        self.model = kind.from_pretrained(directory, dtype=torch.float32).eval()
+        self.embed: Any = target.model.get_input_embeddings()
+        self.seen: tuple[Tensor, dict[str, tuple[Tensor, Tensor]]] | None = None
+        ordering = self.weights.get("masked_embedding.token_ordering")
+        if ordering is not None:
+            self.token_ids = ordering
+
+    def target_kv(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Keys and values of the target by kind of attention, [batch, heads, tokens, dim] each."""
+        batch = tokens.reshape(-1, tokens.shape[-1])
+        if self.seen is None or not torch.equal(self.seen[0], batch):
+            with torch.no_grad():
+                output = self.target.model(batch, use_cache=False, return_shared_kv_states=True)
+            self.seen = batch, dict(output.shared_kv_states)
+        return self.seen[1]
+
+    def join(self, ids: Tensor, states: Tensor) -> Tensor:
+        return torch.cat([self.embed(ids), states], -1)
+
+    def position(self, root: int, depth: int) -> int:
+        """That of a draft of `depth` below the last token, which stands at `root`."""
+        del depth
+        return root
+
+    def fed_back(self, output: Any) -> Tensor:
+        state: Tensor = output.last_hidden_state
+        return state
+
+    def run(
+        self,
+        ids: Tensor,
+        states: Tensor,
+        position: int,
+        kv: dict[str, tuple[Tensor, Tensor]],
+        num_seen: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and the state handed on, of a row for each text of a batch: ids [batch],
+        states [batch, width]. They see the first `num_seen` tokens."""
+        seen = {kind: (k[:, :, :num_seen], v[:, :, :num_seen]) for kind, (k, v) in kv.items()}
+        output = torch.func.functional_call(
+            self.model,
+            self.weights,
+            args=(),
+            kwargs={
+                "inputs_embeds": self.join(ids[:, None], states[:, None]),
+                "position_ids": torch.tensor([[position]]),
+                "shared_kv_states": seen,
+                "output_hidden_states": True,
+            },
+        )
+        logits = output.logits[:, 0]
+        if self.config["use_ordered_embeddings"]:  # what is not scored is the least of all
+            logits = logits.masked_fill(logits == logits.min(-1, keepdim=True).values, -math.inf)
+        return logits[..., self.token_ids], self.fed_back(output)[:, 0]
+
+    def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
+        """Without the rows of tokens before the root, on which the others do not depend."""
+        kv, root = self.target_kv(tokens), len(tokens) - 1
+        rows = [self.run(tokens[root:], features[root - 1 : root], root, kv, root)]
+        for node in nodes:
+            position = self.position(root, node.depth)
+            state = rows[node.parent + 1][1]
+            rows.append(self.run(torch.tensor([node.token]), state, position, kv, root))
+        return torch.cat([logits for logits, _ in rows])
+
+    def logits(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
+        before = [super(Gemma4Assistant, self).logits(tokens[:i]) for i in range(2, len(tokens))]
+        return torch.cat([*before, super().logits(tokens, drafts)])
+
+
 class MlpSpeculator(DraftHead):
     """IBM's: a recurrent network whose state starts as the target's last hidden state."""
 
@@ -679,6 +771,7 @@ KINDS: dict[str, type[DraftHead]] = {
     "mtp": Mtp,
     "p_eagle": ParallelEagle,
     "pard": ParallelDraftModel,
+    "gemma4_assistant": Gemma4Assistant,
 }
 
 

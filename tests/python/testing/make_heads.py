@@ -44,7 +44,8 @@ class HeadVariant:
     @property
     def method(self) -> str:
         """The method's name in an engine's speculative_config."""
-        return {"p_eagle": "eagle3", "pard": "draft_model"}.get(self.kind, self.kind)
+        others = {"p_eagle": "eagle3", "pard": "draft_model", "gemma4_assistant": "mtp"}
+        return others.get(self.kind, self.kind)
 
 
 QWEN3 = {"model_type": "qwen3", "head_dim": 16, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
@@ -256,6 +257,16 @@ MTP_HEADS: dict[str, HeadVariant] = {
     "mtp_experts_apart": HeadVariant("mtp"),
 }
 HEADS |= MTP_HEADS
+# Assistants, which targets of Gemma 4 alone have: `config` is of the whole, `layer` of text_config.
+ASSISTANTS = {
+    "assistant": HeadVariant("gemma4_assistant"),
+    "assistant_clusters": HeadVariant(
+        "gemma4_assistant",
+        {"use_ordered_embeddings": True, "num_centroids": 20, "centroid_intermediate_top_k": 7},
+        {"num_hidden_layers": 2, "layer_types": ["full_attention", "full_attention"]},
+    ),
+}
+HEADS |= ASSISTANTS
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -503,6 +514,52 @@ def mtp_tensors(target: Path) -> dict[str, Tensor]:
     return {form.prefix + name: tensor for name, tensor in tensors.items()}
 
 
+def make_assistant(variant: HeadVariant, target: Path, directory: Path) -> Path:
+    """An assistant for a Gemma 4, with random weights."""
+    config = transformers.AutoConfig.from_pretrained(target)
+    of_sliding, of_full = (
+        config.per_layer_config[config.layer_types.index(f"{kind}_attention")]
+        for kind in ("sliding", "full")
+    )
+    family = "Gemma4Unified" if "unified" in config.model_type else "Gemma4"
+    layer = {
+        "hidden_size": 32,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "num_attention_heads": 2 * config.num_attention_heads,
+        "head_dim": of_sliding.head_dim,
+        "num_key_value_heads": of_sliding.num_key_value_heads,
+        "global_head_dim": of_full.head_dim,
+        "num_global_key_value_heads": of_full.num_key_value_heads,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+        **variant.layer,
+    }
+    layer["num_kv_shared_layers"] = layer["num_hidden_layers"]
+    same = ("vocab_size", "attention_k_eq_v", "sliding_window", "rope_parameters",
+            "max_position_embeddings")  # fmt: skip
+    text = getattr(transformers, f"{family}TextConfig")(
+        **{key: getattr(config, key) for key in same} | layer
+    )
+    whole = getattr(transformers, f"{family}AssistantConfig")(
+        text_config=text, backbone_hidden_size=config.hidden_size, **variant.config
+    )
+    model: Any = getattr(transformers, f"{family}AssistantForCausalLM")(whole)
+    state = {name: tensor for name, tensor in model.state_dict().items() if "lm_head" not in name}
+    random = random_tensors({name: tuple(tensor.shape) for name, tensor in state.items()})
+    for name in state:
+        if name.endswith("token_ordering"):
+            generator = torch.Generator().manual_seed(7)
+            random[name] = torch.randperm(text.vocab_size, generator=generator)
+        elif name.endswith("embed_tokens.weight"):  # the LM head, too
+            random[name] *= 2 * text.hidden_size**-0.5
+    model.load_state_dict(random, strict=False)
+    model.tie_weights()
+    model.save_pretrained(directory)
+    return directory
+
+
 def experts_apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """A tensor for each matrix of each expert, as Qwen3-Next has them."""
     apart: dict[str, Tensor] = {}
@@ -546,6 +603,8 @@ def make(name: str, target: Path, directory: Path, draft_ids: Tensor | None = No
         path = made / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | variant.config))
         return made
+    if variant.kind == "gemma4_assistant":
+        return make_assistant(variant, target, directory)
     if variant.kind == "mtp":
         tensors = mtp_tensors(target)
         if name == "mtp_experts_apart":

@@ -35,7 +35,8 @@ TRAINED = {
     "pard": "pard",
     "dflash": "dflash",
     "dspark": "dspark_speculators",
-    "mtp": "mtp",  # for HYBRID, the others for LLAMA
+    "mtp": "mtp",  # for HYBRID
+    "assistant": "assistant",  # for GEMMA, the others for LLAMA
 }
 
 
@@ -90,6 +91,7 @@ HYBRID = make_checkpoints.Variant(
     | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     text_config=True,
 )
+GEMMA = make_checkpoints.VARIANTS["gemma4_effective"]
 
 
 def make_target(directory: Path, variant: make_checkpoints.Variant = LLAMA) -> Path:
@@ -168,6 +170,20 @@ def medusa_loss(head: head_oracles.Medusa, lessons: Lessons) -> Tensor:
     return loss
 
 
+def assistant_loss(head: head_oracles.Gemma4Assistant, lessons: Lessons, depth: int = 3) -> Tensor:
+    """Cross entropy over depths, of drafts below some tokens of the texts, other ones in each
+    batch; a draft is the text's token."""
+    kv = head.target_kv(lessons.texts)
+    loss = torch.zeros(())
+    for root in range(2 + int(lessons.texts.sum()) % 5, LENGTH - depth, 5):
+        states = lessons.features[:, root - 1]
+        for token in range(root, root + depth):
+            logits, states = head.run(lessons.texts[:, token], states, root, kv, root)
+            wanted = lessons.logits[:, token][..., head.token_ids].softmax(-1)
+            loss = loss - (wanted * logits.log_softmax(-1)).sum(-1).mean()
+    return loss
+
+
 def parallel_model_loss(
     head: head_oracles.ParallelDraftModel, lessons: Lessons, depth: int = 3
 ) -> Tensor:
@@ -204,6 +220,7 @@ LOSSES: dict[str, tuple[Callable[[Any, Lessons], Tensor], int]] = {
     "dflash": (dflash_loss, 500),
     "dspark": (dflash_loss, 300),
     "mtp": (eagle_loss, 60),
+    "assistant": (assistant_loss, 30),
 }
 
 

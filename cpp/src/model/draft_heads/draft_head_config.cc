@@ -34,10 +34,16 @@ int32_t load_mask_token(const std::string& directory, int vocab_size) {
 
 DraftHeadConfig load_draft_head_config(const DrafterConfig& drafter,
                                        const DraftHeadTarget& target) {
-  if (drafter.method == DraftMethod::kMtp) return parse_mtp(drafter, target);
+  const bool is_in_target = drafter.method == DraftMethod::kMtp && drafter.model.empty();
+  if (is_in_target) return parse_mtp(drafter, target);
   require_directory(drafter.model);
   const ConfigFile file(drafter.model);
   switch (drafter.method) {
+    case DraftMethod::kMtp:
+      if (is_gemma4_assistant(file.fields)) {
+        return parse_gemma4_assistant(file.fields, drafter, target);
+      }
+      return parse_mtp(drafter, target);
     case DraftMethod::kEagle:
     case DraftMethod::kEagle3:
       return parse_eagle(file.fields, drafter, target);
@@ -63,7 +69,8 @@ std::unique_ptr<Model> load_draft_head(const DraftHeadConfig& config,
     case DraftMethod::kMlpSpeculator:
       return load_mlp_speculator(ConfigFile(config.directory).fields, config, args);
     default:
-      return load_eagle(config, args);
+      return config.model.reads_target_kv ? load_gemma4_assistant(config, args)
+                                          : load_eagle(config, args);
   }
 }
 

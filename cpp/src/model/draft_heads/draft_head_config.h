@@ -74,6 +74,9 @@ struct DraftHeadConfig {
   // Without layers: number of weights multiplied per row, before the logits and for the logits.
   double block_weights = 0;
   double output_weights = 0;
+  // Clusters of tokens, and how many of them are scored for a row (TokenClusters); 0: none.
+  int num_clusters = 0;
+  int num_kept_clusters = 0;
   EagleConfig eagle = {};  // of heads with layers
   SpanConfig span = {};    // of kDflash and kDspark
 };
@@ -114,6 +117,12 @@ DraftHeadConfig parse_dflash(const JsonFields& fields, const DrafterConfig& draf
                              const DraftHeadTarget& target);
 // For a head in the target's checkpoint: the target's config describes it.
 DraftHeadConfig parse_mtp(const DrafterConfig& drafter, const DraftHeadTarget& target);
+// For a checkpoint of Gemma 4's assistants, which is_gemma4_assistant() tells by its config.json.
+bool is_gemma4_assistant(const JsonFields& fields);
+DraftHeadConfig parse_gemma4_assistant(const JsonFields& fields, const DrafterConfig& drafter,
+                                       const DraftHeadTarget& target);
+std::unique_ptr<Model> load_gemma4_assistant(const DraftHeadConfig& config,
+                                             const DraftHeadLoadArgs& args);
 // Loads what parse_eagle(), parse_dflash() or parse_mtp() describes.
 std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const DraftHeadLoadArgs& args);
 std::unique_ptr<Model> load_medusa(const JsonFields& fields, const DraftHeadConfig& config,

@@ -77,9 +77,15 @@ MtpFamily family_of(const ModelConfig& target) {
             .feeds_back_normed = false,
             .repeats_ends = true};
   }
+  if (name.starts_with("Gemma4")) {
+    throw InvalidArgument("model", str_cat("method 'mtp' drafts for a ", name,
+                                           " with the checkpoint of its assistant "
+                                           "(Gemma4AssistantForCausalLM): give its directory"));
+  }
   throw InvalidArgument("method",
                         str_cat("'mtp' is not implemented for ", name,
-                                ", but for Qwen3-Next, Qwen3.5, MiMo, GLM-4.5 and ERNIE 4.5"));
+                                ", but for Qwen3-Next, Qwen3.5, MiMo, GLM-4.5, ERNIE 4.5 and, with "
+                                "their assistants, Gemma 4"));
 }
 
 // Throws CheckpointError where the layer is not there, or has tensors that are not implemented.

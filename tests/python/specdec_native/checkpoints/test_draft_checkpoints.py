@@ -70,6 +70,8 @@ def only(options: SpeculativeOptions) -> DrafterOptions:
         ({**LLAMA, "draft_vocab_size": 32000}, "eagle3"),
         ({**LLAMA, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, "eagle3"),
         ({"model_type": "qwen3_next_mtp"}, "mtp"),
+        ({"architectures": ["Gemma4AssistantForCausalLM"]}, "mtp"),
+        ({"model_type": "gemma4_unified_assistant"}, "mtp"),
         (speculators("eagle"), "eagle"),
         (speculators("eagle3"), "eagle3"),
         (speculators("peagle"), "eagle3"),
@@ -99,6 +101,7 @@ def test_config_json_says_the_method(tmp_path: Path, config: dict[str, Any], met
         ("llama3-8b-accelerator", "draft_model", "mlp_speculator"),
         ("Qwen3-8B-DFlash-b16", "dflash", "dflash"),
         ("dspark_qwen3_8b_block7", "dspark", "dspark"),
+        ("gemma-4-E4B-it-assistant", "draft_model", "mtp"),
         ("small", "draft_model", "draft_model"),
     ],
 )

@@ -22,7 +22,7 @@ from test_speculation_law import metrics_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-METHODS = ["eagle", "eagle3", "p_eagle", "dflash", "dspark", "medusa", "mlp", "mtp"]
+METHODS = ["eagle", "eagle3", "p_eagle", "dflash", "dspark", "medusa", "mlp", "mtp", "assistant"]
 WITH_PARD = [*METHODS, "pard"]  # which reads no features
 PARALLEL = (head_oracles.ParallelEagle, head_oracles.ParallelDraftModel)
 NUM_PROMPTS = 20
