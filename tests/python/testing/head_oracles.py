@@ -517,6 +517,85 @@ class Mtp(EagleHead):
         return self.target.score(normed), normed if self.form.feeds_back_normed else hidden
 
 
+class BlockDrafter(EagleHead):
+    """DFlash and DSpark: mask rows after an anchor, which see the text before it and one another.
+
+    The text is seen through keys and values that every layer makes of the same fused states.
+    """
+
+    renames = ()
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        super().__init__(directory, target)
+        config = self.config
+        nested = config.get("dflash_config", config)
+        if "aux_hidden_state_layer_ids" in config:  # speculators: the layers' inputs
+            self.taps: list[int] = config["aux_hidden_state_layer_ids"]
+        else:
+            self.taps = [layer + 1 for layer in nested["target_layer_ids"]]
+        self.mask_token: int = nested["mask_token_id"]
+        self.block_size: int = config["block_size"]
+        is_dspark = "dspark" in config["architectures"][0].lower()
+        self.first: int = 0 if config.get("sample_from_anchor", is_dspark) else 1
+        self.max_depth = self.block_size - self.first
+        self.lm_head = self.weights.get("lm_head.weight", target.lm_head)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        states = self.target.states(tokens)
+        return torch.cat([states[layer] for layer in self.taps], -1)
+
+    def visible(self, num_text: int) -> Tensor:
+        """What each of the text's tokens and of the block's rows sees, of both."""
+        total = num_text + self.block_size
+        return torch.ones(total, total, dtype=torch.bool)
+
+    def block(self, anchor_token: int, features: Tensor) -> Tensor:
+        """The states that are scored, [depth, hidden size], of a block after a text's features."""
+        num_text = len(features)
+        context = self.norm(self.linear(features, "fc"), "hidden_norm")
+        ids = torch.tensor([anchor_token] + [self.mask_token] * (self.block_size - 1))
+        positions, visible = torch.arange(num_text + len(ids)), self.visible(num_text)
+        x = self.embedding[ids]
+        for layer in range(self.num_layers):
+            name = f"layers.{layer}"
+            rows = torch.cat([context, self.norm(x, f"{name}.input_layernorm")])
+            x = x + self.attention(layer, rows, positions, visible)[num_text:]
+            x = x + self.mlp(layer, self.norm(x, f"{name}.post_attention_layernorm"))
+        return self.norm(x, "norm")[self.first :]
+
+    def score(self, hidden: Tensor, previous: int) -> Tensor:
+        """Scores of a row, by the token before the one that it predicts."""
+        logits = self.lm_head @ hidden
+        if self.config.get("markov_rank"):
+            embedded = self.weights["markov_head.markov_w1.weight"][previous]
+            logits = logits + self.weights["markov_head.markov_w2.weight"] @ embedded
+        return logits
+
+    def confidence(self, hidden: Tensor, previous: int) -> Tensor:
+        """The logit of the chance that a row's draft is accepted."""
+        embedded = self.weights["markov_head.markov_w1.weight"][previous]
+        name = "confidence_head.proj"
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        return (weight @ torch.cat([hidden, embedded]) + bias)[0]
+
+    def chain(self, tokens: Sequence[int], num_drafts: int) -> list[int]:
+        features = self.features(torch.tensor(tokens))
+        drafts = [tokens[-1]]
+        with torch.no_grad():
+            for hidden in self.block(tokens[-1], features[:-1])[:num_drafts]:
+                best = self.score(hidden, drafts[-1]).argmax()
+                drafts.append(int(self.token_ids[best]))
+        return drafts[1:]
+
+    def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
+        """A row of the text is the first of the block whose anchor it is."""
+        logits = []
+        for anchor, token in enumerate(tokens.tolist()[1:], start=1):
+            block = self.block(token, features[:anchor])
+            logits.append(self.score(block[0], token))
+        return torch.stack(logits + [self.score(block[n.depth], n.token) for n in nodes])
+
+
 class MlpSpeculator(DraftHead):
     """IBM's: a recurrent network whose state starts as the target's last hidden state."""
 
@@ -597,6 +676,7 @@ class Medusa(DraftHead):
 
 
 KINDS: dict[str, type[DraftHead]] = {
+    "block": BlockDrafter,
     "eagle": Eagle1,
     "eagle3": Eagle3,
     "medusa": Medusa,
