@@ -7,12 +7,14 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.heads.base import TrainableHead
 from specdec_lab.training.target import TargetWeights
 from specdec_lab.training.training_options import LAYOUTS, TrainingOptions
+from specdec_native.speculation.methods import METHODS as ENGINE_METHODS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,11 @@ METHODS: dict[str, Method] = {
 }
 
 
+def engine_runs(method: str) -> bool:
+    """Whether this engine drafts with heads of a method."""
+    return METHODS[method].speculative["method"] in ENGINE_METHODS
+
+
 def check_method(options: TrainingOptions, layout: str) -> None:
     """Raises TrainingError for options and file layouts that the method does not have."""
     method = METHODS[options.method]
@@ -90,3 +97,9 @@ def make_head(options: TrainingOptions, target: TargetWeights, draft_ids: Tensor
     make: Any = method.head_class()
     head: TrainableHead = make(target, draft_ids, options.max_depth, **given)
     return head
+
+
+def check_target(options: TrainingOptions, target: TargetWeights) -> None:
+    """Raises TrainingError for a target that has no heads of the method."""
+    scores_all = METHODS[options.method].scores_all
+    make_head(options, target, torch.arange(len(target.lm_head) if scores_all else 1))

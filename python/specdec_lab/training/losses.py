@@ -85,6 +85,7 @@ def score(
     target_lm_head: Tensor,
     is_counted: Tensor,
     row_loss: RowLoss,
+    dtype: torch.dtype | None = None,
 ) -> list[DepthLoss]:
     """The loss of each depth.
 
@@ -94,6 +95,7 @@ def score(
         target_lm_head: [draft vocabulary, hidden size], the target's rows.
         is_counted: bool [places]; rows of other places cost nothing.
         row_loss: one of ROW_LOSSES.
+        dtype: what states and weights are multiplied in, if in another dtype than theirs.
     """
     positions, counted = [], []
     depth_of, states, weights = [], [], []  # of each product
@@ -107,7 +109,7 @@ def score(
             weights.append(weight)
     has_confidence = [output.confidence is not None for output in outputs]
     losses, matches, *chances = _Score.apply(  # type: ignore[no-untyped-call]
-        *(final_hidden, target_lm_head, row_loss, positions, has_confidence, depth_of),
+        *(final_hidden, target_lm_head, row_loss, dtype, positions, has_confidence, depth_of),
         *(*states, *weights),
     )
     results = []
@@ -135,6 +137,7 @@ class _Score(torch.autograd.Function):
         final_hidden: Tensor,
         target_lm_head: Tensor,
         row_loss: RowLoss,
+        dtype: torch.dtype | None,
         positions: list[Tensor],
         has_confidence: list[bool],
         depth_of: list[int],
@@ -142,6 +145,7 @@ class _Score(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         depths, products = len(positions), len(depth_of)
         states, weights = tensors[:products], tensors[products:]
+        plain = final_hidden.dtype
         losses = final_hidden.new_zeros(depths)
         matches = torch.zeros(depths, device=final_hidden.device)
         chances = [
@@ -149,15 +153,23 @@ class _Score(torch.autograd.Function):
             for rows, has in zip(positions, has_confidence, strict=True)
         ]
         state_grads = [torch.empty_like(rows) for rows in states]
-        needs = ctx.needs_input_grad[6 + products :]  # type: ignore[attr-defined]
+        needs = ctx.needs_input_grad[7 + products :]  # type: ignore[attr-defined]
         weight_grads = [
             torch.zeros_like(weight) if needed else None
             for weight, needed in zip(weights, needs, strict=True)
         ]
+
+        def cast(t: Tensor) -> Tensor:
+            return t if dtype is None else t.to(dtype)
+
+        of_target = cast(target_lm_head)
+        # Depths mostly share a weight, which is then cast once.
+        shared = {id(weight): cast(weight) for weight in weights}
+        factors = [shared[id(weight)] for weight in weights]
         of_depth = [[i for i, d in enumerate(depth_of) if d == depth] for depth in range(depths)]
         wanted = torch.unique(torch.cat(positions))
         for piece in wanted.split(_PIECE) if len(wanted) else ():
-            target_logits = F.linear(final_hidden[piece], target_lm_head)
+            target_logits = F.linear(cast(final_hidden[piece]), of_target).to(plain)
             target = target_logits.softmax(-1)
             best = target_logits.argmax(-1)
             for d in range(depths):
@@ -167,7 +179,9 @@ class _Score(torch.autograd.Function):
                 if begin == end:
                     continue
                 rows = torch.searchsorted(piece, positions[d][begin:end])
-                logits = sum(F.linear(states[i][begin:end], weights[i]) for i in of_depth[d])
+                logits = sum(
+                    F.linear(cast(states[i][begin:end]), factors[i]).to(plain) for i in of_depth[d]
+                )
                 with torch.enable_grad():
                     logits = logits.detach().requires_grad_()
                     loss = row_loss(target[rows], logits).sum()
@@ -177,11 +191,12 @@ class _Score(torch.autograd.Function):
                 matches[d] += (logits.argmax(-1) == best[rows]).sum()
                 if has_confidence[d]:
                     chances[d][begin:end] = acceptance_chance(target[rows], logits)
+                logit_grads = cast(logit_grads)
                 for i in of_depth[d]:
-                    torch.mm(logit_grads, weights[i], out=state_grads[i][begin:end])
+                    state_grads[i][begin:end] = logit_grads @ factors[i]
                     grads = weight_grads[i]
                     if grads is not None:
-                        grads.addmm_(logit_grads.T, states[i][begin:end])
+                        grads += logit_grads.T @ cast(states[i][begin:end])
         ctx.save_for_backward(*state_grads, *(g for g in weight_grads if g is not None))
         ctx.has_weight_grads = [g is not None for g in weight_grads]  # type: ignore[attr-defined]
         ctx.depth_of = depth_of  # type: ignore[attr-defined]
@@ -197,4 +212,4 @@ class _Score(torch.autograd.Function):
             next(saved) * factor if present else None
             for factor, present in zip(factors, ctx.has_weight_grads, strict=True)
         ]
-        return None, None, None, None, None, None, *state_grads, *weight_grads
+        return None, None, None, None, None, None, None, *state_grads, *weight_grads

@@ -20,7 +20,13 @@ from specdec_lab.training.engine_acceptance import measure_by_engine
 from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.export import DTYPES, write_head
 from specdec_lab.training.gpu_examples import ResidentExamples, spare_bytes
-from specdec_lab.training.head_methods import METHODS, check_method, make_head
+from specdec_lab.training.head_methods import (
+    METHODS,
+    check_method,
+    check_target,
+    engine_runs,
+    make_head,
+)
 from specdec_lab.training.optimizers import default_learning_rate, make_optimizers
 from specdec_lab.training.outdir import OutDirectory
 from specdec_lab.training.precision import choose_dtype
@@ -68,7 +74,7 @@ def train_head(
         layout: the layout of the head's files: "common", which every reader accepts, or
             "speculators".
         head_dtype: the head's weights are written in "bfloat16", "float16" or "float32".
-        measure: whether the engine measures the finished head.
+        measure: whether the engine measures the finished head, if it drafts with such heads.
         engine_options: options of the engine that answers, such as {"max_num_seqs": 64}.
         command: the command line, for the report.
 
@@ -96,7 +102,7 @@ def train_head(
             data=data,
             layout=layout,
             head_dtype=head_dtype,
-            measure=measure,
+            measure=measure and engine_runs(options.method),
             engine_options=_with_defaults(engine_options or {}, options, device),
             command=command,
         )
@@ -161,6 +167,7 @@ class _Run:
         if self._ranks.is_first and saved is None:
             self._show_stage(1, "the model answers prompts, which are trained on")
             directory = hub.resolve_model(settings.model)
+            check_target(options, TargetWeights.load(directory))
             begin = time.monotonic()
             try:
                 make_store(
