@@ -85,6 +85,7 @@ def score(
     target_lm_head: Tensor,
     is_counted: Tensor,
     row_loss: RowLoss,
+    *,
     dtype: torch.dtype | None = None,
 ) -> list[DepthLoss]:
     """The loss of each depth.
@@ -107,10 +108,11 @@ def score(
             depth_of.append(d)
             states.append(state[counted[d]].to(weight.dtype))
             weights.append(weight)
-    has_confidence = [output.confidence is not None for output in outputs]
+    wanted = _Wanted(
+        positions, depth_of, [output.confidence is not None for output in outputs], row_loss, dtype
+    )
     losses, matches, *chances = _Score.apply(  # type: ignore[no-untyped-call]
-        *(final_hidden, target_lm_head, row_loss, dtype, positions, has_confidence, depth_of),
-        *(*states, *weights),
+        final_hidden, target_lm_head, wanted, *states, *weights
     )
     results = []
     for d, output in enumerate(outputs):
@@ -122,6 +124,28 @@ def score(
             loss = loss + F.binary_cross_entropy_with_logits(foretold, chances[d], reduction="sum")
         results.append(DepthLoss(loss, len(positions[d]), int(matches[d])))
     return results
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """What _Score computes.
+
+    Attributes:
+        positions: the counted places of each depth.
+        depth_of: the depth of each product.
+        has_confidence: whether each depth wants its rows' chances of acceptance.
+        row_loss, dtype: see score().
+    """
+
+    positions: Sequence[Tensor]
+    depth_of: Sequence[int]
+    has_confidence: Sequence[bool]
+    row_loss: RowLoss
+    dtype: torch.dtype | None
+
+    def cast(self, t: Tensor) -> Tensor:
+        """A factor of a product."""
+        return t if self.dtype is None else t.to(self.dtype)
 
 
 class _Score(torch.autograd.Function):
@@ -136,39 +160,32 @@ class _Score(torch.autograd.Function):
         ctx: torch.autograd.function.FunctionCtx,
         final_hidden: Tensor,
         target_lm_head: Tensor,
-        row_loss: RowLoss,
-        dtype: torch.dtype | None,
-        positions: list[Tensor],
-        has_confidence: list[bool],
-        depth_of: list[int],
+        wanted: _Wanted,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        depths, products = len(positions), len(depth_of)
+        positions, cast = wanted.positions, wanted.cast
+        depths, products = len(positions), len(wanted.depth_of)
         states, weights = tensors[:products], tensors[products:]
         plain = final_hidden.dtype
         losses = final_hidden.new_zeros(depths)
         matches = torch.zeros(depths, device=final_hidden.device)
         chances = [
             final_hidden.new_zeros(len(rows) if has else 0)
-            for rows, has in zip(positions, has_confidence, strict=True)
+            for rows, has in zip(positions, wanted.has_confidence, strict=True)
         ]
         state_grads = [torch.empty_like(rows) for rows in states]
-        needs = ctx.needs_input_grad[7 + products :]  # type: ignore[attr-defined]
+        needs = ctx.needs_input_grad[3 + products :]  # type: ignore[attr-defined]
         weight_grads = [
             torch.zeros_like(weight) if needed else None
             for weight, needed in zip(weights, needs, strict=True)
         ]
-
-        def cast(t: Tensor) -> Tensor:
-            return t if dtype is None else t.to(dtype)
-
         of_target = cast(target_lm_head)
         # Depths mostly share a weight, which is then cast once.
         shared = {id(weight): cast(weight) for weight in weights}
         factors = [shared[id(weight)] for weight in weights]
-        of_depth = [[i for i, d in enumerate(depth_of) if d == depth] for depth in range(depths)]
-        wanted = torch.unique(torch.cat(positions))
-        for piece in wanted.split(_PIECE) if len(wanted) else ():
+        of_depth = [[i for i, of in enumerate(wanted.depth_of) if of == d] for d in range(depths)]
+        places = torch.unique(torch.cat(list(positions)))
+        for piece in places.split(_PIECE) if len(places) else ():
             target_logits = F.linear(cast(final_hidden[piece]), of_target).to(plain)
             target = target_logits.softmax(-1)
             best = target_logits.argmax(-1)
@@ -179,17 +196,17 @@ class _Score(torch.autograd.Function):
                 if begin == end:
                     continue
                 rows = torch.searchsorted(piece, positions[d][begin:end])
-                logits = sum(
+                terms = [
                     F.linear(cast(states[i][begin:end]), factors[i]).to(plain) for i in of_depth[d]
-                )
+                ]
                 with torch.enable_grad():
-                    logits = logits.detach().requires_grad_()
-                    loss = row_loss(target[rows], logits).sum()
+                    logits = sum(terms[1:], start=terms[0]).requires_grad_()
+                    loss = wanted.row_loss(target[rows], logits).sum()
                 (logit_grads,) = torch.autograd.grad(loss, logits)
                 logits = logits.detach()
                 losses[d] += loss.detach()
                 matches[d] += (logits.argmax(-1) == best[rows]).sum()
-                if has_confidence[d]:
+                if wanted.has_confidence[d]:
                     chances[d][begin:end] = acceptance_chance(target[rows], logits)
                 logit_grads = cast(logit_grads)
                 for i in of_depth[d]:
@@ -199,7 +216,7 @@ class _Score(torch.autograd.Function):
                         grads += logit_grads.T @ cast(states[i][begin:end])
         ctx.save_for_backward(*state_grads, *(g for g in weight_grads if g is not None))
         ctx.has_weight_grads = [g is not None for g in weight_grads]  # type: ignore[attr-defined]
-        ctx.depth_of = depth_of  # type: ignore[attr-defined]
+        ctx.depth_of = wanted.depth_of  # type: ignore[attr-defined]
         ctx.mark_non_differentiable(matches, *chances)
         return losses, matches, *chances
 
@@ -212,4 +229,4 @@ class _Score(torch.autograd.Function):
             next(saved) * factor if present else None
             for factor, present in zip(factors, ctx.has_weight_grads, strict=True)
         ]
-        return None, None, None, None, None, None, None, *state_grads, *weight_grads
+        return None, None, None, *state_grads, *weight_grads

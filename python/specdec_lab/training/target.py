@@ -166,7 +166,7 @@ class TargetWeights:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a target, with the fields of its part for text, if it has one, beside the rest.
+    """config.json of a target; the fields of its part for text, if it has one, are beside the rest.
 
     Raises CheckpointError where it lacks a size that heads need.
     """

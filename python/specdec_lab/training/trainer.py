@@ -179,7 +179,7 @@ class Trainer:
             self._target_lm_head,
             is_counted.flatten(),
             self._row_loss,
-            self._autocast,
+            dtype=self._autocast,
         )
         losses = [
             depth.loss * (count / max(depth.num_rows, 1))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -157,7 +157,7 @@ class BlockHead(TrainableHead):
         """Each layer's keys and values of the batch's tokens."""
         taps = batch.states[:, :, : self.num_taps] / self.tap_sizes[:, None]
         context = self.hidden_norm(self.fc(taps.flatten(2)))
-        return [layer.self_attn.text(context) for layer in self.layers]
+        return [cast("BlockLayer", layer).self_attn.text(context) for layer in self.layers]
 
     def hidden(self, batch: Batch, text: Sequence[KeysAndValues], anchors: Tensor) -> Tensor:
         """The inputs of the scoring rows: [examples, anchors, depth, hidden size].
@@ -209,7 +209,7 @@ class BlockHead(TrainableHead):
         text = self.text(batch)
         anchors, is_block = front_rows(_possible(batch))
         for some, is_some in zip(
-            anchors.split(_DRAFTED_ANCHORS, 1), is_block.split(_DRAFTED_ANCHORS, 1), strict=True
+            *(torch.split(t, _DRAFTED_ANCHORS, 1) for t in (anchors, is_block)), strict=True
         ):
             hidden = self.hidden(batch, text, some)[is_some]
             example, _ = is_some.nonzero(as_tuple=True)

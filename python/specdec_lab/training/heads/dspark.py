@@ -96,9 +96,9 @@ class DSpark(BlockHead):
     def logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """See BlockHead."""
         logits = F.linear(hidden, self.lm_head)
-        if not self.markov_rank:
-            return logits
-        return logits + F.linear(F.embedding(previous, self._w1), self._w2)
+        if self.markov_rank:
+            logits = logits + F.linear(F.embedding(previous, self._w1), self._w2)
+        return logits
 
     def files(self, layout: str) -> HeadFiles:
         """See TrainableHead. The common layout is that of DeepSpec's checkpoints."""

@@ -228,7 +228,7 @@ class NormedContext(head_oracles.BlockDrafter):
     def linear(self, x: Tensor, name: str) -> Tensor:
         if name.endswith(("k_proj", "v_proj")):
             text = x[: -self.block_size]
-            normed = self.norm(text, f"{name.split('.self_attn')[0]}.input_layernorm")
+            normed = self.norm(text, f"{name.partition('.self_attn')[0]}.input_layernorm")
             x = torch.cat([normed, x[-self.block_size :]])
         return super().linear(x, name)
 
@@ -300,8 +300,11 @@ def test_a_part_of_the_blocks_is_drawn(written: Writer) -> None:
 @pytest.mark.parametrize("name", ["dflash", "dspark"])
 @pytest.mark.parametrize("loss", ["ce", "l1"])
 def test_gradients_are_finite_differences(written: Writer, name: str, loss: str) -> None:
-    """In float64, by a step along every parameter. What the confidence head reads and is to foretell
-    is held fixed, so its loss has a part in its own gradients alone."""
+    """In float64, by a step along every parameter.
+
+    What the confidence head reads and is to foretell is held fixed, so its loss has a part in its
+    own gradients alone.
+    """
     made = written(name)
     head = made.head.double()
     for part in ("embedding", "lm_head"):

@@ -221,7 +221,7 @@ def test_products_in_bfloat16() -> None:
         case.target_lm_head,
         case.is_counted,
         ROW_LOSSES["kl"](),
-        torch.bfloat16,
+        dtype=torch.bfloat16,
     )
     for depth, wanted in zip(rounded, exact, strict=True):
         assert float(depth.loss.detach()) == pytest.approx(float(wanted.detach()), rel=0.02)
