@@ -95,7 +95,7 @@ class DSpark(BlockHead):
 
     def logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """See BlockHead."""
-        logits = F.linear(hidden, self.lm_head)
+        logits: Tensor = F.linear(hidden, self.lm_head)
         if self.markov_rank:
             logits = logits + F.linear(F.embedding(previous, self._w1), self._w2)
         return logits
