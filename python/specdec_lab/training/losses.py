@@ -80,7 +80,8 @@ def score(
     Args:
         outputs: the head's outputs, by depth.
         final_hidden: [places, hidden size], the input of the target's LM head.
-        target_lm_head: [draft vocabulary, hidden size], the target's rows.
+        target_lm_head: [draft vocabulary, hidden size], the target's rows. Matrix products have
+            its dtype; losses are computed in float32.
         is_counted: bool [places]; rows of other places cost nothing.
         row_loss: one of ROW_LOSSES.
     """
@@ -114,6 +115,9 @@ class _Score(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         depths = len(positions)
         hidden, weights = tensors[:depths], tensors[depths:]
+        dtype = target_lm_head.dtype
+        cast = {id(weight): weight.to(dtype) for weight in weights}  # depths may share weights
+        rows_of = [cast[id(weight)] for weight in weights]
         losses = torch.zeros(depths, device=final_hidden.device)
         matches = torch.zeros(depths, device=final_hidden.device)
         hidden_grads = [torch.empty_like(rows) for rows in hidden]
@@ -124,7 +128,7 @@ class _Score(torch.autograd.Function):
         ]
         wanted = torch.unique(torch.cat(positions))
         for piece in wanted.split(_PIECE) if len(wanted) else ():
-            target_logits = F.linear(final_hidden[piece], target_lm_head)
+            target_logits = F.linear(final_hidden[piece].to(dtype), target_lm_head).float()
             target = target_logits.softmax(-1)
             best = target_logits.argmax(-1)
             for d in range(depths):
@@ -134,17 +138,17 @@ class _Score(torch.autograd.Function):
                 if begin == end:
                     continue
                 rows = torch.searchsorted(piece, positions[d][begin:end])
-                state = hidden[d][begin:end]
+                state = hidden[d][begin:end].to(dtype)
                 with torch.enable_grad():
-                    logits = F.linear(state, weights[d]).requires_grad_()
+                    logits = F.linear(state, rows_of[d]).float().requires_grad_()
                     loss = row_loss(target[rows], logits).sum()
-                (logit_grads,) = torch.autograd.grad(loss, logits)
+                logit_grads = torch.autograd.grad(loss, logits)[0].to(dtype)
                 losses[d] += loss.detach()
                 matches[d] += (logits.detach().argmax(-1) == best[rows]).sum()
-                torch.mm(logit_grads, weights[d], out=hidden_grads[d][begin:end])
+                hidden_grads[d][begin:end] = logit_grads @ rows_of[d]
                 grads = weight_grads[d]
                 if grads is not None:
-                    grads.addmm_(logit_grads.T, state)
+                    grads += logit_grads.T @ state
         ctx.save_for_backward(*hidden_grads, *(g for g in weight_grads if g is not None))
         ctx.has_weight_grads = [g is not None for g in weight_grads]  # type: ignore[attr-defined]
         ctx.mark_non_differentiable(matches)

@@ -45,6 +45,12 @@ class TrainingOptions:
     """
 
     method: str = _option("eagle3", 'The kind of head; "parallel" is P-EAGLE.', choices=METHODS)
+    start_from: str = _option(
+        "",
+        "A head of the same method and shape, as a directory or a known head's name, with whose "
+        "weights training begins; left out, with random ones and the target's. Then --shallow 0 "
+        "and a lower --learning-rate suit.",
+    )
     max_depth: int = _option(
         3,
         "Tokens the head learns to draft: steps of EAGLE's training-time test, heads of Medusa or "

@@ -101,5 +101,25 @@ class TrainableHead(nn.Module, abc.ABC):
         """
 
     @abc.abstractmethod
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """A checkpoint's weights by the names of this head's parameters: the inverse of files().
+
+        Args:
+            tensors: a checkpoint's tensors by name, of any layout.
+            ids: int64, the token of each row that the checkpoint's head scores.
+        Tensors without a parameter keep their names, and shapes are not checked.
+        """
+
+    def rows_of(self, mine: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+        """`mine`, which has a row for each of draft_ids, with those rows whose tokens are in `ids`
+        replaced by that token's row of `rows`."""
+        place = torch.full((len(self.target.lm_head),), -1, device=mine.device)
+        place[ids.to(mine.device)] = torch.arange(len(ids), device=mine.device)
+        found = place[self.draft_ids]
+        replaced = mine.detach().clone()
+        replaced[found >= 0] = rows.to(replaced)[found[found >= 0]]
+        return replaced
+
+    @abc.abstractmethod
     def files(self, layout: str) -> HeadFiles:
         """The checkpoint in a layout: "common", which every reader accepts, or "speculators"."""

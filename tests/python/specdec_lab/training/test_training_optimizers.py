@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,9 @@ class Weights(TrainableHead):
         raise NotImplementedError
 
     def draft(self, batch: Batch, depth: int) -> Tensor:
+        raise NotImplementedError
+
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 
     def files(self, layout: str) -> HeadFiles:
