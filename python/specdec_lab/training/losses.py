@@ -81,7 +81,7 @@ def score(
         outputs: the head's outputs, by depth.
         final_hidden: [places, hidden size], the input of the target's LM head.
         target_lm_head: [draft vocabulary, hidden size], the target's rows. Matrix products have
-            its dtype; losses are computed in float32.
+            its dtype; losses are computed in float32 at least.
         is_counted: bool [places]; rows of other places cost nothing.
         row_loss: one of ROW_LOSSES.
     """
@@ -116,6 +116,7 @@ class _Score(torch.autograd.Function):
         depths = len(positions)
         hidden, weights = tensors[:depths], tensors[depths:]
         dtype = target_lm_head.dtype
+        wide = torch.promote_types(dtype, torch.float32)
         cast = {id(weight): weight.to(dtype) for weight in weights}  # depths may share weights
         rows_of = [cast[id(weight)] for weight in weights]
         losses = torch.zeros(depths, device=final_hidden.device)
@@ -128,7 +129,7 @@ class _Score(torch.autograd.Function):
         ]
         wanted = torch.unique(torch.cat(positions))
         for piece in wanted.split(_PIECE) if len(wanted) else ():
-            target_logits = F.linear(final_hidden[piece].to(dtype), target_lm_head).float()
+            target_logits = F.linear(final_hidden[piece].to(dtype), target_lm_head).to(wide)
             target = target_logits.softmax(-1)
             best = target_logits.argmax(-1)
             for d in range(depths):
@@ -140,7 +141,7 @@ class _Score(torch.autograd.Function):
                 rows = torch.searchsorted(piece, positions[d][begin:end])
                 state = hidden[d][begin:end].to(dtype)
                 with torch.enable_grad():
-                    logits = F.linear(state, rows_of[d]).float().requires_grad_()
+                    logits = F.linear(state, rows_of[d]).to(wide).requires_grad_()
                     loss = row_loss(target[rows], logits).sum()
                 logit_grads = torch.autograd.grad(loss, logits)[0].to(dtype)
                 losses[d] += loss.detach()
