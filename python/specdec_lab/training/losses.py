@@ -85,18 +85,16 @@ def score(
     target_lm_head: Tensor,
     is_counted: Tensor,
     row_loss: RowLoss,
-    *,
-    dtype: torch.dtype | None = None,
 ) -> list[DepthLoss]:
     """The loss of each depth.
 
     Args:
         outputs: the head's outputs, by depth.
         final_hidden: [places, hidden size], the input of the target's LM head.
-        target_lm_head: [draft vocabulary, hidden size], the target's rows.
+        target_lm_head: [draft vocabulary, hidden size], the target's rows. Matrix products have
+            its dtype; losses are computed in float32 at least.
         is_counted: bool [places]; rows of other places cost nothing.
         row_loss: one of ROW_LOSSES.
-        dtype: what states and weights are multiplied in, if in another dtype than theirs.
     """
     positions, counted = [], []
     depth_of, states, weights = [], [], []  # of each product
@@ -108,9 +106,8 @@ def score(
             depth_of.append(d)
             states.append(state[counted[d]].to(weight.dtype))
             weights.append(weight)
-    wanted = _Wanted(
-        positions, depth_of, [output.confidence is not None for output in outputs], row_loss, dtype
-    )
+    has_confidence = [output.confidence is not None for output in outputs]
+    wanted = _Wanted(positions, depth_of, has_confidence, row_loss)
     losses, matches, *chances = _Score.apply(  # type: ignore[no-untyped-call]
         final_hidden, target_lm_head, wanted, *states, *weights
     )
@@ -134,18 +131,13 @@ class _Wanted:
         positions: the counted places of each depth.
         depth_of: the depth of each product.
         has_confidence: whether each depth wants its rows' chances of acceptance.
-        row_loss, dtype: see score().
+        row_loss: see score().
     """
 
     positions: Sequence[Tensor]
     depth_of: Sequence[int]
     has_confidence: Sequence[bool]
     row_loss: RowLoss
-    dtype: torch.dtype | None
-
-    def cast(self, t: Tensor) -> Tensor:
-        """A factor of a product."""
-        return t if self.dtype is None else t.to(self.dtype)
 
 
 class _Score(torch.autograd.Function):
@@ -163,10 +155,11 @@ class _Score(torch.autograd.Function):
         wanted: _Wanted,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        positions, cast = wanted.positions, wanted.cast
+        positions = wanted.positions
         depths, products = len(positions), len(wanted.depth_of)
         states, weights = tensors[:products], tensors[products:]
-        plain = final_hidden.dtype
+        dtype = target_lm_head.dtype
+        wide = torch.promote_types(dtype, torch.float32)
         losses = final_hidden.new_zeros(depths)
         matches = torch.zeros(depths, device=final_hidden.device)
         chances = [
@@ -179,14 +172,12 @@ class _Score(torch.autograd.Function):
             torch.zeros_like(weight) if needed else None
             for weight, needed in zip(weights, needs, strict=True)
         ]
-        of_target = cast(target_lm_head)
-        # Depths mostly share a weight, which is then cast once.
-        shared = {id(weight): cast(weight) for weight in weights}
-        factors = [shared[id(weight)] for weight in weights]
+        cast = {id(weight): weight.to(dtype) for weight in weights}  # depths may share weights
+        factors = [cast[id(weight)] for weight in weights]
         of_depth = [[i for i, of in enumerate(wanted.depth_of) if of == d] for d in range(depths)]
         places = torch.unique(torch.cat(list(positions)))
         for piece in places.split(_PIECE) if len(places) else ():
-            target_logits = F.linear(cast(final_hidden[piece]), of_target).to(plain)
+            target_logits = F.linear(final_hidden[piece].to(dtype), target_lm_head).to(wide)
             target = target_logits.softmax(-1)
             best = target_logits.argmax(-1)
             for d in range(depths):
@@ -196,24 +187,22 @@ class _Score(torch.autograd.Function):
                 if begin == end:
                     continue
                 rows = torch.searchsorted(piece, positions[d][begin:end])
-                terms = [
-                    F.linear(cast(states[i][begin:end]), factors[i]).to(plain) for i in of_depth[d]
-                ]
+                read = {i: states[i][begin:end].to(dtype) for i in of_depth[d]}
+                terms = [F.linear(state, factors[i]).to(wide) for i, state in read.items()]
                 with torch.enable_grad():
                     logits = sum(terms[1:], start=terms[0]).requires_grad_()
                     loss = wanted.row_loss(target[rows], logits).sum()
-                (logit_grads,) = torch.autograd.grad(loss, logits)
+                logit_grads = torch.autograd.grad(loss, logits)[0].to(dtype)
                 logits = logits.detach()
                 losses[d] += loss.detach()
                 matches[d] += (logits.argmax(-1) == best[rows]).sum()
                 if wanted.has_confidence[d]:
                     chances[d][begin:end] = acceptance_chance(target[rows], logits)
-                logit_grads = cast(logit_grads)
-                for i in of_depth[d]:
+                for i, state in read.items():
                     state_grads[i][begin:end] = logit_grads @ factors[i]
                     grads = weight_grads[i]
                     if grads is not None:
-                        grads += logit_grads.T @ cast(states[i][begin:end])
+                        grads += logit_grads.T @ state
         ctx.save_for_backward(*state_grads, *(g for g in weight_grads if g is not None))
         ctx.has_weight_grads = [g is not None for g in weight_grads]  # type: ignore[attr-defined]
         ctx.depth_of = wanted.depth_of  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ class Optimizers:
     """The optimisers of one head, and the position in the schedule."""
 
     def __init__(self, head: TrainableHead, options: TrainingOptions, total_steps: int) -> None:
-        self.learning_rate = options.learning_rate or default_learning_rate(options)
+        self.learning_rate = options.learning_rate or default_learning_rate(options, head)
         self.total_steps = max(total_steps, 1)
         self.num_steps = 0
         self._warmup_steps = math.ceil(options.warmup * self.total_steps)
@@ -93,9 +93,10 @@ def make_optimizers(head: TrainableHead, options: TrainingOptions, total_steps: 
     return Optimizers(head, options, total_steps)
 
 
-def default_learning_rate(options: TrainingOptions) -> float:
+def default_learning_rate(options: TrainingOptions, head: TrainableHead) -> float:
     """The default rate: for heads with layers by optimiser, else the authors' rate."""
-    return _RATES[options.optimizer] if options.method in _WITH_LAYERS else _AUTHORS_RATE
+    has_layers = options.method in _WITH_LAYERS
+    return head.rate_factor * (_RATES[options.optimizer] if has_layers else _AUTHORS_RATE)
 
 
 def schedule(step: int, warmup_steps: int, total_steps: int) -> float:

@@ -52,7 +52,7 @@ class Trainer:
         self._device = head.draft_ids.device
         name = head.default_loss if options.loss == "auto" else options.loss
         self._row_loss = ROW_LOSSES[name]()
-        self._target_lm_head = head.target.lm_head[head.draft_ids]
+        self._target_lm_head = head.target.lm_head[head.draft_ids].to(autocast or torch.float32)
         self._is_drafted = torch.zeros(
             len(head.target.lm_head), dtype=torch.bool, device=self._device
         )
@@ -179,7 +179,6 @@ class Trainer:
             self._target_lm_head,
             is_counted.flatten(),
             self._row_loss,
-            dtype=self._autocast,
         )
         losses = [
             depth.loss * (count / max(depth.num_rows, 1))

@@ -52,6 +52,12 @@ class TrainingOptions:
         'The kind of head; "parallel" is P-EAGLE, "mtp" the layer of targets that have one.',
         choices=METHODS,
     )
+    start_from: str = _option(
+        "",
+        "A head of the same method and shape, as a directory or a known head's name, with whose "
+        "weights training begins; left out, with random ones and the target's. Then --shallow 0 "
+        "and a lower --learning-rate suit.",
+    )
     max_depth: int = _option(
         3,
         "Tokens the head learns to draft: steps of EAGLE's training-time test and of an MTP layer, "
@@ -96,8 +102,8 @@ class TrainingOptions:
     )
     shallow: float = _option(
         0.6,
-        "Share of all steps, the first ones, in which EAGLE's heads learn the first depth alone: "
-        "such steps are quicker, and deeper ones begin with what was learned.",
+        "Share of all steps, the first ones, in which EAGLE's heads and new MTP layers learn the "
+        "first depth alone: such steps are quicker, and deeper ones begin with what was learned.",
         low=0.0,
         high=1.0,
     )

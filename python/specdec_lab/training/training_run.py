@@ -32,6 +32,7 @@ from specdec_lab.training.outdir import OutDirectory
 from specdec_lab.training.precision import choose_dtype
 from specdec_lab.training.predicted_acceptance import Acceptance, evaluate
 from specdec_lab.training.prepare import Begun, Prepared, make_store, prepare
+from specdec_lab.training.start_from import start_from
 from specdec_lab.training.tapped_examples import taps_of
 from specdec_lab.training.target import TargetWeights, read_config
 from specdec_lab.training.trainer import Trainer
@@ -214,6 +215,8 @@ class _Run:
         self.head = make_head(options, target, begun.draft_ids.to(self._device))
         generator = torch.Generator().manual_seed(options.seed)
         self.head.initialise(generator, prepared.evaluated[:_EXAMPLES_SHOWN])
+        if options.start_from and saved is None:
+            start_from(self.head, options.method, options.start_from)
         self.head.to(self._device)
         order = BatchOrder(
             prepared.lengths,
@@ -295,7 +298,7 @@ class _Run:
                 "steps": course.step,
                 "best_step": course.evaluations[course.best][0],
                 "answer_tokens": course.num_tokens,
-                "learning_rate": options.learning_rate or default_learning_rate(options),
+                "learning_rate": options.learning_rate or default_learning_rate(options, self.head),
                 "seconds": course.seconds,
                 "answer_tokens_per_second": course.num_tokens / max(course.seconds, 1e-9),
                 "parameters_trained": sum(

@@ -67,11 +67,13 @@ class TrainableHead(nn.Module, abc.ABC):
         depths_go_on: whether a depth continues from the one before with the same weights, so that
             training the first depth trains all of them.
         default_loss: the name of the loss that suits it, of losses.ROW_LOSSES.
+        rate_factor: by which the default learning rate is multiplied.
     """
 
     draft_ids: Tensor
     depths_go_on = False
     default_loss = "ce"
+    rate_factor = 1.0
 
     def __init__(self, target: TargetWeights, draft_ids: Tensor, max_depth: int) -> None:
         super().__init__()
@@ -108,6 +110,26 @@ class TrainableHead(nn.Module, abc.ABC):
         content of row 0, which has no feature, is arbitrary, and so is that of roots outside of
         answers.
         """
+
+    @abc.abstractmethod
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """A checkpoint's weights by the names of this head's parameters: the inverse of files().
+
+        Args:
+            tensors: a checkpoint's tensors by name, of any layout.
+            ids: int64, the token of each row that the checkpoint's head scores.
+        Tensors without a parameter keep their names, and shapes are not checked.
+        """
+
+    def rows_of(self, mine: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+        """`mine`, which has a row for each of draft_ids, with those rows whose tokens are in `ids`
+        replaced by that token's row of `rows`."""
+        place = torch.full((len(self.target.lm_head),), -1, device=mine.device)
+        place[ids.to(mine.device)] = torch.arange(len(ids), device=mine.device)
+        found = place[self.draft_ids]
+        replaced = mine.detach().clone()
+        replaced[found >= 0] = rows.to(replaced)[found[found >= 0]]
+        return replaced
 
     @abc.abstractmethod
     def files(self, layout: str) -> HeadFiles:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -219,6 +219,22 @@ class BlockHead(TrainableHead):
                 previous = drafts[example, some[is_some], d] = self.draft_ids[best]
         return drafts
 
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """See TrainableHead."""
+        weights: dict[str, Tensor] = {"lm_head": self.lm_head}
+        for name, tensor in tensors.items():
+            if name == "lm_head.weight":
+                weights["lm_head"] = self.rows_of(self.lm_head, tensor, ids)
+            elif name == "fc.weight" and tensor.shape == self.fc.weight.shape:
+                weights[name] = tensor * self._fc_sizes().to(tensor.device)
+            elif name not in ("d2t", "t2d", "embed_tokens.weight"):
+                weights[name] = tensor
+        return weights
+
+    def _fc_sizes(self) -> Tensor:
+        """The size by which each input of fc is divided: [taps x hidden size]."""
+        return self.tap_sizes.repeat_interleave(self.shape.hidden_size)
+
     def _drawn(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """The tokens whose blocks are trained: bool [examples, tokens]."""
         is_possible = _possible(batch)
@@ -230,8 +246,7 @@ class BlockHead(TrainableHead):
         or in any case."""
         tensors: dict[str, Tensor] = dict(self.named_parameters())
         rows = tensors.pop("lm_head")
-        sizes = self.tap_sizes.repeat_interleave(self.shape.hidden_size)
-        tensors["fc.weight"] = self.fc.weight / sizes
+        tensors["fc.weight"] = self.fc.weight / self._fc_sizes()
         is_cut = len(self.draft_ids) < len(self.target.lm_head)
         if with_vocabulary or is_cut or rows.requires_grad:
             tensors["lm_head.weight"] = rows

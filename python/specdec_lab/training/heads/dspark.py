@@ -6,7 +6,7 @@ draft before it into account. The confidence head foretells a draft's chance of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -99,6 +99,14 @@ class DSpark(BlockHead):
         if self.markov_rank:
             logits = logits + F.linear(F.embedding(previous, self._w1), self._w2)
         return logits
+
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """See TrainableHead."""
+        weights = super().weights_of(tensors, ids)
+        name = "markov_head.markov_w2.weight"
+        if self.markov_rank and name in weights:
+            weights[name] = self.rows_of(self._w2, weights[name], ids)
+        return weights
 
     def files(self, layout: str) -> HeadFiles:
         """See TrainableHead. The common layout is that of DeepSpec's checkpoints."""

@@ -111,8 +111,10 @@ class Mtp(EagleHead):
         self.feature_norm = nn.RMSNorm(size, eps)
         self.norm = nn.RMSNorm(size, eps)
         self.register_buffer("_rows", target.lm_head[draft_ids], persistent=False)
-        if self.stored:
+        if self.stored:  # it drafts the first depth well already
             self._require_known()
+            self.depths_go_on = False
+            self.rate_factor = 0.1
 
     _rows: Tensor
 
@@ -171,6 +173,17 @@ class Mtp(EagleHead):
         if not self.family.feeds_back_normed:
             state = self.norm(state)
         return state
+
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """See TrainableHead."""
+        del ids
+        own_names = {self.prefix + stored: name for name, stored in self._stored_names().items()}
+        offset = self.target.norm_offset
+        return {
+            own_names.get(name, name): tensor + (offset if "norm" in name else 0.0)
+            for name, tensor in tensors.items()
+            if name.removeprefix(self.prefix) not in self.family.repeats
+        }
 
     def files(self, layout: str) -> HeadFiles:
         """A checkpoint of the target that has the layer alone, in its family's names."""

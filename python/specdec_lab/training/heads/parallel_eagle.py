@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -93,9 +93,17 @@ class ParallelEagle(Eagle3):
         del layout
         files = super().files("speculators")
         tensors = dict(files.tensors)
-        sizes = self.tap_sizes.repeat_interleave(self.shape.hidden_size)
-        tensors["mask_hidden"] = (tensors.pop("mask_features") * sizes).reshape(1, 1, -1)
+        masks = tensors.pop("mask_features") * self._fc_sizes()
+        tensors["mask_hidden"] = masks.reshape(1, 1, -1)
         return HeadFiles({**files.config, "mask_token_id": self.mask_token_id}, tensors)
+
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """See TrainableHead."""
+        weights = super().weights_of(tensors, ids)
+        masks = weights.pop("mask_hidden", None)
+        if masks is not None:
+            weights["mask_features"] = masks.flatten() / self._fc_sizes().to(masks.device)
+        return weights
 
     def _at_depth(self, d: int, batch: Batch, rows: Tensor, cache: list[StepCache]) -> Tensor:
         if d == 0:

@@ -218,10 +218,9 @@ def test_products_in_bfloat16() -> None:
     rounded = score(
         case.outputs(),
         case.final_hidden,
-        case.target_lm_head,
+        case.target_lm_head.bfloat16(),
         case.is_counted,
         ROW_LOSSES["kl"](),
-        dtype=torch.bfloat16,
     )
     for depth, wanted in zip(rounded, exact, strict=True):
         assert float(depth.loss.detach()) == pytest.approx(float(wanted.detach()), rel=0.02)
