@@ -7,12 +7,14 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.heads.base import TrainableHead
 from specdec_lab.training.target import TargetWeights
 from specdec_lab.training.training_options import LAYOUTS, TrainingOptions
+from specdec_native.speculation.methods import METHODS as ENGINE_METHODS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Method:
         return found
 
 
+_OF_BLOCKS = ("num_layers", "train_lm_head", "anchor_share")
+
 METHODS: dict[str, Method] = {
     "eagle3": Method("eagle3", "Eagle3", {"method": "eagle3"}),
     "eagle": Method("eagle1", "Eagle1", {"method": "eagle"}, takes=("num_layers",)),
@@ -56,7 +60,15 @@ METHODS: dict[str, Method] = {
     "parallel": Method(
         "parallel_eagle", "ParallelEagle", {"method": "eagle3", "parallel_drafting": True}
     ),
+    "mtp": Method("mtp", "Mtp", {"method": "mtp"}, takes=(), layouts=("common",)),
+    "dflash": Method("dflash", "DFlash", {"method": "dflash"}, takes=_OF_BLOCKS),
+    "dspark": Method("dspark", "DSpark", {"method": "dspark"}, takes=(*_OF_BLOCKS, "markov_rank")),
 }
+
+
+def engine_runs(method: str) -> bool:
+    """Whether this engine drafts with heads of a method."""
+    return METHODS[method].speculative["method"] in ENGINE_METHODS
 
 
 def check_method(options: TrainingOptions, layout: str) -> None:
@@ -68,7 +80,7 @@ def check_method(options: TrainingOptions, layout: str) -> None:
             f"{options.method}, got {layout!r}"
         )
     defaults = TrainingOptions()
-    for name in ("num_layers", "train_lm_head"):
+    for name in ("num_layers", "train_lm_head", "anchor_share", "markov_rank"):
         if name not in method.takes and getattr(options, name) != getattr(defaults, name):
             raise TrainingError(
                 f"{name}: heads of the method {options.method} have no such choice; leave "
@@ -80,6 +92,14 @@ def make_head(options: TrainingOptions, target: TargetWeights, draft_ids: Tensor
     """A head without its first weights; `options` have passed check_method()."""
     method = METHODS[options.method]
     given = {name: getattr(options, name) for name in method.takes}
+    if not options.num_layers:  # the class has its own default
+        given.pop("num_layers", None)
     make: Any = method.head_class()
     head: TrainableHead = make(target, draft_ids, options.max_depth, **given)
     return head
+
+
+def check_target(options: TrainingOptions, target: TargetWeights) -> None:
+    """Raises TrainingError for a target that has no heads of the method."""
+    scores_all = METHODS[options.method].scores_all
+    make_head(options, target, torch.arange(len(target.lm_head) if scores_all else 1))

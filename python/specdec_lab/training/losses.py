@@ -32,6 +32,11 @@ def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
     return cross_entropy(target, logits) - entropy
 
 
+def acceptance_chance(target: Tensor, logits: Tensor) -> Tensor:
+    """sum min(p, q), the chance that a token drawn from q is accepted."""
+    return torch.minimum(target, logits.softmax(-1)).sum(-1)
+
+
 def likelihood_of_acceptance(scale: float = 3.0) -> RowLoss:
     """w KL + (1 - w)(1 - a), where a = sum min(p, q) is the chance that a draft is accepted.
 
@@ -39,17 +44,23 @@ def likelihood_of_acceptance(scale: float = 3.0) -> RowLoss:
     """
 
     def loss(target: Tensor, logits: Tensor) -> Tensor:
-        acceptance = torch.minimum(target, logits.softmax(-1)).sum(-1)
+        acceptance = acceptance_chance(target, logits)
         weight = torch.exp(-scale * acceptance.detach())
         return weight * kl_divergence(target, logits) + (1 - weight) * (1 - acceptance)
 
     return loss
 
 
+def mostly_l1(target: Tensor, logits: Tensor) -> Tensor:
+    """0.1 CE + 0.9 sum |p - q|: DSpark's."""
+    return 0.1 * cross_entropy(target, logits) + 0.9 * (target - logits.softmax(-1)).abs().sum(-1)
+
+
 ROW_LOSSES: dict[str, Callable[[], RowLoss]] = {
     "ce": lambda: cross_entropy,
     "kl": lambda: kl_divergence,
     "lk": likelihood_of_acceptance,
+    "l1": lambda: mostly_l1,
 }
 
 
@@ -80,51 +91,93 @@ def score(
     Args:
         outputs: the head's outputs, by depth.
         final_hidden: [places, hidden size], the input of the target's LM head.
-        target_lm_head: [draft vocabulary, hidden size], the target's rows.
+        target_lm_head: [draft vocabulary, hidden size], the target's rows. Matrix products have
+            its dtype; losses are computed in float32 at least.
         is_counted: bool [places]; rows of other places cost nothing.
         row_loss: one of ROW_LOSSES.
     """
-    hidden, weights, positions, extra = [], [], [], []
-    for output in outputs:
-        counted = is_counted[output.positions]
-        hidden.append(output.hidden[counted].to(output.lm_head_weight.dtype))
-        weights.append(output.lm_head_weight)
-        positions.append(output.positions[counted])
-        extra.append(0.0 if output.extra_loss is None else output.extra_loss[counted].sum())
-    sums = _Score.apply(  # type: ignore[no-untyped-call]
-        final_hidden, target_lm_head, row_loss, positions, *hidden, *weights
+    positions, counted = [], []
+    depth_of, states, weights = [], [], []  # of each product
+    for d, output in enumerate(outputs):
+        counted.append(is_counted[output.positions])
+        positions.append(output.positions[counted[d]])
+        products = [(output.hidden, output.lm_head_weight)]
+        for state, weight in products if output.added is None else [*products, output.added]:
+            depth_of.append(d)
+            states.append(state[counted[d]].to(weight.dtype))
+            weights.append(weight)
+    has_confidence = [output.confidence is not None for output in outputs]
+    wanted = _Wanted(positions, depth_of, has_confidence, row_loss)
+    losses, matches, *chances = _Score.apply(  # type: ignore[no-untyped-call]
+        final_hidden, target_lm_head, wanted, *states, *weights
     )
-    return [
-        DepthLoss(sums[0][d] + extra[d], len(rows), int(sums[1][d]))
-        for d, rows in enumerate(positions)
-    ]
+    results = []
+    for d, output in enumerate(outputs):
+        loss = losses[d]
+        if output.extra_loss is not None:
+            loss = loss + output.extra_loss[counted[d]].sum()
+        if output.confidence is not None:
+            foretold = output.confidence[counted[d]].to(chances[d].dtype)
+            loss = loss + F.binary_cross_entropy_with_logits(foretold, chances[d], reduction="sum")
+        results.append(DepthLoss(loss, len(positions[d]), int(matches[d])))
+    return results
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """What _Score computes.
+
+    Attributes:
+        positions: the counted places of each depth.
+        depth_of: the depth of each product.
+        has_confidence: whether each depth wants its rows' chances of acceptance.
+        row_loss: see score().
+    """
+
+    positions: Sequence[Tensor]
+    depth_of: Sequence[int]
+    has_confidence: Sequence[bool]
+    row_loss: RowLoss
 
 
 class _Score(torch.autograd.Function):
-    """Sums of losses and of matches by depth; gradients to hidden states and head weights."""
+    """Sums of losses and of matches by depth, and each row's chance of acceptance where a head
+    foretells it; gradients of the losses to states and weights.
+
+    The scores of a depth are the sum of its products.
+    """
 
     @staticmethod
     def forward(
         ctx: torch.autograd.function.FunctionCtx,
         final_hidden: Tensor,
         target_lm_head: Tensor,
-        row_loss: RowLoss,
-        positions: list[Tensor],
+        wanted: _Wanted,
         *tensors: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        depths = len(positions)
-        hidden, weights = tensors[:depths], tensors[depths:]
-        losses = torch.zeros(depths, device=final_hidden.device)
+    ) -> tuple[Tensor, ...]:
+        positions = wanted.positions
+        depths, products = len(positions), len(wanted.depth_of)
+        states, weights = tensors[:products], tensors[products:]
+        dtype = target_lm_head.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        losses = final_hidden.new_zeros(depths)
         matches = torch.zeros(depths, device=final_hidden.device)
-        hidden_grads = [torch.empty_like(rows) for rows in hidden]
-        needs = ctx.needs_input_grad[4 + depths :]  # type: ignore[attr-defined]
+        chances = [
+            final_hidden.new_zeros(len(rows) if has else 0)
+            for rows, has in zip(positions, wanted.has_confidence, strict=True)
+        ]
+        state_grads = [torch.empty_like(rows) for rows in states]
+        needs = ctx.needs_input_grad[3 + products :]  # type: ignore[attr-defined]
         weight_grads = [
             torch.zeros_like(weight) if needed else None
             for weight, needed in zip(weights, needs, strict=True)
         ]
-        wanted = torch.unique(torch.cat(positions))
-        for piece in wanted.split(_PIECE) if len(wanted) else ():
-            target_logits = F.linear(final_hidden[piece], target_lm_head)
+        cast = {id(weight): weight.to(dtype) for weight in weights}  # depths may share weights
+        factors = [cast[id(weight)] for weight in weights]
+        of_depth = [[i for i, of in enumerate(wanted.depth_of) if of == d] for d in range(depths)]
+        places = torch.unique(torch.cat(list(positions)))
+        for piece in places.split(_PIECE) if len(places) else ():
+            target_logits = F.linear(final_hidden[piece].to(dtype), target_lm_head).to(wide)
             target = target_logits.softmax(-1)
             best = target_logits.argmax(-1)
             for d in range(depths):
@@ -134,30 +187,35 @@ class _Score(torch.autograd.Function):
                 if begin == end:
                     continue
                 rows = torch.searchsorted(piece, positions[d][begin:end])
-                state = hidden[d][begin:end]
+                read = {i: states[i][begin:end].to(dtype) for i in of_depth[d]}
+                terms = [F.linear(state, factors[i]).to(wide) for i, state in read.items()]
                 with torch.enable_grad():
-                    logits = F.linear(state, weights[d]).requires_grad_()
-                    loss = row_loss(target[rows], logits).sum()
-                (logit_grads,) = torch.autograd.grad(loss, logits)
+                    logits = sum(terms[1:], start=terms[0]).requires_grad_()
+                    loss = wanted.row_loss(target[rows], logits).sum()
+                logit_grads = torch.autograd.grad(loss, logits)[0].to(dtype)
+                logits = logits.detach()
                 losses[d] += loss.detach()
-                matches[d] += (logits.detach().argmax(-1) == best[rows]).sum()
-                torch.mm(logit_grads, weights[d], out=hidden_grads[d][begin:end])
-                grads = weight_grads[d]
-                if grads is not None:
-                    grads.addmm_(logit_grads.T, state)
-        ctx.save_for_backward(*hidden_grads, *(g for g in weight_grads if g is not None))
+                matches[d] += (logits.argmax(-1) == best[rows]).sum()
+                if wanted.has_confidence[d]:
+                    chances[d][begin:end] = acceptance_chance(target[rows], logits)
+                for i, state in read.items():
+                    state_grads[i][begin:end] = logit_grads @ factors[i]
+                    grads = weight_grads[i]
+                    if grads is not None:
+                        grads += logit_grads.T @ state
+        ctx.save_for_backward(*state_grads, *(g for g in weight_grads if g is not None))
         ctx.has_weight_grads = [g is not None for g in weight_grads]  # type: ignore[attr-defined]
-        ctx.mark_non_differentiable(matches)
-        return losses, matches
+        ctx.depth_of = wanted.depth_of  # type: ignore[attr-defined]
+        ctx.mark_non_differentiable(matches, *chances)
+        return losses, matches, *chances
 
     @staticmethod
-    def backward(ctx, loss_grads, _):  # type: ignore[no-untyped-def]
-        depths = len(ctx.has_weight_grads)
-        saved = list(ctx.saved_tensors)
-        hidden_grads = [grad * loss_grads[d] for d, grad in enumerate(saved[:depths])]
-        rest = iter(saved[depths:])
+    def backward(ctx, loss_grads, *_):  # type: ignore[no-untyped-def]
+        factors = [loss_grads[d] for d in ctx.depth_of]
+        state_grads = [g * f for g, f in zip(ctx.saved_tensors, factors, strict=False)]
+        saved = iter(ctx.saved_tensors[len(factors) :])
         weight_grads = [
-            next(rest) * loss_grads[d] if present else None
-            for d, present in enumerate(ctx.has_weight_grads)
+            next(saved) * factor if present else None
+            for factor, present in zip(factors, ctx.has_weight_grads, strict=True)
         ]
-        return None, None, None, None, *hidden_grads, *weight_grads
+        return None, None, None, *state_grads, *weight_grads

@@ -23,19 +23,21 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _NEWTON_SCHULZ_STEPS = 4
 _MUON_RMS = 0.2  # RMS of an update's elements at rate 1, as AdamW's: both take the same rates
 
-_EAGLES = ("eagle", "eagle3", "parallel")
+_WITH_LAYERS = ("eagle", "eagle3", "parallel", "mtp", "dflash", "dspark")
 _RATES = {"adamw": 1.5e-3, "muon": 3e-3}
 _AUTHORS_RATE = 1e-3  # the authors' rate for Medusa and MLP speculators
 
 # Modules with one weight row per token. Their gradients are sparse or uneven: AdamW handles them.
-_VOCABULARY = frozenset({"lm_head", "lm_heads", "embed_tokens", "emb", "head"})
+_VOCABULARY = frozenset(
+    {"lm_head", "lm_heads", "embed_tokens", "emb", "head", "markov_w1", "markov_w2"}
+)
 
 
 class Optimizers:
     """The optimisers of one head, and the position in the schedule."""
 
     def __init__(self, head: TrainableHead, options: TrainingOptions, total_steps: int) -> None:
-        self.learning_rate = options.learning_rate or default_learning_rate(options)
+        self.learning_rate = options.learning_rate or default_learning_rate(options, head)
         self.total_steps = max(total_steps, 1)
         self.num_steps = 0
         self._warmup_steps = math.ceil(options.warmup * self.total_steps)
@@ -91,9 +93,10 @@ def make_optimizers(head: TrainableHead, options: TrainingOptions, total_steps: 
     return Optimizers(head, options, total_steps)
 
 
-def default_learning_rate(options: TrainingOptions) -> float:
-    """The default rate: for EAGLE heads by optimiser, else the authors' rate."""
-    return _RATES[options.optimizer] if options.method in _EAGLES else _AUTHORS_RATE
+def default_learning_rate(options: TrainingOptions, head: TrainableHead) -> float:
+    """The default rate: for heads with layers by optimiser, else the authors' rate."""
+    has_layers = options.method in _WITH_LAYERS
+    return head.rate_factor * (_RATES[options.optimizer] if has_layers else _AUTHORS_RATE)
 
 
 def schedule(step: int, warmup_steps: int, total_steps: int) -> float:

@@ -55,6 +55,11 @@ class TargetWeights:
         return self.embedding.shape[1]
 
     @property
+    def norm_offset(self) -> float:
+        """The number that is added to the stored weights of norms: 1 or 0."""
+        return _norm_offset(self.config)
+
+    @property
     def num_layers(self) -> int:
         """Layers of the target."""
         return int(self.config["num_hidden_layers"])
@@ -119,19 +124,29 @@ class TargetWeights:
 
         Tensors that Llama does not have keep their family's names.
         """
-        files = _TensorFiles(self.directory)
         tensors: dict[str, Tensor] = {}
         for stem in _LAYERS:
-            for prefix in (f"{stem}.{index}.", f"{_without_first_part(stem)}.{index}."):
-                for name in files.names(prefix):
-                    tensors[name.removeprefix(prefix)] = files.load(name)
-        offset = _norm_offset(self.config)
-        for name, tensor in tensors.items():
-            if offset and "norm" in name:
-                tensors[name] = tensor + offset
+            tensors |= self.tensors(f"{stem}.{index}.")
         if "pre_feedforward_layernorm.weight" in tensors:  # Gemma's; its other norms come after
             tensors["post_attention_layernorm.weight"] = tensors["pre_feedforward_layernorm.weight"]
         return {name: tensor for pair in tensors.items() for name, tensor in self._split(*pair)}
+
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        """All tensors whose names begin with `prefix`, by the rest of their names.
+
+        Names may lack the first part of `prefix`. Norms are as they are multiplied: with the
+        family's offset.
+        """
+        files = _TensorFiles(self.directory)
+        tensors: dict[str, Tensor] = {}
+        for begin in filter(None, (prefix, _without_first_part(prefix))):
+            for name in files.names(begin):
+                tensor = files.load(name)
+                # The norm of recurrent layers has no offset.
+                if "norm" in name and "linear_attn" not in name:
+                    tensor = tensor + self.norm_offset
+                tensors[name.removeprefix(begin)] = tensor
+        return tensors
 
     def _split(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The parts of a matrix that Phi-3 joined."""
@@ -151,9 +166,14 @@ class TargetWeights:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a target. Raises CheckpointError where it lacks a size that heads need."""
+    """config.json of a target; the fields of its part for text, if it has one, are beside the rest.
+
+    Raises CheckpointError where it lacks a size that heads need.
+    """
     file = directory / "config.json"
     config: dict[str, Any] = read_json_object(file)
+    if isinstance(config.get("text_config"), dict):
+        config |= config.pop("text_config")
     for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
         size = config.get(key)
         if not isinstance(size, int) or size < 1:
@@ -162,8 +182,10 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _norm_offset(config: Mapping[str, Any]) -> float:
-    """The number to add to the weights of norms: 1 for Gemma, which stores weight - 1, else 0."""
-    return 1.0 if str(config.get("model_type")).startswith("gemma") else 0.0
+    """The number to add to the weights of norms: 1 where weight - 1 is stored, else 0."""
+    kind = str(config.get("model_type"))
+    is_gemma = kind in ("gemma", "gemma2", "gemma3", "gemma3_text")
+    return 1.0 if is_gemma or kind.startswith(("qwen3_next", "qwen3_5")) else 0.0
 
 
 def _without_first_part(name: str) -> str:
@@ -171,14 +193,16 @@ def _without_first_part(name: str) -> str:
 
 
 class _TensorFiles:
-    """The tensors of a checkpoint's safetensors files."""
+    """The tensors of a checkpoint's safetensors files, by their names in a checkpoint without
+    images."""
 
     def __init__(self, directory: Path) -> None:
-        self._file_of: dict[str, Path] = {}
+        self._file_of: dict[str, tuple[Path, str]] = {}  # and the name there
         for file in safetensors_files(directory):
             try:
                 with safe_open(file, framework="pt") as tensors:
-                    self._file_of.update(dict.fromkeys(tensors.keys(), file))
+                    for name in tensors.keys():  # noqa: SIM118 - no dictionary
+                        self._file_of[name.replace("language_model.", "", 1)] = file, name
             except (OSError, SafetensorError) as fault:
                 raise CheckpointError(f"the file cannot be read ({fault})", file) from fault
         if not self._file_of:
@@ -199,10 +223,10 @@ class _TensorFiles:
         return None
 
     def load(self, name: str) -> Tensor:
-        file = self._file_of[name]
+        file, stored_name = self._file_of[name]
         try:
             with safe_open(file, framework="pt") as tensors:
-                tensor: Tensor = tensors.get_tensor(name)
+                tensor: Tensor = tensors.get_tensor(stored_name)
         except (OSError, SafetensorError) as fault:
             raise CheckpointError(f"{name} cannot be read ({fault})", file) from fault
         if tensor.dtype not in _FLOATS:

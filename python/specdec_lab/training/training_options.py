@@ -9,7 +9,10 @@ from typing import Any
 
 from specdec_lab.training.errors import TrainingError
 
-METHODS = ("eagle3", "eagle", "medusa", "mlp_speculator", "parallel")
+METHODS = (
+    *("eagle3", "eagle", "medusa", "mlp_speculator", "parallel"),
+    *("mtp", "dflash", "dspark"),
+)
 LAYOUTS = ("common", "speculators")
 OPTIMIZERS = ("adamw", "muon")
 
@@ -44,11 +47,21 @@ class TrainingOptions:
     The help of a field says what it means. Raises TrainingError for a value outside of its range.
     """
 
-    method: str = _option("eagle3", 'The kind of head; "parallel" is P-EAGLE.', choices=METHODS)
+    method: str = _option(
+        "eagle3",
+        'The kind of head; "parallel" is P-EAGLE, "mtp" the layer of targets that have one.',
+        choices=METHODS,
+    )
+    start_from: str = _option(
+        "",
+        "A head of the same method and shape, as a directory or a known head's name, with whose "
+        "weights training begins; left out, with random ones and the target's. Then --shallow 0 "
+        "and a lower --learning-rate suit.",
+    )
     max_depth: int = _option(
         3,
-        "Tokens the head learns to draft: steps of EAGLE's training-time test, heads of Medusa or "
-        "of an MLP speculator.",
+        "Tokens the head learns to draft: steps of EAGLE's training-time test and of an MTP layer, "
+        "heads of Medusa or of an MLP speculator, the block of DFlash and DSpark.",
         low=1,
         high=16,
     )
@@ -58,19 +71,39 @@ class TrainingOptions:
         "score all.",
         low=0,
     )
-    num_layers: int = _option(1, "Layers of the head, where its method has layers.", low=1, high=32)
+    num_layers: int = _option(
+        0,
+        "Layers of the head, where its method has layers; 0: one, and three of DFlash and DSpark.",
+        low=0,
+        high=32,
+    )
+    markov_rank: int = _option(
+        64,
+        "Rank of the matrices by which DSpark takes the token before a draft into account; 0: it "
+        "does not.",
+        low=0,
+        high=1024,
+    )
+    anchor_share: float = _option(
+        0.25,
+        "Share of an answer's tokens at which DFlash and DSpark train a block, drawn anew in each "
+        "epoch.",
+        low=0.01,
+        high=1.0,
+    )
     loss: str = _option(
-        "ce",
-        "Cross entropy to the target's distribution, its KL divergence, or SpecForge's LK loss.",
-        choices=("ce", "kl", "lk"),
+        "auto",
+        "Cross entropy to the target's distribution, its KL divergence, SpecForge's LK loss, or "
+        "DSpark's, which is L1 for the most part; auto: L1 for DSpark, else cross entropy.",
+        choices=("auto", "ce", "kl", "lk", "l1"),
     )
     depth_decay: float = _option(
         0.8, "The loss at depth d is multiplied by this to the power of d.", low=0.01, high=1.0
     )
     shallow: float = _option(
         0.6,
-        "Share of all steps, the first ones, in which EAGLE's heads learn the first depth alone: "
-        "such steps are quicker, and deeper ones begin with what was learned.",
+        "Share of all steps, the first ones, in which EAGLE's heads and new MTP layers learn the "
+        "first depth alone: such steps are quicker, and deeper ones begin with what was learned.",
         low=0.0,
         high=1.0,
     )

@@ -20,12 +20,19 @@ from specdec_lab.training.engine_acceptance import measure_by_engine
 from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.export import DTYPES, write_head
 from specdec_lab.training.gpu_examples import ResidentExamples, spare_bytes
-from specdec_lab.training.head_methods import METHODS, check_method, make_head
+from specdec_lab.training.head_methods import (
+    METHODS,
+    check_method,
+    check_target,
+    engine_runs,
+    make_head,
+)
 from specdec_lab.training.optimizers import default_learning_rate, make_optimizers
 from specdec_lab.training.outdir import OutDirectory
 from specdec_lab.training.precision import choose_dtype
 from specdec_lab.training.predicted_acceptance import Acceptance, evaluate
 from specdec_lab.training.prepare import Begun, Prepared, make_store, prepare
+from specdec_lab.training.start_from import start_from
 from specdec_lab.training.tapped_examples import taps_of
 from specdec_lab.training.target import TargetWeights, read_config
 from specdec_lab.training.trainer import Trainer
@@ -68,7 +75,7 @@ def train_head(
         layout: the layout of the head's files: "common", which every reader accepts, or
             "speculators".
         head_dtype: the head's weights are written in "bfloat16", "float16" or "float32".
-        measure: whether the engine measures the finished head.
+        measure: whether the engine measures the finished head, if it drafts with such heads.
         engine_options: options of the engine that answers, such as {"max_num_seqs": 64}.
         command: the command line, for the report.
 
@@ -96,7 +103,7 @@ def train_head(
             data=data,
             layout=layout,
             head_dtype=head_dtype,
-            measure=measure,
+            measure=measure and engine_runs(options.method),
             engine_options=_with_defaults(engine_options or {}, options, device),
             command=command,
         )
@@ -161,6 +168,7 @@ class _Run:
         if self._ranks.is_first and saved is None:
             self._show_stage(1, "the model answers prompts, which are trained on")
             directory = hub.resolve_model(settings.model)
+            check_target(options, TargetWeights.load(directory))
             begin = time.monotonic()
             try:
                 make_store(
@@ -207,6 +215,8 @@ class _Run:
         self.head = make_head(options, target, begun.draft_ids.to(self._device))
         generator = torch.Generator().manual_seed(options.seed)
         self.head.initialise(generator, prepared.evaluated[:_EXAMPLES_SHOWN])
+        if options.start_from and saved is None:
+            start_from(self.head, options.method, options.start_from)
         self.head.to(self._device)
         order = BatchOrder(
             prepared.lengths,
@@ -288,7 +298,7 @@ class _Run:
                 "steps": course.step,
                 "best_step": course.evaluations[course.best][0],
                 "answer_tokens": course.num_tokens,
-                "learning_rate": options.learning_rate or default_learning_rate(options),
+                "learning_rate": options.learning_rate or default_learning_rate(options, self.head),
                 "seconds": course.seconds,
                 "answer_tokens_per_second": course.num_tokens / max(course.seconds, 1e-9),
                 "parameters_trained": sum(

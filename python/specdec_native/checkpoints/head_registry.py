@@ -51,15 +51,6 @@ HEADS = (
         borrowed=("lm_head.weight",),
         rows_sha256="fbb13d12abb7a1eabe798bea035904c96268c740574b09ada5162fbe590ad824",
     ),
-    RegistryHead(
-        name="SmolLM2-135M-Instruct-medusa",
-        method="medusa",
-        target="SmolLM2-135M-Instruct",
-        description="three Medusa heads, draft vocabulary of 4,096; 0.36 million answer tokens",
-        sha256="2e686fe2374e9669d46c55f9502f121c3707c6c5b5cc0e73e387923a7fae9d1c",
-        borrowed=(),
-        rows_sha256="e28045699bfe18472c6f12271978c1bbbbb1a293c2358059d7622342289eb054",
-    ),
 )
 
 

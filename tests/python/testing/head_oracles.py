@@ -385,11 +385,11 @@ class Dflash(EagleHead):
     def __init__(self, directory: Path, target: Target) -> None:
         super().__init__(directory, target)
         settings = self.config | self.config.get("dflash_config", {})
-        self.size: int = settings["block_size"]
+        self.block_size: int = settings["block_size"]
         self.mask_token: int = settings["mask_token_id"]
         is_dspark = "dspark" in str(self.config["architectures"]).lower()
         self.first = 0 if settings.get("sample_from_anchor", is_dspark) else 1
-        self.max_depth = self.size - self.first
+        self.max_depth = self.block_size - self.first
         inputs = settings.get("aux_hidden_state_layer_ids")
         self.taps = inputs or [layer + 1 for layer in settings["target_layer_ids"]]
 
@@ -404,24 +404,33 @@ class Dflash(EagleHead):
         embedded: Tensor = self.target.model.get_input_embeddings()(ids)
         return embedded.detach()
 
+    def visible(self, num_text: int) -> Tensor:
+        """What each of a text's tokens and of the rows after them sees, of both."""
+        total = num_text + self.block_size
+        return torch.ones(total, total, dtype=torch.bool)
+
     def span(self, anchors: Tensor, features: Tensor) -> Tensor:
-        """Normalised rows [..., size, hidden]: after texts with `features` [..., tokens, width], an
-        anchor each."""
+        """States that are scored, [..., depth, hidden]: after texts with `features`
+        [..., tokens, width], an anchor each."""
         context = self.norm(self.linear(features, "fc"), "hidden_norm")
-        num_before = context.shape[-2]
-        total = num_before + self.size
-        everything = torch.ones(total, total, dtype=torch.bool)
-        masks = torch.full((*anchors.shape, self.size - 1), self.mask_token)
+        num_text = context.shape[-2]
+        everything = self.visible(num_text)
+        masks = torch.full((*anchors.shape, self.block_size - 1), self.mask_token)
         x = self.embed(torch.cat([anchors[..., None], masks], -1))
         for layer in range(self.num_layers):
             name = f"layers.{layer}"
             rows = torch.cat([context, self.norm(x, f"{name}.input_layernorm")], -2)
             # Layers with a window see rows in order.
             visible = everything if self.window(layer) is None else everything.tril()
-            mixed = self.attention(layer, rows, torch.arange(total), visible)
-            x = x + mixed[..., num_before:, :]
+            mixed = self.attention(layer, rows, torch.arange(len(visible)), visible)
+            x = x + mixed[..., num_text:, :]
             x = x + self.mlp(layer, self.norm(x, f"{name}.post_attention_layernorm"))
-        return self.norm(x, "norm")
+        return self.norm(x, "norm")[..., self.first :, :]
+
+    def markov_row(self, before: Tensor) -> Tensor | None:
+        """Of tokens, what the Markov head and the confidence head read; None without."""
+        table = self.weights.get("markov_head.markov_w1.weight")
+        return None if table is None else table[before]
 
     def score(self, rows: Tensor, before: Tensor) -> Tensor:
         """Logits of rows of a span, each after a token."""
@@ -429,14 +438,20 @@ class Dflash(EagleHead):
             logits = F.linear(rows, self.weights["lm_head.weight"])
         else:
             logits = self.target.score(rows)
-        if "markov_head.markov_w1.weight" in self.weights:
-            of_token = self.weights["markov_head.markov_w1.weight"][before]
+        of_token = self.markov_row(before)
+        if of_token is not None:
             logits = logits + F.linear(of_token, self.weights["markov_head.markov_w2.weight"])
         return logits
 
+    def confidence(self, rows: Tensor, before: Tensor) -> Tensor:
+        """The logits of the chances that drafts of rows are accepted."""
+        of_token = self.markov_row(before)
+        assert of_token is not None
+        return self.linear(torch.cat([rows, of_token], -1), "confidence_head.proj")[..., 0]
+
     def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
         """Of the last token and of nodes alone: other tokens have no rows."""
-        span = self.span(tokens[-1], features[:-1])[self.first :]
+        span = self.span(tokens[-1], features[:-1])
         before = torch.tensor([int(tokens[-1]), *[node.token for node in nodes]])
         return self.score(span[[0, *[node.depth for node in nodes]]], before)
 

@@ -202,7 +202,7 @@ def dflash_loss(head: head_oracles.Dflash, lessons: Lessons) -> Tensor:
     """Texts go on from anchors at three places, other ones for each batch."""
     loss, offset = torch.zeros(()), int(lessons.texts.sum()) % 13
     for anchor in (2 + offset, 7 + offset, 12 + offset):
-        rows = head.span(lessons.texts[:, anchor], lessons.features[:, :anchor])[:, head.first :]
+        rows = head.span(lessons.texts[:, anchor], lessons.features[:, :anchor])
         before = slice(anchor, anchor + rows.shape[1])
         given = head.score(rows, lessons.texts[:, before])
         wanted = lessons.logits[:, before][..., head.token_ids].softmax(-1)

@@ -25,12 +25,18 @@ class DepthOutput:
         lm_head_weight: [draft vocabulary, hidden size].
         extra_loss: [rows], added to the loss of each row, where the method's loss has a term beside
             that of the scores.
+        added: a second product that is added to the scores: its inputs [rows, rank], and its matrix
+            [draft vocabulary, rank].
+        confidence: [rows], the logits of the chance that each row's draft is accepted, for heads
+            that learn to foretell it.
     """
 
     hidden: Tensor
     positions: Tensor
     lm_head_weight: Tensor
     extra_loss: Tensor | None = None
+    added: tuple[Tensor, Tensor] | None = None
+    confidence: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +66,14 @@ class TrainableHead(nn.Module, abc.ABC):
         trained_depth: number of depths that outputs() returns; 1 to max_depth where `depths_go_on`.
         depths_go_on: whether a depth continues from the one before with the same weights, so that
             training the first depth trains all of them.
+        default_loss: the name of the loss that suits it, of losses.ROW_LOSSES.
+        rate_factor: by which the default learning rate is multiplied.
     """
 
     draft_ids: Tensor
     depths_go_on = False
+    default_loss = "ce"
+    rate_factor = 1.0
 
     def __init__(self, target: TargetWeights, draft_ids: Tensor, max_depth: int) -> None:
         super().__init__()
@@ -96,9 +106,30 @@ class TrainableHead(nn.Module, abc.ABC):
     def draft(self, batch: Batch, depth: int) -> Tensor:
         """The most likely chains, in the target's token ids: int64 [examples, tokens, depth].
 
-        Row j is the draft with the token at j as the root, given the true tokens up to j. Row 0 has
-        no feature: its content is arbitrary.
+        Row j is the draft with the token at j as the root, given the true tokens up to j. The
+        content of row 0, which has no feature, is arbitrary, and so is that of roots outside of
+        answers.
         """
+
+    @abc.abstractmethod
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """A checkpoint's weights by the names of this head's parameters: the inverse of files().
+
+        Args:
+            tensors: a checkpoint's tensors by name, of any layout.
+            ids: int64, the token of each row that the checkpoint's head scores.
+        Tensors without a parameter keep their names, and shapes are not checked.
+        """
+
+    def rows_of(self, mine: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+        """`mine`, which has a row for each of draft_ids, with those rows whose tokens are in `ids`
+        replaced by that token's row of `rows`."""
+        place = torch.full((len(self.target.lm_head),), -1, device=mine.device)
+        place[ids.to(mine.device)] = torch.arange(len(ids), device=mine.device)
+        found = place[self.draft_ids]
+        replaced = mine.detach().clone()
+        replaced[found >= 0] = rows.to(replaced)[found[found >= 0]]
+        return replaced
 
     @abc.abstractmethod
     def files(self, layout: str) -> HeadFiles:

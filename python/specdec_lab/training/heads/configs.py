@@ -44,6 +44,13 @@ def llama_fields(shape: LayerShape, num_layers: int, target: TargetWeights) -> d
     }
 
 
+def qwen3_fields(shape: LayerShape, num_layers: int, target: TargetWeights) -> dict[str, Any]:
+    """As llama_fields(), for layers with normalised queries and keys."""
+    fields = llama_fields(shape, num_layers, target)
+    del fields["mlp_bias"]
+    return {**fields, "model_type": "qwen3", "layer_types": ["full_attention"] * num_layers}
+
+
 def speculators_fields(
     algorithm: str, num_tokens: int, target: TargetWeights, *, class_name: str
 ) -> dict[str, Any]:

@@ -34,9 +34,11 @@ class EagleHead(TrainableHead):
         draft_ids: Tensor,
         max_depth: int,
         layer_kinds: Sequence[str],
+        shape: LayerShape | None = None,
     ) -> None:
+        """`shape` of the layers is the target's unless given."""
         super().__init__(target, draft_ids, max_depth)
-        self.shape = LayerShape.of(target.config)
+        self.shape = shape or LayerShape.of(target.config)
         self.layers = nn.ModuleList([DecoderLayer(self.shape, kind) for kind in layer_kinds])
 
     @abc.abstractmethod
@@ -159,3 +161,9 @@ def front_rows(is_wanted: Tensor) -> tuple[Tensor, Tensor]:
     width = max(int(counts.max()), 1)
     is_meant = torch.arange(width, device=counts.device) < counts[:, None]
     return order[:, :width], is_meant
+
+
+def random_ranks(is_row: Tensor, generator: torch.Generator) -> Tensor:
+    """A random order of each example's valid rows: int64 [examples, rows]."""
+    numbers = torch.rand(is_row.shape, generator=generator, device=is_row.device)
+    return numbers.masked_fill(~is_row, 2.0).argsort(1).argsort(1)

@@ -3,7 +3,7 @@ of the token before and the next token; the target's LM head scores it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +76,11 @@ class Eagle1(EagleHead):
     def extra_loss(self, state: Tensor, wanted: Tensor) -> Tensor:
         """The loss of the regression."""
         return _REGRESSION * F.smooth_l1_loss(state.float(), wanted, reduction="none").mean(-1)
+
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """See TrainableHead."""
+        del ids
+        return {n: tensor for n, tensor in tensors.items() if not n.startswith("embed_tokens.")}
 
     def files(self, layout: str) -> HeadFiles:
         """See TrainableHead; speculators has no such heads, so both layouts are the same."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -82,13 +82,29 @@ class Eagle3(EagleHead):
         normed: Tensor = self.norm(state)
         return normed
 
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """See TrainableHead."""
+        weights: dict[str, Tensor] = {"lm_head": self.lm_head}
+        for name, tensor in tensors.items():
+            if name == "lm_head.weight":
+                weights["lm_head"] = self.rows_of(self.lm_head, tensor, ids)
+            elif name == "fc.weight" and tensor.shape == self.fc.weight.shape:
+                weights[name] = tensor * self._fc_sizes().to(tensor.device)
+            elif name not in ("d2t", "t2d", "embed_tokens.weight"):
+                own = name.removeprefix("midlayer.")
+                weights[name if own == name else f"layers.0.{own}"] = tensor
+        return weights
+
+    def _fc_sizes(self) -> Tensor:
+        """The size by which each input of fc is divided: [taps x hidden size]."""
+        return self.tap_sizes.repeat_interleave(self.shape.hidden_size)
+
     def files(self, layout: str) -> HeadFiles:
         """See TrainableHead. Only vLLM and this engine read more than one layer."""
         vocab_size = self.target.embedding.shape[0]
         tensors: dict[str, Tensor] = dict(self.named_parameters())
         tensors["lm_head.weight"] = tensors.pop("lm_head")
-        sizes = self.tap_sizes.repeat_interleave(self.shape.hidden_size)
-        tensors["fc.weight"] = self.fc.weight / sizes
+        tensors["fc.weight"] = self.fc.weight / self._fc_sizes()
         tensors |= configs.vocabulary_tensors(self.draft_ids, vocab_size)
         layer = configs.llama_fields(self.shape, len(self.layers), self.target)
         draft_vocab_size = {"draft_vocab_size": len(self.draft_ids)}

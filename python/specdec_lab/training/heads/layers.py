@@ -1,4 +1,5 @@
-"""A decoder layer whose rows may continue from their own output: EAGLE's training-time test."""
+"""Decoder layers: attention whose rows may continue from their own output (EAGLE's training-time
+test), and its parts, which other heads put together in their own way."""
 
 from __future__ import annotations
 
@@ -15,12 +16,17 @@ from specdec_lab.training.errors import TrainingError
 
 @dataclasses.dataclass(frozen=True)
 class LayerShape:
-    """Sizes of a Llama layer.
+    """Sizes of a Llama layer, and what a layer of other families has beside.
 
     Attributes:
         hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim: as in config.json.
         rms_norm_eps: epsilon of the norms.
         rope_theta: the base of the rotation.
+        rotary_dim: the first elements of each head that are rotated; 0: all.
+        has_qkv_bias: whether queries, keys and values have biases (Qwen2).
+        has_qk_norm: whether each head's query and key are normalised (Qwen3).
+        has_output_gate: whether a second half of q_proj, beside each head's query, gates the head's
+            output (Qwen3-Next).
     """
 
     hidden_size: int
@@ -30,6 +36,10 @@ class LayerShape:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
+    rotary_dim: int = 0
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    has_output_gate: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> LayerShape:
@@ -87,20 +97,61 @@ class StepCache:
         self._later = [(_take(k, rows), _take(v, rows)) for k, v in self._later]
 
 
-class Attention(nn.Module):
-    """Attention of a row to the text's rows before it and to itself at earlier steps.
-
-    Row r of step s attends to rows 0 to r of the text, and to row r of steps 1 to s.
-    """
+class Projections(nn.Module):
+    """The matrices of attention: queries, keys, values and the output."""
 
     def __init__(self, shape: LayerShape, input_size: int) -> None:
         super().__init__()
         self.shape = shape
         width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(input_size, width, bias=False)
-        self.k_proj = nn.Linear(input_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(input_size, kv_width, bias=False)
+        q_width = 2 * width if shape.has_output_gate else width
+        self.q_proj = nn.Linear(input_size, q_width, bias=shape.has_qkv_bias)
+        self.k_proj = nn.Linear(input_size, kv_width, bias=shape.has_qkv_bias)
+        self.v_proj = nn.Linear(input_size, kv_width, bias=shape.has_qkv_bias)
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
+        if shape.has_qk_norm:
+            self.q_norm = nn.RMSNorm(shape.head_dim, shape.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(shape.head_dim, shape.rms_norm_eps)
+
+    def queries(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Queries and, if any, the logits of the output's gates: [examples, heads, rows, head dim].
+
+        Args:
+            x: [examples, rows, input size].
+            positions: int64 [examples, rows], or [1, rows] for all examples.
+        """
+        q, gates = self._heads(self.q_proj(x)), None
+        if self.shape.has_output_gate:
+            q, gates = q[:, 0::2], q[:, 1::2]
+        if self.shape.has_qk_norm:
+            q = self.q_norm(q)
+        return self._rotate(q, positions), gates
+
+    def keys_and_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both [examples, kv heads, rows, head dim], for arguments like those of queries()."""
+        k = self._heads(self.k_proj(x))
+        if self.shape.has_qk_norm:
+            k = self.k_norm(k)
+        return self._rotate(k, positions), self._heads(self.v_proj(x))
+
+    def output(self, attended: Tensor, gates: Tensor | None) -> Tensor:
+        """[examples, rows, hidden size] from what the heads read, in the shape of queries."""
+        if gates is not None:
+            attended = attended * gates.sigmoid()
+        return self.o_proj(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.shape.head_dim).transpose(1, 2)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        return rotate(x, positions, self.shape.rope_theta, self.shape.rotary_dim)
+
+
+class Attention(Projections):
+    """Attention of a row to the text's rows before it and to itself at earlier steps.
+
+    Row r of step s attends to rows 0 to r of the text, and to row r of steps 1 to s.
+    """
 
     def forward(self, x: Tensor, rows: Tensor, step: int, cache: StepCache) -> Tensor:
         """The output of `rows`, [examples, rows, hidden size]; adds a step to the cache.
@@ -111,15 +162,12 @@ class Attention(nn.Module):
             step: row r has position r + 1 + step.
             cache: the steps before.
         """
-        theta = self.shape.rope_theta
         is_text = cache.is_empty
         of_keys = torch.arange(x.shape[1], device=x.device)[None] if is_text else rows
-        k = rotate(self._heads(self.k_proj(x)), of_keys + (1 + step), theta)
-        cache.append(k, self._heads(self.v_proj(x)))
+        cache.append(*self.keys_and_values(x, of_keys + (1 + step)))
         read = x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1])) if is_text else x
-        q = rotate(self._heads(self.q_proj(read)), rows + (1 + step), theta)
-        out = self._attend(q, rows, cache)
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        q, gates = self.queries(read, rows + (1 + step))
+        return self.output(self._attend(q, rows, cache), gates)
 
     def _attend(self, q: Tensor, rows: Tensor, cache: StepCache) -> Tensor:
         text_k, text_v = cache.text
@@ -140,9 +188,6 @@ class Attention(nn.Module):
         for i, (_, v) in enumerate(cache.later, start=num_text):
             out = out + weights[..., i : i + 1] * v.unsqueeze(2)
         return out.flatten(1, 2)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], -1, self.shape.head_dim).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -202,17 +247,20 @@ class DecoderLayer(nn.Module):
         return out
 
 
-def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+def rotate(x: Tensor, positions: Tensor, theta: float, rotary_dim: int = 0) -> Tensor:
     """Rotary embedding of x [examples, heads, rows, head dim].
 
-    `positions` are [examples, rows], or [1, rows] for all examples. Angles are float32.
+    `positions` are [examples, rows], or [1, rows] for all examples. `rotary_dim` is the number of
+    elements that are rotated; 0: all. Angles are float32.
     """
-    half = x.shape[-1] // 2
+    rotary_dim = rotary_dim or x.shape[-1]
+    half = rotary_dim // 2
     frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = positions[:, None, :, None].float() * frequencies
     cos, sin = angles.cos(), angles.sin()
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    first, second = x[..., :half], x[..., half:rotary_dim]
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    return torch.cat([rotated, x[..., rotary_dim:]], -1) if rotary_dim < x.shape[-1] else rotated
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,10 @@ from specdec_lab.training.batch import Batch, Example
 from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.heads.base import DepthOutput, HeadFiles, TrainableHead
 from specdec_lab.training.target import TargetWeights
+
+# Names in both of its layouts.
+_BLOCK = re.compile(r"(?:blocks\.)?(\d+)\.(?:layers\.)?(\d+)\.(?:linear\.)?(weight|bias)")
+_ROWS = re.compile(r"lm_heads\.(\d+)\.weight")
 
 
 class Medusa(TrainableHead):
@@ -93,6 +98,21 @@ class Medusa(TrainableHead):
             logits = F.linear(self.state(hidden, d), self._rows(d))
             drafts[:, 1:, d] = self.draft_ids[logits.argmax(-1)]
         return drafts
+
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """See TrainableHead."""
+        weights: dict[str, Tensor] = {f"lm_heads.{d}": rows for d, rows in enumerate(self.lm_heads)}
+        for name, tensor in tensors.items():
+            block = _BLOCK.fullmatch(name)
+            rows = _ROWS.fullmatch(name)
+            if block is not None:
+                weights["blocks.{}.{}.{}".format(*block.groups())] = tensor
+            elif rows is not None and f"lm_heads.{rows[1]}" in weights:
+                own = self.lm_heads[int(rows[1])]
+                weights[f"lm_heads.{rows[1]}"] = self.rows_of(own, tensor, ids)
+            elif name != "token_map":
+                weights[name] = tensor
+        return weights
 
     def files(self, layout: str) -> HeadFiles:
         """The blocks, as Medusa's "version 2", where the rows are the target's; else vLLM's names.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -144,6 +144,11 @@ class MlpSpeculator(TrainableHead):
             token_ids = F.linear(state, self._rows(d)).argmax(-1)
             drafts[:, 1:, d] = token_ids
         return drafts
+
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """See TrainableHead."""
+        del ids
+        return {name.removeprefix("speculator."): tensor for name, tensor in tensors.items()}
 
     def files(self, layout: str) -> HeadFiles:
         """The checkpoint as vLLM reads it. Raises TrainingError for the layout of speculators,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specdec_lab.training.batch import Batch, Example
 from specdec_lab.training.heads.base import DepthOutput, HeadFiles
-from specdec_lab.training.heads.eagle import all_rows, front_rows, wanted_rows
+from specdec_lab.training.heads.eagle import all_rows, front_rows, random_ranks, wanted_rows
 from specdec_lab.training.heads.eagle3 import Eagle3
 from specdec_lab.training.heads.layers import StepCache
 from specdec_lab.training.target import TargetWeights
@@ -57,7 +57,7 @@ class ParallelEagle(Eagle3):
         num_tokens = batch.token_ids.shape[1]
         is_scored = batch.is_scored
         rows, is_row = wanted_rows(is_scored, self.max_depth)
-        first_rank = _random_ranks(is_row, generator)
+        first_rank = random_ranks(is_row, generator)
         counts = is_row.sum(1, keepdim=True)
         example = torch.arange(len(rows), device=rows.device)[:, None]
         cache = [StepCache() for _ in self.layers]
@@ -93,9 +93,17 @@ class ParallelEagle(Eagle3):
         del layout
         files = super().files("speculators")
         tensors = dict(files.tensors)
-        sizes = self.tap_sizes.repeat_interleave(self.shape.hidden_size)
-        tensors["mask_hidden"] = (tensors.pop("mask_features") * sizes).reshape(1, 1, -1)
+        masks = tensors.pop("mask_features") * self._fc_sizes()
+        tensors["mask_hidden"] = masks.reshape(1, 1, -1)
         return HeadFiles({**files.config, "mask_token_id": self.mask_token_id}, tensors)
+
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """See TrainableHead."""
+        weights = super().weights_of(tensors, ids)
+        masks = weights.pop("mask_hidden", None)
+        if masks is not None:
+            weights["mask_features"] = masks.flatten() / self._fc_sizes().to(masks.device)
+        return weights
 
     def _at_depth(self, d: int, batch: Batch, rows: Tensor, cache: list[StepCache]) -> Tensor:
         if d == 0:
@@ -103,9 +111,3 @@ class ParallelEagle(Eagle3):
         masks = torch.full_like(rows, self.mask_token_id)
         state = self.fc(self.mask_features).expand(*rows.shape, -1)
         return self.step(masks, state, rows, d, cache)
-
-
-def _random_ranks(is_row: Tensor, generator: torch.Generator) -> Tensor:
-    """A random order of each example's valid rows: int64 [examples, rows]."""
-    numbers = torch.rand(is_row.shape, generator=generator, device=is_row.device)
-    return numbers.masked_fill(~is_row, 2.0).argsort(1).argsort(1)

@@ -146,7 +146,7 @@ def test_help_names_every_option() -> None:
 def test_an_error_is_one_line(tmp_path: Path) -> None:
     result = command_line.run("train-head", tmp_path, "--out", tmp_path / "o", "--loss", "l2")
     assert result.returncode == 1
-    assert result.stderr == "error: loss: must be one of ce, kl, lk, got 'l2'\n"
+    assert result.stderr == "error: loss: must be one of auto, ce, kl, lk, l1, got 'l2'\n"
 
 
 @pytest.mark.parametrize(
@@ -248,6 +248,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "an option that a method has not": (
         _options(method="mlp_speculator", num_layers=2),
         "num_layers: heads of the method mlp_speculator have no such choice",
+    ),
+    "a rank that a method has not": (
+        _options(method="dflash", markov_rank=8),
+        "markov_rank: heads of the method dflash have no such choice; leave --markov-rank out",
+    ),
+    "a target whose family has no such layer": (
+        _options(method="mtp"),
+        "method: 'mtp' is for targets of the model types .*, and this one is llama",
     ),
     "a device": (_options(device="gpu"), "device: must be .*, got 'gpu'"),
 }

@@ -243,8 +243,8 @@ def test_rotation_that_is_off_by_one_is_noticed(
 ) -> None:
     """Planted fault: rows of later steps are rotated as those of the text are."""
 
-    def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-        return right(x, positions - positions[:, :1], theta)
+    def rotate(x: Tensor, positions: Tensor, theta: float, rotary_dim: int) -> Tensor:
+        return right(x, positions - positions[:, :1], theta, rotary_dim)
 
     right = layers.rotate
     monkeypatch.setattr(layers, "rotate", rotate)

@@ -1,5 +1,6 @@
 """Losses scored in pieces have the values and gradients of losses over all logits at once."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -28,6 +29,7 @@ EXPECTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "ce": lambda p, q: -(p * q.log()).sum(),
     "kl": lambda p, q: (p * (p / q).log()).sum(),
     "lk": lk,
+    "l1": lambda p, q: -0.1 * (p * q.log()).sum() + 0.9 * (p - q).abs().sum(),
 }
 
 
@@ -139,3 +141,90 @@ def test_extra_losses_are_added_where_rows_count() -> None:
     first = torch.autograd.grad(scored[0].loss - plain[0].loss, case.hidden[0])[0]
     counted = case.is_counted[case.positions[0]]
     assert torch.allclose(first, 2 * case.hidden[0] * counted[:, None])
+
+
+def test_a_second_product_is_added_to_the_scores() -> None:
+    """As if states and weights were longer; gradients reach both parts."""
+    case, generator = Case(shared=True, trained=True), torch.Generator().manual_seed(9)
+    rank = 5
+    matrix = torch.randn(VOCABULARY, rank, generator=generator, dtype=torch.float64)
+    added = [
+        torch.randn(len(rows), rank, generator=generator, dtype=torch.float64).requires_grad_()
+        for rows in case.positions
+    ]
+    matrix.requires_grad_()
+    leaves = [*case.leaves(), *added, matrix]
+
+    def losses_of(outputs: list[DepthOutput]) -> list[Tensor]:
+        scored = score(
+            outputs, case.final_hidden, case.target_lm_head, case.is_counted, ROW_LOSSES["l1"]()
+        )
+        return [depth.loss for depth in scored]
+
+    given = losses_of(
+        [
+            dataclasses.replace(output, added=(states, matrix))
+            for output, states in zip(case.outputs(), added, strict=True)
+        ]
+    )
+    joined = losses_of(
+        [
+            DepthOutput(
+                torch.cat([output.hidden, states], -1),
+                output.positions,
+                torch.cat([output.lm_head_weight, matrix], -1),
+            )
+            for output, states in zip(case.outputs(), added, strict=True)
+        ]
+    )
+    for one, other in zip(given, joined, strict=True):
+        assert float(one.detach()) == pytest.approx(float(other.detach()))
+    for one, other in zip(gradients(given, leaves), gradients(joined, leaves), strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_confidence_learns_the_chance_of_acceptance() -> None:
+    case = Case(shared=True, trained=False)
+    logits = [torch.linspace(-2, 2, len(rows), dtype=torch.float64) for rows in case.positions]
+    for foretold in logits:
+        foretold.requires_grad_()
+    outputs = [
+        dataclasses.replace(output, confidence=foretold)
+        for output, foretold in zip(case.outputs(), logits, strict=True)
+    ]
+    plain = case.score("ce")
+    scored = score(
+        outputs, case.final_hidden, case.target_lm_head, case.is_counted, ROW_LOSSES["ce"]()
+    )
+    for d, (depth, before) in enumerate(zip(scored, plain, strict=True)):
+        expected = torch.zeros_like(logits[d])
+        for row, position in enumerate(case.positions[d].tolist()):
+            if case.is_counted[position]:
+                p = F.softmax(case.target_lm_head @ case.final_hidden[position], -1)
+                q = F.softmax(case.weights[d] @ case.hidden[d][row], -1)
+                chance, foretold = torch.minimum(p, q).sum(), logits[d][row].sigmoid()
+                entropy = chance * foretold.log() + (1 - chance) * (1 - foretold).log()
+                before.loss = before.loss - entropy.detach()
+                expected[row] = (foretold - chance).detach()
+        assert float(depth.loss.detach()) == pytest.approx(float(before.loss.detach()))
+        (gradient,) = torch.autograd.grad(depth.loss, logits[d], retain_graph=True)
+        assert torch.allclose(gradient, expected)
+
+
+def test_products_in_bfloat16() -> None:
+    """Values and gradients near those of float64, in the dtypes of what they are of."""
+    case = Case(shared=True, trained=True)
+    exact = [depth.loss for depth in case.score("kl")]
+    rounded = score(
+        case.outputs(),
+        case.final_hidden,
+        case.target_lm_head.bfloat16(),
+        case.is_counted,
+        ROW_LOSSES["kl"](),
+    )
+    for depth, wanted in zip(rounded, exact, strict=True):
+        assert float(depth.loss.detach()) == pytest.approx(float(wanted.detach()), rel=0.02)
+    given = gradients([depth.loss for depth in rounded], case.leaves())
+    for one, other in zip(given, gradients(exact, case.leaves()), strict=True):
+        assert one.dtype == torch.float64
+        assert 0 < (one - other).norm() < 0.05 * other.norm()

@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,9 @@ class Weights(TrainableHead):
         raise NotImplementedError
 
     def draft(self, batch: Batch, depth: int) -> Tensor:
+        raise NotImplementedError
+
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
         raise NotImplementedError
 
     def files(self, layout: str) -> HeadFiles:
@@ -195,4 +198,4 @@ def test_a_state_of_other_optimizers_is_refused() -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_method_has_a_rate(method: str, optimizer: str) -> None:
     options = TrainingOptions(method=method, optimizer=optimizer)
-    assert 1e-5 < default_learning_rate(options) < 0.1
+    assert 1e-5 < default_learning_rate(options, Weights()) < 0.1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +113,9 @@ class LinearHead(TrainableHead):
         weight = self.target.lm_head[self.draft_ids]
         drafts = [(self.states(batch, d) @ weight.T).argmax(-1) for d in range(depth)]
         return F.pad(self.draft_ids[torch.stack(drafts, -1)], (0, 0, 1, 0))
+
+    def weights_of(self, tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        raise NotImplementedError
 
     def files(self, layout: str) -> HeadFiles:
         raise NotImplementedError
