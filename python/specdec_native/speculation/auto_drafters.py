@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 _OF_MODEL = ("model", "revision")
+# Alternatives of a model at each position, of which the policy verifies those that pay.
+_TREE_WIDTH = 4
 _SUFFIX = {"method": "suffix"}
 _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
 
@@ -70,6 +72,8 @@ def name_drafters(
     ]
     if given.get("rejection_sample_method") != "block":  # which verifies chains
         given.setdefault("merge_drafters", True)
+        if models:
+            given.setdefault("tree_width", _TREE_WIDTH)
     return {"drafters": drafters, **given}
 
 

@@ -25,8 +25,8 @@ FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "disable_padded_drafter_batch": (_BOOL, ""),
     "draft_lm_head_quantization": (
         (),
-        "give \"quantization\" for the head's own matrices; the target's are as the engine's "
-        "quantization says",
+        "give \"quantization\" for the head's own matrices; rows of the target's LM head that "
+        '"speculative_token_map" copies are held in it, too',
     ),
     "draft_load_config": ((), "give the draft model as a checkpoint directory or GGUF file"),
     "dspark_draft_topk": ((), "drafts are drawn as the request's own sampling parameters say"),

@@ -58,8 +58,8 @@ dspark: the same with a Markov head, by which a draft depends on the one before 
         at least a quarter of them. It changes no answer.
 auto: the drafters that come with the target, together in one tree: the layer of its checkpoint that
     mtp uses, the head of this package for it, suffix and ngram. "model" names a draft model or
-    head to use in place of what comes with the target. Other keys go to the drafters that take
-    them. `"drafters": "auto"` is the same.
+    head to use in place of what comes with the target. With a model or head tree_width is 4 if left
+    out. Other keys go to the drafters that take them. `"drafters": "auto"` is the same.
 custom_class: `model` is the dotted path of a class that is made without arguments, or `drafter` is
     an object with propose(tokens, max_tokens), or a function of the same arguments. It returns the
     tokens it expects next, or a list of such lists, the most likely first. It runs inside the

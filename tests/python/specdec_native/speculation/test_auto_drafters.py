@@ -49,13 +49,16 @@ def test_it_stands_for_drafters_of_one_tree(auto: dict[str, Any]) -> None:
     options = parse(**auto)
     assert [drafter.method for drafter in options.drafters] == ["suffix", "ngram"]
     assert options.num_speculative_tokens == 24
+    assert "tree_width" not in options.fields
+    assert name_drafters(auto, find_config, [MTP])["tree_width"] == 4
     apart = name_drafters({**auto, "merge_drafters": False}, find_config)
     assert apart["merge_drafters"] is False
 
 
 def test_block_verification_gets_chains() -> None:
     block = {"rejection_sample_method": "block", "num_speculative_tokens": 4}
-    assert "merge_drafters" not in parse(method="auto", **block).fields
+    for config in ({"method": "auto"}, {"method": "auto", "model": "org/small"}):
+        assert not {"merge_drafters", "tree_width"} & parse(**config, **block).fields.keys()
     both = parse(method="auto", rejection_sample_method="standard", num_speculative_tokens=4)
     assert both.fields["merge_drafters"] is True
 
