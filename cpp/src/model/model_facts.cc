@@ -312,8 +312,10 @@ bool scores_with_target(const DrafterConfig& head, const std::string& target_dir
   target.random_weights = random_weights;
   const DraftHeadConfig config = load_draft_head_config(
       head, DraftHeadTarget{.config = target, .directory = target_directory});
-  // Medusa's heads and MLP speculators have no layers; with token ids a head has its own choice.
-  return !config.model.layers.empty() && !config.eagle.has_lm_head && config.token_ids.empty();
+  // Medusa's heads and MLP speculators have no layers, heads on the target's KV (Gemma 4's
+  // assistants) have an output matrix, and with token ids a head has its own choice.
+  return !config.model.layers.empty() && !config.model.reads_target_kv &&
+         !config.eagle.has_lm_head && config.token_ids.empty();
 }
 
 }  // namespace specdec

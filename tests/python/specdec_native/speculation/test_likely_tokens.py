@@ -193,6 +193,8 @@ def test_heads_with_a_matrix_or_a_choice_of_their_own_keep_it(
     assert sized == list(range(20))
     for variant, method in (("eagle3", "eagle3"), ("medusa", "medusa")):
         assert map_of(llama, model=str(head(variant)), method=method) == []
+    assistant = str(head("assistant", "gemma4"))
+    assert map_of(checkpoint("gemma4"), model=assistant, method="mtp") == []
 
 
 def test_a_small_vocabulary_is_not_cut(head: HeadMaker, checkpoint: Callable[[str], Path]) -> None:
