@@ -22,7 +22,10 @@ IN_TARGET = "mtp"
 
 METHODS = ("ngram", "suffix", "draft_model", *HEADS, "custom_class")
 
-_MTP_NAMES = ("qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "gemma4_mtp")
+_MTP_NAMES = (
+    *("qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp"),
+    "gemma4_mtp",
+)
 _METHOD_ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram"} | dict.fromkeys(_MTP_NAMES, "mtp")
 _UNAVAILABLE_METHODS = ("extract_hidden_states",)
 # Names of heads whose config.json may look like a whole model's.
