@@ -563,7 +563,7 @@ void TensorLoader::warn_about_unused() {
       {"rotary_emb.inv_freq", "masked_bias", lm_head, ".input_scale", ".activation_scale",
        ".input_global_scale", ".q_scale", ".k_scale", ".v_scale", ".weight_shape", ".quant_state",
        ".bitsandbytes__nf4", ".bitsandbytes__fp4", ".weight_format", ".correct_output_scale", "d2t",
-       "t2d", "token_map"});
+       "t2d", "token_map", "token_ordering"});
   constexpr size_t kMaxNames = 5;
   std::vector<std::string> names = store_.unused();
   std::erase_if(names, [&](const std::string& name) {

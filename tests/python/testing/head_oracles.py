@@ -617,6 +617,7 @@ def _sharing_modes(config: Any) -> list[str | None]:
 
 # transformers 5.23 refuses an assistant, all of whose layers read others' keys and values, and
 # hands on none of a target that has no such layers.
+_config: Any
 for _config in (transformers.Gemma4TextConfig, transformers.Gemma4UnifiedTextConfig):
     setattr(_config, "kv_sharing_modes", property(_sharing_modes))  # noqa: B010
 

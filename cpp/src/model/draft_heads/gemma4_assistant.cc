@@ -171,18 +171,16 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader, int64_t b
 std::shared_ptr<const LmHead> load_lm_head(TensorLoader& loader, const DraftHeadConfig& config,
                                            const DraftHeadLoadArgs& args) {
   const ModelConfig& model = config.model;
-  const bool is_apart = loader.contains(kLmHead);
-  TensorPart rows{.name = is_apart ? kLmHead : kEmbedding, .rows = model.vocab_size};
+  TensorPart rows{.name = loader.contains(kLmHead) ? kLmHead : kEmbedding,
+                  .rows = model.vocab_size};
   for (const int32_t id : config.token_ids) rows.order.push_back({.begin = id, .count = 1});
   auto lm_head = std::make_shared<LmHead>();
   lm_head->weight = loader.matrix(MatrixRole::kVocabulary, {rows}, model.hidden_size);
-  if (is_apart) loader.release(kEmbedding);
   set_token_ids(*lm_head, config.token_ids, args);
   if (config.num_clusters == 0) return lm_head;
   lm_head->clusters.centroids =
       loader.matrix(MatrixRole::kFloat, {{kCentroids, config.num_clusters}}, model.hidden_size);
   lm_head->clusters.num_kept = config.num_kept_clusters;
-  loader.release(kTokenOrdering);
   return lm_head;
 }
 
