@@ -55,6 +55,7 @@ LATENT = "a latent vector for each token in place of keys and values (MLA)"
 POSITIONS = "other positions than rotary ones (absolute, relative, ALiBi)"
 EXPERTS = "other experts, or other choices among them"
 OTHER = "something else in the network"
+DRAFT_HEAD = "drafts for another model, by the method `mtp`, and is none by itself"
 # Where the rules below cannot see it.
 REASONS = {
     "bert-generation": ENCODER,
@@ -108,6 +109,8 @@ def refusals() -> dict[str, list[str]]:
                 continue
             text = refusal_of_class(family, Path(directory))
             why = reason(family) if "is not known" in text else WRAPPER
+            if "is a draft head" in text:
+                why = DRAFT_HEAD
             # Where a class is a whole and its text part, the text part says more.
             if reasons.get(family.architecture, MULTIMODAL) == MULTIMODAL:
                 reasons[family.architecture] = why
