@@ -29,7 +29,6 @@ class DSpark(BlockHead):
     algorithm = "dspark"
     class_name = "DSparkDraftModel"
     samples_from_anchor = True
-    default_loss = "l1"
 
     def __init__(
         self,
