@@ -137,4 +137,5 @@ def _principal_components(rows: Tensor, count: int) -> Tensor:
     variances, directions = torch.linalg.eigh(centred.T @ centred / len(rows))
     size = min(count, rows.shape[1])
     scale = variances[-size:].clamp_min(1e-12).rsqrt()
-    return (centred @ (directions[:, -size:] * scale)).float()
+    found: Tensor = centred @ (directions[:, -size:] * scale)
+    return found.float()
