@@ -50,8 +50,7 @@ class Trainer:
         self._ranks = ranks or Ranks()
         self._autocast = autocast
         self._device = head.draft_ids.device
-        name = head.default_loss if options.loss == "auto" else options.loss
-        self._row_loss = ROW_LOSSES[name]()
+        self._row_loss = ROW_LOSSES[options.loss]()
         self._target_lm_head = head.target.lm_head[head.draft_ids].to(autocast or torch.float32)
         self._is_drafted = torch.zeros(
             len(head.target.lm_head), dtype=torch.bool, device=self._device

@@ -92,10 +92,10 @@ class TrainingOptions:
         high=1.0,
     )
     loss: str = _option(
-        "auto",
+        "ce",
         "Cross entropy to the target's distribution, its KL divergence, SpecForge's LK loss, or "
-        "DSpark's, which is L1 for the most part; auto: L1 for DSpark, else cross entropy.",
-        choices=("auto", "ce", "kl", "lk", "l1"),
+        "DSpark's, which is L1 for the most part and suits long trainings.",
+        choices=("ce", "kl", "lk", "l1"),
     )
     depth_decay: float = _option(
         0.8, "The loss at depth d is multiplied by this to the power of d.", low=0.01, high=1.0

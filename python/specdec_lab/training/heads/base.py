@@ -66,13 +66,11 @@ class TrainableHead(nn.Module, abc.ABC):
         trained_depth: number of depths that outputs() returns; 1 to max_depth where `depths_go_on`.
         depths_go_on: whether a depth continues from the one before with the same weights, so that
             training the first depth trains all of them.
-        default_loss: the name of the loss that suits it, of losses.ROW_LOSSES.
         rate_factor: by which the default learning rate is multiplied.
     """
 
     draft_ids: Tensor
     depths_go_on = False
-    default_loss = "ce"
     rate_factor = 1.0
 
     def __init__(self, target: TargetWeights, draft_ids: Tensor, max_depth: int) -> None:

@@ -29,7 +29,6 @@ class DSpark(BlockHead):
     algorithm = "dspark"
     class_name = "DSparkDraftModel"
     samples_from_anchor = True
-    default_loss = "l1"
 
     def __init__(
         self,
@@ -138,5 +137,5 @@ def _principal_components(rows: Tensor, count: int) -> Tensor:
     variances, directions = torch.linalg.eigh(centred.T @ centred / len(rows))
     size = min(count, rows.shape[1])
     scale = variances[-size:].clamp_min(1e-12).rsqrt()
-    components: Tensor = centred @ (directions[:, -size:] * scale)
-    return components.float()
+    found: Tensor = centred @ (directions[:, -size:] * scale)
+    return found.float()

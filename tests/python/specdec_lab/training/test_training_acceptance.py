@@ -77,7 +77,7 @@ def train(head: TrainableHead, examples: list[Example]) -> None:
             batch.final_hidden.flatten(0, 1),
             head.target.lm_head[head.draft_ids],
             batch.is_scored.flatten(),
-            ROW_LOSSES[head.default_loss](),
+            ROW_LOSSES["ce"](),
         )
         optimiser.zero_grad()
         torch.stack([depth.loss / max(depth.num_rows, 1) for depth in depths]).sum().backward()  # type: ignore[no-untyped-call]

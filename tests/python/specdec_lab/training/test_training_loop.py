@@ -259,4 +259,4 @@ def test_options_out_of_range_are_refused(options: dict[str, object], message: s
 
 def test_only_some_options_may_change_on_the_way() -> None:
     changed = dataclasses.replace(OPTIONS, num_threads=5, checkpoint_minutes=1.0, loss="kl")
-    assert list(differences(OPTIONS, changed)) == [("loss", "auto", "kl")]
+    assert list(differences(OPTIONS, changed)) == [("loss", "ce", "kl")]

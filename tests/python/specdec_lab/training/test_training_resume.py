@@ -135,7 +135,7 @@ def test_a_training_that_has_ended_is_not_repeated(world: dict[str, Path], tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": "kl"}, "loss: .*began with 'auto'.*'kl'; give --loss auto"),
+        ({"loss": "kl"}, "loss: .*began with 'ce'.*'kl'; give --loss ce"),
         ({"seed": 3}, "seed: .*give --seed 0"),
         ({"train_lm_head": True}, "train_lm_head: .*give --no-train-lm-head"),
     ],
