@@ -46,10 +46,10 @@ HEADS = (
         name="SmolLM2-135M-Instruct-eagle3",
         method="eagle3",
         target="SmolLM2-135M-Instruct",
-        description="EAGLE-3, draft vocabulary of 8,192; 0.4 million answer tokens, 4 passes",
-        sha256="e621039b71a5efa22bca69bc62c6109aaf501102c5cb167ced26ef12aa00dcea",
+        description="EAGLE-3, draft vocabulary of 8,192; 1.1 million answer tokens",
+        sha256="5adc7cf087c10846f7d50ddfb5eb54480929dd7cd49f044921fc33752bc80b0a",
         borrowed=("lm_head.weight",),
-        rows_sha256="fbb13d12abb7a1eabe798bea035904c96268c740574b09ada5162fbe590ad824",
+        rows_sha256="c7aa7096574b99b4eebd62873b329e6c6833136edef36d6162a34ca2e84d019a",
     ),
 )
 
