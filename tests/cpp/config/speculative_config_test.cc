@@ -224,7 +224,7 @@ TEST(SpeculativeConfig, OnlyHeadsThatBorrowAnOutputMatrixTakeATokenMap) {
   for (const auto& [method, name] : kEnumNames<DraftMethod>) {
     if (!has_model(method)) continue;
     if (method == DraftMethod::kEagle || method == DraftMethod::kMedusa ||
-        method == DraftMethod::kMtp) {
+        method == DraftMethod::kMtp || method == DraftMethod::kDflash) {
       SpeculativeConfig config = config_of(method);
       config.drafters[0].token_map = {0, 7};
       EXPECT_NO_THROW(config.validate()) << name;

@@ -577,6 +577,7 @@ TEST_F(MtpTest, LayersOfOtherKindsAreRefused) {
 }
 
 TEST_F(HeadsTest, TargetsWithoutAnMtpLayerAreRefusedByName) {
+  files_.write("config.json", "{}");
   EXPECT_TRUE(testing::has_text(
       testing::error_of<InvalidArgument>([&] { parse(DraftMethod::kMtp); }).what(),
       "'mtp' is not implemented for LlamaForCausalLM"));
