@@ -23,7 +23,7 @@ SITE = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "examples/serving/README.md", *SITE]
 WITH_CODE = [page for page in PAGES if any(f.language != "text" for f in fences(page))]
 
-HEAD_VARIANTS = {"eagle3": "eagle3_own_head", "medusa": "medusa"}
+HEAD_VARIANTS = {"eagle3": "eagle3_own_head"}
 # Commands that train and measure do so with less here.
 SHORTER = {
     "train-head": [
