@@ -43,7 +43,7 @@ class Method:
         return found
 
 
-_OF_BLOCKS = ("num_layers", "train_lm_head", "anchor_share")
+_OF_SPANS = ("num_layers", "train_lm_head", "anchor_share")
 
 METHODS: dict[str, Method] = {
     "eagle3": Method("eagle3", "Eagle3", {"method": "eagle3"}),
@@ -61,8 +61,8 @@ METHODS: dict[str, Method] = {
         "parallel_eagle", "ParallelEagle", {"method": "eagle3", "parallel_drafting": True}
     ),
     "mtp": Method("mtp", "Mtp", {"method": "mtp"}, takes=(), layouts=("common",)),
-    "dflash": Method("dflash", "DFlash", {"method": "dflash"}, takes=_OF_BLOCKS),
-    "dspark": Method("dspark", "DSpark", {"method": "dspark"}, takes=(*_OF_BLOCKS, "markov_rank")),
+    "dflash": Method("dflash", "DFlash", {"method": "dflash"}, takes=_OF_SPANS),
+    "dspark": Method("dspark", "DSpark", {"method": "dspark"}, takes=(*_OF_SPANS, "markov_rank")),
 }
 
 

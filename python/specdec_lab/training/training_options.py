@@ -61,7 +61,7 @@ class TrainingOptions:
     max_depth: int = _option(
         3,
         "Tokens the head learns to draft: steps of EAGLE's training-time test and of an MTP layer, "
-        "heads of Medusa or of an MLP speculator, the block of DFlash and DSpark.",
+        "heads of Medusa or of an MLP speculator, the span of DFlash and DSpark.",
         low=1,
         high=16,
     )
@@ -86,7 +86,7 @@ class TrainingOptions:
     )
     anchor_share: float = _option(
         0.25,
-        "Share of an answer's tokens at which DFlash and DSpark train a block, drawn anew in each "
+        "Share of an answer's tokens at which DFlash and DSpark train a span, drawn anew in each "
         "epoch.",
         low=0.01,
         high=1.0,

@@ -40,7 +40,7 @@ DflashFields read_fields(const JsonFields& root) {
       .settings = root.has(kSettings) ? root.get_object(kSettings).with_absent_from(root) : root};
 }
 
-// Without a list: spread evenly from the second layer's input to the third last's, rounded half to
+// Without a list: spread evenly from the second layer's output to the third last's, rounded half to
 // even as Python does.
 std::vector<int> default_taps(int num_taps, int num_layers) {
   if (num_taps == 1) return {num_layers / 2 + 1};
@@ -198,6 +198,10 @@ DraftHeadConfig parse_dflash(const JsonFields& root, const DrafterConfig& drafte
   model.names = {.layers = "layers."};
   model.random_weights = target.config.random_weights;
   model.checkpoint_dtype = target.config.checkpoint_dtype;
+  // First: a checkpoint without a mask token is another kind of model.
+  config.is_parallel = true;
+  config.span = read_span(fields, target);
+  config.max_depth = config.span.max_depth();
   check_target(root, target);
   check_settings(fields);
   parse_quantization_config(root, drafter.model, model);
@@ -220,9 +224,6 @@ DraftHeadConfig parse_dflash(const JsonFields& root, const DrafterConfig& drafte
   model.qk_norm = QkNorm::kPerHead;
   model.logits_scale = static_cast<float>(fields.settings.get_number("logit_scale", 1.0));
   config.taps.layer_inputs = tapped_layers(fields, model.num_layers, target.config);
-  config.is_parallel = true;
-  config.span = read_span(fields, target);
-  config.max_depth = config.span.max_depth();
   eagle.names.context_norm = "hidden_norm";
   eagle.scales_embedding = true;
   eagle.markov_rank = read_markov_rank(fields, drafter);

@@ -1,4 +1,4 @@
-"""DFlash (arXiv 2602.06036): a block drafter whose mask rows predict the tokens at their positions,
+"""DFlash (arXiv 2602.06036): a head whose mask rows predict the tokens at their positions,
 independently of one another."""
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_lab.training.heads.base import DepthOutput, HeadFiles
-from specdec_lab.training.heads.block import BlockHead
+from specdec_lab.training.heads.span import SpanHead
 
 
-class DFlash(BlockHead):
+class DFlash(SpanHead):
     """The DFlash head."""
 
     algorithm = "dflash"
@@ -18,12 +18,12 @@ class DFlash(BlockHead):
     samples_from_anchor = False
 
     def output(self, hidden: Tensor, previous: Tensor, positions: Tensor) -> DepthOutput:
-        """See BlockHead."""
+        """See SpanHead."""
         del previous
         return DepthOutput(hidden, positions, self.lm_head)
 
     def logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """See BlockHead."""
+        """See SpanHead."""
         del previous
         return F.linear(hidden, self.lm_head)
 

@@ -1,4 +1,4 @@
-"""DSpark (arXiv 2607.05147): a block drafter whose anchor drafts, too, with two small heads beside.
+"""DSpark (arXiv 2607.05147): DFlash with an anchor that drafts, too, with two small heads beside.
 
 The Markov head adds to the scores of a row what the token before it says, so that a draft takes the
 draft before it into account. The confidence head foretells a draft's chance of being accepted.
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from specdec_lab.training.batch import Example
 from specdec_lab.training.heads.base import DepthOutput, HeadFiles
-from specdec_lab.training.heads.block import BlockHead
+from specdec_lab.training.heads.span import SpanHead
 from specdec_lab.training.target import TargetWeights
 
 
-class DSpark(BlockHead):
+class DSpark(SpanHead):
     """The DSpark head, with the vanilla Markov head: two matrices of a rank, from token to token.
 
     Attributes:
@@ -61,7 +61,7 @@ class DSpark(BlockHead):
         self.confidence_head = nn.ModuleDict({"proj": nn.Linear(inputs, 1)})
 
     def initialise(self, generator: torch.Generator, examples: Sequence[Example] = ()) -> None:
-        """See BlockHead; the two heads say nothing, and tokens that the target embeds alike are
+        """See SpanHead; the two heads say nothing, and tokens that the target embeds alike are
         alike to the Markov head."""
         super().initialise(generator, examples)
         with torch.no_grad():
@@ -82,7 +82,7 @@ class DSpark(BlockHead):
         return cast("Tensor", self.markov_head["markov_w2"].weight)
 
     def output(self, hidden: Tensor, previous: Tensor, positions: Tensor) -> DepthOutput:
-        """See BlockHead. The confidence head learns without changing what it reads."""
+        """See SpanHead. The confidence head learns without changing what it reads."""
         if not self.markov_rank:
             confidence = self.confidence_head["proj"](hidden.detach())[:, 0]
             return DepthOutput(hidden, positions, self.lm_head, confidence=confidence)
@@ -93,7 +93,7 @@ class DSpark(BlockHead):
         return DepthOutput(hidden, positions, self.lm_head, added=added, confidence=confidence)
 
     def logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """See BlockHead."""
+        """See SpanHead."""
         logits: Tensor = F.linear(hidden, self.lm_head)
         if self.markov_rank:
             logits = logits + F.linear(F.embedding(previous, self._w1), self._w2)

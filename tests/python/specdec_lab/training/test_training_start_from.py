@@ -16,7 +16,7 @@ from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.export import write_head
 from specdec_lab.training.head_methods import METHODS, make_head
 from specdec_lab.training.heads.base import TrainableHead
-from specdec_lab.training.heads.block import BlockHead
+from specdec_lab.training.heads.span import SpanHead
 from specdec_lab.training.heads.eagle3 import Eagle3
 from specdec_lab.training.start_from import start_from
 from specdec_lab.training.target import TargetWeights
@@ -62,7 +62,7 @@ def make(checkpoint: Callable[[str], Path]) -> Make:
             for parameter in head.parameters():
                 if parameter.requires_grad:
                     parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
-            if isinstance(head, Eagle3 | BlockHead):
+            if isinstance(head, Eagle3 | SpanHead):
                 head.tap_sizes.copy_(torch.rand(head.num_taps, generator=generator) + 0.5)
         return head
 

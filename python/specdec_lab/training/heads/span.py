@@ -1,6 +1,6 @@
-"""The common part of block drafters: one pass over mask rows drafts a whole block.
+"""What DFlash and DSpark heads share: one pass over mask rows drafts a whole span.
 
-DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147). A block begins at an anchor, the last token
+The papers (arXiv 2602.06036, 2607.05147) and the checkpoints call a span a block. A span begins at an anchor, the last token
 that is known: its rows are the anchor and mask tokens, at the anchor's position and those after it.
 Every layer's rows attend to one another, later ones included, and to the text before the anchor, of
 which each layer makes keys and values from the same fused states of the target.
@@ -28,11 +28,11 @@ from specdec_lab.training.target import TargetWeights
 KeysAndValues = tuple[Tensor, Tensor]
 """Of a text, in one layer: each [examples, kv heads, tokens, head dim]."""
 
-_DRAFTED_ANCHORS = 128  # blocks of an example that are drafted at a time, to save memory
+_DRAFTED_ANCHORS = 128  # spans of an example that are drafted at a time, to save memory
 
 
-class BlockAttention(Projections):
-    """Attention of a block's rows to the text before the block, and to all rows of the block."""
+class SpanAttention(Projections):
+    """Attention of a span's rows to the text before the span, and to all rows of the span."""
 
     def text(self, context: Tensor) -> KeysAndValues:
         """Keys and values of the text's tokens, whose fused states are `context`."""
@@ -42,7 +42,7 @@ class BlockAttention(Projections):
     def forward(self, x: Tensor, text: KeysAndValues, anchors: Tensor) -> Tensor:
         """The rows' outputs, in the shape of x: [examples, anchors, rows, hidden size].
 
-        `anchors` are the blocks' first positions, int64 [examples, anchors].
+        `anchors` are the spans' first positions, int64 [examples, anchors].
         """
         num_rows, num_tokens = x.shape[2], text[0].shape[2]
         offsets = torch.arange(num_rows, device=x.device)
@@ -53,41 +53,41 @@ class BlockAttention(Projections):
         # The queries that share a head of keys, as rows: [examples, kv heads, queries, head dim].
         grouped = q.reshape(*own_k.shape[:2], -1, q.shape[-1]) * self.shape.head_dim**-0.5
 
-        def by_block(t: Tensor) -> Tensor:
+        def by_span(t: Tensor) -> Tensor:
             """[examples, kv heads, queries per key, anchors, rows, ...]."""
             return t.view(*own_k.shape[:2], -1, *x.shape[1:3], t.shape[-1])
 
         is_before = torch.arange(num_tokens, device=x.device) < anchors[..., None]
-        scores = by_block(grouped @ text[0].transpose(-1, -2))
+        scores = by_span(grouped @ text[0].transpose(-1, -2))
         scores = scores.masked_fill(~is_before[:, None, None, :, None], float("-inf"))
-        own_scores = by_block(grouped) @ by_block(own_k).transpose(-1, -2)
+        own_scores = by_span(grouped) @ by_span(own_k).transpose(-1, -2)
         weights = torch.cat([scores, own_scores], -1).softmax(-1)
         of_text = weights[..., :num_tokens].reshape(*grouped.shape[:3], num_tokens) @ text[1]
-        attended = by_block(of_text) + weights[..., num_tokens:] @ by_block(own_v)
+        attended = by_span(of_text) + weights[..., num_tokens:] @ by_span(own_v)
         return self.output(attended.reshape(q.shape), gates).view(x.shape)
 
 
-class BlockLayer(nn.Module):
-    """A Qwen3 layer over the rows of blocks."""
+class SpanLayer(nn.Module):
+    """A Qwen3 layer over the rows of spans."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = BlockAttention(shape, shape.hidden_size)
+        self.self_attn = SpanAttention(shape, shape.hidden_size)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = Mlp(shape)
 
     def forward(self, state: Tensor, text: KeysAndValues, anchors: Tensor) -> Tensor:
-        """See BlockAttention."""
+        """See SpanAttention."""
         state = state + self.self_attn(self.input_layernorm(state), text, anchors)
         out: Tensor = state + self.mlp(self.post_attention_layernorm(state))
         return out
 
 
-class BlockHead(TrainableHead):
-    """A block drafter. Its weights are named as in published checkpoints.
+class SpanHead(TrainableHead):
+    """A head that drafts in spans. Its weights are named as in published checkpoints.
 
-    Depth d of a block at the anchor a predicts the token at a + 1 + d, so its place is a + d.
+    Depth d of a span at the anchor a predicts the token at a + 1 + d, so its place is a + d.
 
     Attributes:
         algorithm, class_name: this kind of head in speculators' files.
@@ -109,7 +109,7 @@ class BlockHead(TrainableHead):
         train_lm_head: bool = False,
         anchor_share: float = 1.0,
     ) -> None:
-        """`anchor_share` is the share of possible blocks that are trained, drawn each time."""
+        """`anchor_share` is the share of possible spans that are trained, drawn each time."""
         super().__init__(target, draft_ids, max_depth)
         self.shape = dataclasses.replace(LayerShape.of(target.config), has_qk_norm=True)
         size = self.shape.hidden_size
@@ -119,7 +119,7 @@ class BlockHead(TrainableHead):
         # Taps divided by these have elements near 1, so that fc learns from all taps alike.
         self.register_buffer("tap_sizes", torch.ones(self.num_taps), persistent=False)
         self.hidden_norm = nn.RMSNorm(size, self.shape.rms_norm_eps)
-        self.layers = nn.ModuleList([BlockLayer(self.shape) for _ in range(num_layers)])
+        self.layers = nn.ModuleList([SpanLayer(self.shape) for _ in range(num_layers)])
         self.norm = nn.RMSNorm(size, self.shape.rms_norm_eps)
         self.lm_head = nn.Parameter(target.lm_head[draft_ids].clone(), requires_grad=train_lm_head)
         # The last token is rare or unused in most vocabularies.
@@ -134,7 +134,7 @@ class BlockHead(TrainableHead):
 
     @property
     def block_size(self) -> int:
-        """Rows of a block."""
+        """Rows of a span."""
         return self.max_depth if self.samples_from_anchor else self.max_depth + 1
 
     def initialise(self, generator: torch.Generator, examples: Sequence[Example] = ()) -> None:
@@ -157,7 +157,7 @@ class BlockHead(TrainableHead):
         """Each layer's keys and values of the batch's tokens."""
         taps = batch.states[:, :, : self.num_taps] / self.tap_sizes[:, None]
         context = self.hidden_norm(self.fc(taps.flatten(2)))
-        return [cast("BlockLayer", layer).self_attn.text(context) for layer in self.layers]
+        return [cast("SpanLayer", layer).self_attn.text(context) for layer in self.layers]
 
     def hidden(self, batch: Batch, text: Sequence[KeysAndValues], anchors: Tensor) -> Tensor:
         """The inputs of the scoring rows: [examples, anchors, depth, hidden size].
@@ -187,19 +187,19 @@ class BlockHead(TrainableHead):
         """The scores [..., draft vocabulary] of rows, for arguments like those of output()."""
 
     def outputs(self, batch: Batch, generator: torch.Generator) -> Sequence[DepthOutput]:
-        """A part of the blocks, each up to the end of the answer that it begins in."""
+        """A part of the spans, each up to the end of the answer that it begins in."""
         num_tokens = batch.token_ids.shape[1]
-        anchors, is_block = front_rows(self._drawn(batch, generator))
+        anchors, is_span = front_rows(self._drawn(batch, generator))
         hidden = self.hidden(batch, self.text(batch), anchors)
         example = torch.arange(len(anchors), device=anchors.device)[:, None]
         outputs = []
         for d in range(self.max_depth):
             positions = (anchors + d).clamp(max=num_tokens - 1)
-            is_block = is_block & (anchors + d < num_tokens)
-            is_block = is_block & batch.is_scored.gather(1, positions)
-            flat = (example * num_tokens + positions)[is_block]
+            is_span = is_span & (anchors + d < num_tokens)
+            is_span = is_span & batch.is_scored.gather(1, positions)
+            flat = (example * num_tokens + positions)[is_span]
             previous = batch.token_ids.flatten()[flat]
-            outputs.append(self.output(hidden[:, :, d][is_block], previous, flat))
+            outputs.append(self.output(hidden[:, :, d][is_span], previous, flat))
         return outputs
 
     @torch.no_grad()
@@ -207,9 +207,9 @@ class BlockHead(TrainableHead):
         """See TrainableHead; zeros beyond `max_depth` and at roots that no answer has."""
         drafts = batch.token_ids.new_zeros((*batch.token_ids.shape, depth))
         text = self.text(batch)
-        anchors, is_block = front_rows(_possible(batch))
+        anchors, is_span = front_rows(_possible(batch))
         for some, is_some in zip(
-            *(torch.split(t, _DRAFTED_ANCHORS, 1) for t in (anchors, is_block)), strict=True
+            *(torch.split(t, _DRAFTED_ANCHORS, 1) for t in (anchors, is_span)), strict=True
         ):
             hidden = self.hidden(batch, text, some)[is_some]
             example, _ = is_some.nonzero(as_tuple=True)
@@ -236,7 +236,7 @@ class BlockHead(TrainableHead):
         return self.tap_sizes.repeat_interleave(self.shape.hidden_size)
 
     def _drawn(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """The tokens whose blocks are trained: bool [examples, tokens]."""
+        """The tokens whose spans are trained: bool [examples, tokens]."""
         is_possible = _possible(batch)
         wanted = (self.anchor_share * is_possible.sum(1, keepdim=True)).ceil()
         return is_possible & (random_ranks(is_possible, generator) < wanted)

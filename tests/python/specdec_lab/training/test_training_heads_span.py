@@ -1,4 +1,4 @@
-"""Trained block drafters (DFlash, DSpark) compute what the transcription of their formulas does."""
+"""Trained DFlash and DSpark heads compute what the transcription of their formulas does."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ import make_heads
 from specdec_lab.training.batch import Batch, Example, collate
 from specdec_lab.training.export import write_head
 from specdec_lab.training.heads.base import DepthOutput
-from specdec_lab.training.heads.block import BlockHead
+from specdec_lab.training.heads.span import SpanHead
 from specdec_lab.training.heads.dflash import DFlash
 from specdec_lab.training.heads.dspark import DSpark
 from specdec_lab.training.losses import ROW_LOSSES, score
@@ -33,7 +33,7 @@ DRAFT_IDS = torch.randperm(160, generator=torch.Generator().manual_seed(5))[:96]
 ALL_IDS = torch.arange(160)
 
 # Each with its tokens, the options of its class and the layout it is written in.
-HEADS: dict[str, tuple[type[BlockHead], Tensor, dict[str, Any], str]] = {
+HEADS: dict[str, tuple[type[SpanHead], Tensor, dict[str, Any], str]] = {
     "dflash": (DFlash, DRAFT_IDS, {"num_layers": 2}, "common"),
     "dflash_whole_vocabulary": (DFlash, ALL_IDS, {"num_layers": 1}, "common"),
     "dflash_speculators": (DFlash, DRAFT_IDS, {"num_layers": 1}, "speculators"),
@@ -48,7 +48,7 @@ HEADS: dict[str, tuple[type[BlockHead], Tensor, dict[str, Any], str]] = {
 class Written:
     """A head of random weights, and its checkpoint in float32 as others read it."""
 
-    head: BlockHead
+    head: SpanHead
     directory: Path
     target: head_oracles.Target
     batch: Batch
@@ -61,7 +61,7 @@ class Written:
 Writer = Callable[..., Written]
 
 
-def batch_of(head: BlockHead, target: head_oracles.Target) -> Batch:
+def batch_of(head: SpanHead, target: head_oracles.Target) -> Batch:
     examples = []
     for text, begin in zip(TEXTS, ANSWERS_BEGIN, strict=True):
         tokens = torch.tensor(text)
@@ -91,7 +91,7 @@ def written(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     return make
 
 
-def outputs_of(head: BlockHead, batch: Batch) -> Sequence[DepthOutput]:
+def outputs_of(head: SpanHead, batch: Batch) -> Sequence[DepthOutput]:
     with torch.no_grad():
         return head.outputs(batch, torch.Generator().manual_seed(1))
 
@@ -111,18 +111,18 @@ class Row:
 
 
 def expected_rows(oracle: head_oracles.Dflash, batch: Batch) -> list[list[Row]]:
-    """By depth, the rows of all blocks, up to the end of their answers."""
+    """By depth, the rows of all spans, up to the end of their answers."""
     width = batch.token_ids.shape[1]
     rows: list[list[Row]] = [[] for _ in range(DEPTH)]
     for e, (text, begin) in enumerate(zip(TEXTS, ANSWERS_BEGIN, strict=True)):
         features = oracle.features(torch.tensor(text))
         for anchor in range(begin, len(text) - 1):
-            block = oracle.span(torch.tensor(text[anchor]), features[:anchor])
+            span = oracle.span(torch.tensor(text[anchor]), features[:anchor])
             for d in range(min(DEPTH, len(text) - 1 - anchor)):
                 previous = torch.tensor(text[anchor + d])
                 has_markov = bool(oracle.config.get("markov_rank"))
-                confidence = oracle.confidence(block[d], previous) if has_markov else None
-                logits = oracle.score(block[d], previous)
+                confidence = oracle.confidence(span[d], previous) if has_markov else None
+                logits = oracle.score(span[d], previous)
                 rows[d].append(Row(e * width + anchor + d, logits, confidence))
     return rows
 
@@ -178,19 +178,19 @@ def test_drafts_do_not_depend_on_how_many_are_made_at_a_time(
 ) -> None:
     made = written("dspark")
     whole = made.head.draft(made.batch, DEPTH)
-    monkeypatch.setattr("specdec_lab.training.heads.block._DRAFTED_ANCHORS", 5)
+    monkeypatch.setattr("specdec_lab.training.heads.span._DRAFTED_ANCHORS", 5)
     assert torch.equal(made.head.draft(made.batch, DEPTH), whole)
 
 
 class Causal(head_oracles.Dflash):
-    """A row of a block sees the rows before it alone."""
+    """A row of a span sees the rows before it alone."""
 
     def visible(self, num_text: int) -> Tensor:
         return super().visible(num_text).tril()
 
 
 class Blind(head_oracles.Dflash):
-    """The rows of a block do not see one another."""
+    """The rows of a span do not see one another."""
 
     def visible(self, num_text: int) -> Tensor:
         total = num_text + self.block_size
@@ -259,7 +259,7 @@ def test_a_markov_head_that_reads_the_anchor_is_noticed(written: Writer) -> None
 
 
 @pytest.mark.parametrize("name", ["dflash", "dspark"])
-def test_a_block_reads_nothing_from_its_anchor_on(written: Writer, name: str) -> None:
+def test_a_span_reads_nothing_from_its_anchor_on(written: Writer, name: str) -> None:
     """Neither states of the anchor and after it, which do not exist yet, nor later tokens."""
     made, anchor = written(name), 14
     anchors = torch.tensor([[anchor]])
@@ -278,7 +278,7 @@ def test_a_block_reads_nothing_from_its_anchor_on(written: Writer, name: str) ->
     assert (first - third).abs().max() > 1e-3
 
 
-def test_a_part_of_the_blocks_is_drawn(written: Writer) -> None:
+def test_a_part_of_the_spans_is_drawn(written: Writer) -> None:
     made = written("dspark")
     whole = [set(output.positions.tolist()) for output in outputs_of(made.head, made.batch)]
     made.head.anchor_share = 0.4
