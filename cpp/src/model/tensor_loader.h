@@ -92,6 +92,9 @@ class TensorLoader {
   // Whether two matrices of one shape have equal values. Reads `name` and releases it uncounted.
   bool is_equal(const std::string& name, const WeightView& other);
 
+  // Counts the bytes of a matrix that another loader packed for the same model.
+  void count_packed(const PackedLinear& matrix) { size_bytes_ += matrix.size_bytes(); }
+
   // The following functions also count the packed bytes.
   std::unique_ptr<const PackedLinear> pack(MatrixRole role, std::span<const WeightView> parts,
                                            MatrixForm form = {});

@@ -25,8 +25,11 @@ from specdec_lab.planning.speedup import Acceptance, PassCosts
 from specdec_native import _core
 from specdec_native._core import ModelFacts
 from specdec_native.checkpoints import hub
+from specdec_native.speculation.drafter_options import DrafterOptions
+from specdec_native.speculation.likely_tokens import DraftTarget
 from specdec_native.speculation.methods import HEADS, IN_SPANS, IN_TARGET
 from specdec_native.speculation.speculative_config import parse_speculative_config
+from specdec_native.text.tokenizer import Tokenizer
 
 _PROMPT_ROWS = 512
 
@@ -185,11 +188,24 @@ def _drafters(question: Question) -> tuple[list[ModelFacts], Passes]:
                     f"there is no config.json to read for the head {drafter.model}; give its "
                     "directory"
                 )
-            head = _core.DrafterConfig(
-                method=drafter.method,
-                model="" if drafter.config is None else str(drafter.config.file.parent),
-                quantization=quantization,
-            )
-            found = _core.head_facts(head, str(question.directory))
+            found = _core.head_facts(_head(drafter, question), str(question.directory))
             return found, "one" if drafter.method == "medusa" else passes
     return [], "levels"
+
+
+def _head(drafter: DrafterOptions, question: Question) -> _core.DrafterConfig:
+    """A head with as many tokens to score as an engine has it score."""
+    options = question.engine_options
+    target = DraftTarget(
+        question.directory,
+        options.get("dtype") or "auto",
+        options.get("quantization") or "auto",
+        has_weights=False,  # which tokens they are costs nothing
+    )
+    return drafter.to_core(
+        lambda *_: str(drafter.config.file.parent) if drafter.config is not None else "",
+        lambda text: Tokenizer.from_directory(question.directory).encode(
+            text, add_special_tokens=False
+        ),
+        target,
+    )

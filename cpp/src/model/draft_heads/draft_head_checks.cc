@@ -169,22 +169,24 @@ void set_token_ids(LmHead& lm_head, const std::vector<int32_t>& token_ids,
   lm_head.target_vocab_size = args.target.config.vocab_size;
 }
 
-std::shared_ptr<const LmHead> borrow_lm_head(const DraftHeadLoadArgs& args,
+std::shared_ptr<const LmHead> borrow_lm_head(TensorLoader& loader, const DraftHeadLoadArgs& args,
                                              const std::vector<int32_t>& token_ids) {
   if (token_ids.empty()) return args.target_parts.lm_head;
   const ModelConfig& config = args.target.config;
-  TensorLoader loader(config, args.target.directory, args.quantization, args.backend,
-                      args.coordinates);
+  TensorLoader of_target(config, args.target.directory, args.quantization, args.backend,
+                         args.coordinates);
   const auto weight_of = [](std::string_view name) { return str_cat(name, ".weight"); };
   std::string name = weight_of(config.names.lm_head);
-  if (!loader.contains(name)) name = weight_of(config.names.embedding);
+  if (!of_target.contains(name)) name = weight_of(config.names.embedding);
   TensorPart part{.name = name, .rows = config.vocab_size};
   for (const int32_t id : token_ids) part.order.push_back({.begin = id, .count = 1});
   const LmHead& whole = *args.target_parts.lm_head;
   auto lm_head = std::make_shared<LmHead>();
   lm_head->project_out = whole.project_out;
-  lm_head->weight = loader.matrix(MatrixRole::kVocabulary, {part},
-                                  config.embed_dim != 0 ? config.embed_dim : config.hidden_size);
+  lm_head->weight =
+      of_target.matrix(MatrixRole::kVocabulary, {part},
+                       config.embed_dim != 0 ? config.embed_dim : config.hidden_size);
+  loader.count_packed(*lm_head->weight);
   lm_head->scale = whole.scale;
   lm_head->soft_cap = whole.soft_cap;
   set_token_ids(*lm_head, token_ids, args);

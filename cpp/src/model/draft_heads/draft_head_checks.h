@@ -117,9 +117,9 @@ std::vector<int32_t> checked_token_map(const DrafterConfig& drafter, const Draft
 // For a draft head with its own output weights. Throws InvalidArgument where there is a token map.
 void refuse_token_map(const DrafterConfig& drafter);
 
-// Rows of the target's LM head, packed anew. With `token_ids` empty, all rows: the matrix is
-// shared.
-std::shared_ptr<const LmHead> borrow_lm_head(const DraftHeadLoadArgs& args,
+// Rows of the target's LM head, packed anew; `loader`, the head's own, counts their bytes. With
+// `token_ids` empty, all rows: the matrix is shared.
+std::shared_ptr<const LmHead> borrow_lm_head(TensorLoader& loader, const DraftHeadLoadArgs& args,
                                              const std::vector<int32_t>& token_ids);
 // Puts the ids of an LM head where operations read them.
 void set_token_ids(LmHead& lm_head, const std::vector<int32_t>& token_ids,

@@ -226,7 +226,7 @@ std::shared_ptr<const Embedding> load_embedding(TensorLoader& loader, const Draf
 
 std::shared_ptr<const LmHead> load_lm_head(TensorLoader& loader, const DraftHeadConfig& config,
                                            const DraftHeadLoadArgs& args) {
-  if (!config.eagle.has_lm_head) return borrow_lm_head(args, config.token_ids);
+  if (!config.eagle.has_lm_head) return borrow_lm_head(loader, args, config.token_ids);
   auto lm_head = std::make_shared<LmHead>();
   lm_head->weight = loader.matrix(
       MatrixRole::kVocabulary, {{config.eagle.names.lm_head + ".weight", config.model.vocab_size}},

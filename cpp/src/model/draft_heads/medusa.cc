@@ -231,7 +231,7 @@ Medusa::Medusa(const DraftHeadConfig& config, const Spec& spec, const DraftHeadL
 std::shared_ptr<const LmHead> Medusa::load_output(TensorLoader& loader,
                                                   const DraftHeadConfig& config, const Spec& spec,
                                                   const DraftHeadLoadArgs& args, int head) {
-  if (spec.output == Output::kTargets) return borrow_lm_head(args, config.token_ids);
+  if (spec.output == Output::kTargets) return borrow_lm_head(loader, args, config.token_ids);
   TensorPart part{.name = spec.output_of(head), .rows = spec.output_rows};
   if (spec.output_rows != config_.vocab_size) {
     for (const int32_t id : config.token_ids) part.order.push_back({.begin = id, .count = 1});
