@@ -183,9 +183,8 @@ std::shared_ptr<const LmHead> borrow_lm_head(TensorLoader& loader, const DraftHe
   const LmHead& whole = *args.target_parts.lm_head;
   auto lm_head = std::make_shared<LmHead>();
   lm_head->project_out = whole.project_out;
-  lm_head->weight =
-      of_target.matrix(MatrixRole::kVocabulary, {part},
-                       config.embed_dim != 0 ? config.embed_dim : config.hidden_size);
+  lm_head->weight = of_target.matrix(MatrixRole::kVocabulary, {part},
+                                     config.embed_dim != 0 ? config.embed_dim : config.hidden_size);
   loader.count_packed(*lm_head->weight);
   lm_head->scale = whole.scale;
   lm_head->soft_cap = whole.soft_cap;
