@@ -203,7 +203,7 @@ def _head(drafter: DrafterOptions, question: Question) -> _core.DrafterConfig:
         has_weights=False,  # which tokens they are costs nothing
     )
     return drafter.to_core(
-        lambda *_: str(drafter.config.file.parent) if drafter.config is not None else "",
+        lambda *_: drafter.config.file.parent if drafter.config is not None else question.directory,
         lambda text: Tokenizer.from_directory(question.directory).encode(
             text, add_special_tokens=False
         ),

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from specdec_lab.training.batch import Batch, Example
 from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.heads.base import HeadFiles
-from specdec_lab.training.heads.span import copy_fitting
 from specdec_lab.training.heads.eagle import EagleHead
 from specdec_lab.training.heads.layers import LayerShape, StepCache
+from specdec_lab.training.heads.span import copy_fitting
 from specdec_lab.training.target import TargetWeights
 
 

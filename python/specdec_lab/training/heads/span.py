@@ -1,9 +1,10 @@
 """What DFlash and DSpark heads share: one pass over mask rows drafts a whole span.
 
-The papers (arXiv 2602.06036, 2607.05147) and the checkpoints call a span a block. A span begins at an anchor, the last token
-that is known: its rows are the anchor and mask tokens, at the anchor's position and those after it.
-Every layer's rows attend to one another, later ones included, and to the text before the anchor, of
-which each layer makes keys and values from the same fused states of the target.
+The papers (arXiv 2602.06036, 2607.05147) and the checkpoints call a span a block. A span begins at
+an anchor, the last token that is known: its rows are the anchor and mask tokens, at the anchor's
+position and those after it. Every layer's rows attend to one another, later ones included, and to
+the text before the anchor, of which each layer makes keys and values from the same fused states of
+the target.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ import make_heads
 from specdec_lab.training.batch import Batch, Example, collate
 from specdec_lab.training.export import write_head
 from specdec_lab.training.heads.base import DepthOutput
-from specdec_lab.training.heads.span import SpanHead
 from specdec_lab.training.heads.dflash import DFlash
 from specdec_lab.training.heads.dspark import DSpark
+from specdec_lab.training.heads.span import SpanHead
 from specdec_lab.training.losses import ROW_LOSSES, score
 from specdec_lab.training.target import TargetWeights
 

@@ -16,8 +16,8 @@ from specdec_lab.training.errors import TrainingError
 from specdec_lab.training.export import write_head
 from specdec_lab.training.head_methods import METHODS, make_head
 from specdec_lab.training.heads.base import TrainableHead
-from specdec_lab.training.heads.span import SpanHead
 from specdec_lab.training.heads.eagle3 import Eagle3
+from specdec_lab.training.heads.span import SpanHead
 from specdec_lab.training.start_from import start_from
 from specdec_lab.training.target import TargetWeights
 from specdec_lab.training.training_options import TrainingOptions
