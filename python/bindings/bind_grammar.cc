@@ -14,6 +14,7 @@
 #include "specdec/bad_words.h"
 #include "specdec/error.h"
 #include "specdec/llguidance.h"
+#include "specdec/reasoning.h"
 
 namespace py = pybind11;
 
@@ -72,6 +73,14 @@ std::shared_ptr<BadWords> make_bad_words(std::shared_ptr<VocabularyTexts> texts,
   return without_gil([&] { return std::make_shared<BadWords>(std::move(texts), words); });
 }
 
+std::shared_ptr<Reasoning> make_reasoning(std::shared_ptr<VocabularyTexts> texts,
+                                          std::vector<std::string> begin,
+                                          std::vector<std::string> end, std::string gap) {
+  ReasoningMarks marks{std::move(begin), std::move(end), std::move(gap)};
+  return without_gil(
+      [&] { return std::make_shared<Reasoning>(std::move(texts), std::move(marks)); });
+}
+
 }  // namespace
 
 void bind_grammar(py::module_& module) {
@@ -98,6 +107,19 @@ void bind_grammar(py::module_& module) {
         return std::const_pointer_cast<Grammar>(without(std::move(words), std::move(grammar)));
       },
       py::arg("words"), py::arg("grammar") = py::none());
+  py::class_<Reasoning, std::shared_ptr<Reasoning>>(module, "Reasoning")
+      .def(py::init(&make_reasoning), py::kw_only(), py::arg("texts"), py::arg("begin"),
+           py::arg("end"), py::arg("gap"));
+  module.def(
+      "after_reasoning",
+      [](std::shared_ptr<Reasoning> reasoning, bool has_begun, int budget,
+         std::shared_ptr<Grammar> answer) {
+        const auto start = has_begun ? ReasoningStart::kBegun : ReasoningStart::kOptional;
+        return std::const_pointer_cast<Grammar>(
+            after_reasoning(std::move(reasoning), start, budget, std::move(answer)));
+      },
+      py::arg("reasoning"), py::kw_only(), py::arg("has_begun"), py::arg("budget") = -1,
+      py::arg("answer") = py::none());
   py::class_<LlGuidance>(module, "LlGuidance")
       .def(py::init(&make_llguidance), py::kw_only(), py::arg("library"), py::arg("vocab_size"),
            py::arg("tokenizer_json"), py::arg("end_token_ids"), py::arg("tokenize"))

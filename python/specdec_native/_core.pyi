@@ -112,6 +112,21 @@ class BadWords:
 
 def without(words: BadWords, grammar: Grammar | None = None) -> Grammar: ...
 
+class Reasoning:
+    """The marks around a model's reasoning, in one vocabulary. See reasoning.h."""
+    def __init__(
+        self,
+        *,
+        texts: VocabularyTexts,
+        begin: Sequence[str],
+        end: Sequence[str],
+        gap: str,
+    ) -> None: ...
+
+def after_reasoning(
+    reasoning: Reasoning, *, has_begun: bool, budget: int = -1, answer: Grammar | None = None
+) -> Grammar: ...
+
 class LlGuidance:
     """Compiles grammars. See llguidance.h."""
     def __init__(

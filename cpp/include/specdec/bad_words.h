@@ -9,27 +9,13 @@
 #include <vector>
 
 #include "specdec/grammar.h"
+#include "specdec/vocabulary_texts.h"
 
 namespace specdec {
 
-// The bytes that each token of a vocabulary adds to a text; empty for a token that adds none.
-class VocabularyTexts {
- public:
-  // One text a token id, for all ids of the model.
-  explicit VocabularyTexts(std::vector<std::string> texts);
+class ByteAutomaton;
 
-  int size() const { return static_cast<int>(texts_.size()); }
-  std::string_view operator[](int32_t token) const { return texts_[static_cast<size_t>(token)]; }
-  // Token ids in the order of their texts.
-  std::span<const int32_t> in_order() const { return in_order_; }
-
- private:
-  std::vector<std::string> texts_;
-  std::vector<int32_t> in_order_;
-};
-
-// An Aho-Corasick automaton over bytes, and the tokens that contain a bad word by themselves.
-// Threads may share it.
+// The words, and the tokens that contain a bad word by themselves. Threads may share it.
 class BadWords {
  public:
   // Throws InvalidArgument("bad_words") for an empty word, and where no token remains.
@@ -45,21 +31,6 @@ class BadWords {
   const VocabularyTexts& texts() const { return *texts_; }
 
  private:
-  struct Child {
-    uint8_t byte = 0;
-    State state = 0;
-  };
-  struct Node {
-    std::vector<Child> children;  // in the order of their bytes
-    State fallback = 0;           // the longest proper end of this node's text that is a node
-    int depth = 0;                // bytes of its text
-    bool ends_word = false;       // or an end of its text does
-  };
-
-  void add(std::string_view word);
-  void link_fallbacks();
-  State child_of(State state, uint8_t byte) const;  // 0: none
-  State step(State state, uint8_t byte) const;
   // The state after the text; -1 where the text completes a word.
   State walk(State state, std::string_view text) const;
   // Forbids the bad ones among tokens that share their first `length` bytes, which led to `state`.
@@ -67,8 +38,8 @@ class BadWords {
                    std::span<uint32_t> mask) const;
 
   std::shared_ptr<const VocabularyTexts> texts_;
-  std::vector<Node> nodes_;
-  std::vector<uint32_t> allowed_at_start_;  // a mask
+  std::shared_ptr<const ByteAutomaton> automaton_;  // of the words
+  std::vector<uint32_t> allowed_at_start_;          // a mask
 };
 
 // The texts that `grammar` allows, without the bad words; null: any text, which may end anywhere.

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <bitset>
-#include <numeric>
 #include <utility>
 
 #include "core/str_cat.h"
+#include "grammar/byte_automaton.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -70,16 +70,12 @@ class WatchedGrammar final : public Grammar {
 
 }  // namespace
 
-VocabularyTexts::VocabularyTexts(std::vector<std::string> texts)
-    : texts_(std::move(texts)), in_order_(texts_.size()) {
-  std::iota(in_order_.begin(), in_order_.end(), 0);
-  std::ranges::sort(in_order_, {}, [this](int32_t token) { return (*this)[token]; });
-}
-
 BadWords::BadWords(std::shared_ptr<const VocabularyTexts> texts, std::span<const std::string> words)
-    : texts_(std::move(texts)), nodes_(1) {
-  for (const std::string& word : words) add(word);
-  link_fallbacks();
+    : texts_(std::move(texts)) {
+  if (std::ranges::any_of(words, &std::string::empty)) {
+    throw InvalidArgument("bad_words", "must not hold an empty text");
+  }
+  automaton_ = std::make_shared<const ByteAutomaton>(words);
   const int num_tokens = texts_->size();
   allowed_at_start_.resize((static_cast<size_t>(num_tokens) + 31) / 32);
   bool leaves_any = false;
@@ -93,56 +89,10 @@ BadWords::BadWords(std::shared_ptr<const VocabularyTexts> texts, std::span<const
   }
 }
 
-void BadWords::add(std::string_view word) {
-  if (word.empty()) throw InvalidArgument("bad_words", "must not hold an empty text");
-  State state = 0;
-  for (const char character : word) {
-    const auto byte = static_cast<uint8_t>(character);
-    State child = child_of(state, byte);
-    if (child == 0) {
-      child = static_cast<State>(nodes_.size());
-      const int depth = nodes_[state].depth + 1;
-      nodes_.emplace_back().depth = depth;
-      std::vector<Child>& children = nodes_[state].children;
-      children.insert(std::ranges::upper_bound(children, byte, {}, &Child::byte), {byte, child});
-    }
-    state = child;
-  }
-  nodes_[state].ends_word = true;
-}
-
-// Shorter texts first: a node's fallback is a shorter text than its own.
-void BadWords::link_fallbacks() {
-  std::vector<State> by_depth = {0};
-  for (size_t i = 0; i < by_depth.size(); ++i) {
-    const State parent = by_depth[i];
-    for (const auto& [byte, state] : nodes_[parent].children) {
-      Node& node = nodes_[state];
-      node.fallback = parent == 0 ? 0 : step(nodes_[parent].fallback, byte);
-      node.ends_word |= nodes_[node.fallback].ends_word;
-      by_depth.push_back(state);
-    }
-  }
-}
-
-BadWords::State BadWords::child_of(State state, uint8_t byte) const {
-  const std::vector<Child>& children = nodes_[state].children;
-  const auto found = std::ranges::lower_bound(children, byte, {}, &Child::byte);
-  return found == children.end() || found->byte != byte ? 0 : found->state;
-}
-
-BadWords::State BadWords::step(State state, uint8_t byte) const {
-  while (true) {
-    const State child = child_of(state, byte);
-    if (child != 0 || state == 0) return child;
-    state = nodes_[state].fallback;
-  }
-}
-
 BadWords::State BadWords::walk(State state, std::string_view text) const {
   for (const char byte : text) {
-    state = step(state, static_cast<uint8_t>(byte));
-    if (nodes_[state].ends_word) return kCompleted;
+    state = automaton_->step(state, static_cast<uint8_t>(byte));
+    if (automaton_->node(state).ends_text) return kCompleted;
   }
   return state;
 }
@@ -167,13 +117,14 @@ void BadWords::forbid_rest(State state, std::span<const int32_t> tokens, int len
     return text.size() > static_cast<size_t>(length) ? static_cast<uint8_t>(text[length]) : -1;
   };
   std::bitset<256> seen;
-  for (State from = state; nodes_[from].depth > length; from = nodes_[from].fallback) {
-    for (const auto& [byte, next] : nodes_[from].children) {
+  for (State from = state; automaton_->node(from).depth > length;
+       from = automaton_->node(from).fallback) {
+    for (const auto& [byte, next] : automaton_->node(from).children) {
       if (seen[byte]) continue;  // a longer text leads on
       seen.set(byte);
       const auto [begin, end] = std::ranges::equal_range(tokens, int{byte}, {}, next_byte);
       if (begin == end) continue;
-      if (nodes_[next].ends_word) {
+      if (automaton_->node(next).ends_text) {
         std::for_each(begin, end, [&](int32_t token) { take_out(token, mask); });
       } else {
         forbid_rest(next, {begin, end}, length + 1, mask);
