@@ -46,7 +46,7 @@ class BadWordsCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_token_ids = end_token_ids
-        self._texts = functools.lru_cache(_MAX_KEPT_TEXTS)(self._read_texts)
+        self.texts = functools.lru_cache(_MAX_KEPT_TEXTS)(self._read_texts)  # without hidden tokens
         self._compiled = functools.lru_cache(_MAX_KEPT)(self._compile)
 
     def compile(self, params: SamplingParams) -> _core.BadWords:
@@ -74,7 +74,7 @@ class BadWordsCompiler:
         return [*(self._end_token_ids if ends_by_eos else ()), *(params.stop_token_ids or ())]
 
     def _compile(self, words: tuple[bytes, ...], hidden: frozenset[int]) -> _core.BadWords:
-        return _core.BadWords(self._texts(hidden), words)
+        return _core.BadWords(self.texts(hidden), words)
 
     def _read_texts(self, hidden: frozenset[int]) -> _core.VocabularyTexts:
         known = min(self._vocab_size, self._tokenizer.vocab_size)

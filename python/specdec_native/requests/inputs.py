@@ -52,6 +52,7 @@ class Prompt:
         keeps_beginning: truncation keeps the first tokens instead of the last.
         cache_salt: prompts share cached beginnings only with prompts of the same salt.
         is_echoed: `text` has to be the text of the tokens that remain after truncation.
+        is_continued: whether it ends with a part of the answer.
         resumed_token_ids: the first tokens of its answer, which were generated and shown elsewhere.
             Outputs must be deltas and begin after these tokens. One completion only.
     """
@@ -63,6 +64,7 @@ class Prompt:
     keeps_beginning: bool = False
     cache_salt: str | None = None
     is_echoed: bool = False
+    is_continued: bool = False
     resumed_token_ids: Sequence[int] = ()
 
     def truncate(self) -> bool:

@@ -25,10 +25,12 @@ from specdec_native.requests.inputs import (
     pair_with_params,
     pair_with_priority,
 )
+from specdec_native.requests.reasoning_grammar import ReasoningGrammars
 from specdec_native.requests.request import Request
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.text.chat_template import Message
+from specdec_native.text.reasoning import ReasoningStart
 from specdec_native.text.stop_strings import StopStrings
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
@@ -154,6 +156,7 @@ class RequestBuilder:
                 text.tokenizer, vocab_size, self.eos_token_ids, structured_outputs_config
             )
             self._bad_words = BadWordsCompiler(text.tokenizer, vocab_size, self.eos_token_ids)
+            self._reasoning = ReasoningGrammars(text.tokenizer, self._bad_words.texts)
 
     def default_params(self) -> SamplingParams:
         """The sampling parameters of a request that brings none."""
@@ -200,16 +203,17 @@ class RequestBuilder:
         priorities = pair_with_priority(priority, len(prompts))
         names = [f"prompts[{i}]" if len(prompts) > 1 else "prompt" for i in range(len(prompts))]
         self._tokenize(prompts, names)
-        checked: dict[int, tuple[SamplingParams, _core.PreparedParams, StopStrings]] = {}
+        checked: dict[Any, tuple[SamplingParams, _core.PreparedParams, StopStrings]] = {}
         requests = []
         for i, (prompt, params) in enumerate(zip(prompts, paired, strict=True)):
             token_ids = prompt.token_ids or []
             if prompt.cache_salt is not None:
                 check_cache_salt("cache_salt", prompt.cache_salt)
-            if id(params) not in checked:
-                good, prepared_params = self._check_params(params, kind)
-                checked[id(params)] = good, prepared_params, StopStrings(good.stop_strings)
-            good, prepared_params, stop = checked[id(params)]
+            start = self._reasoning_start(params, prompt)
+            if (id(params), start) not in checked:
+                good, prepared_params = self._check_params(params, kind, start)
+                checked[id(params), start] = good, prepared_params, StopStrings(good.stop_strings)
+            good, prepared_params, stop = checked[id(params), start]
             prepared = _core.PreparedRequest(
                 prepared_params,
                 token_ids,
@@ -266,10 +270,18 @@ class RequestBuilder:
             is_text = prompt.text is not None
             prompt.text = tokenizer.decode(token_ids, skip_special_tokens=is_text)
 
+    def _reasoning_start(self, params: SamplingParams, prompt: Prompt) -> ReasoningStart | None:
+        """Where the answer begins; None where that does not matter."""
+        if params.reasoning is None and params.thinking_token_budget is None:
+            return None
+        self.text.need_tokenizer("thinking_token_budget")
+        return params.reasoning_start or self._reasoning.start(params, prompt)
+
     def _check_params(
-        self, given: SamplingParams, kind: RequestOutputKind | None
+        self, given: SamplingParams, kind: RequestOutputKind | None, start: ReasoningStart | None
     ) -> tuple[SamplingParams, _core.PreparedParams]:
         params = given.clone()
+        params.reasoning_start = start
         if kind is not None:
             params.output_kind = kind
         params.validate()
@@ -299,6 +311,8 @@ class RequestBuilder:
             self.text.need_tokenizer("structured_outputs")
             allowed = without_bad_choices(params.structured_outputs, params.bad_words or ())
             core_params.grammar = self._grammars.compile(allowed)
+        if start is not None:
+            core_params.grammar = self._reasoning.before(core_params.grammar, params)
         if params.bad_words:
             words = self._bad_words.compile(params)
             core_params.grammar = _core.without(words, core_params.grammar)

@@ -14,7 +14,6 @@ UNSUPPORTED = (
     "repetition_detection",
     "routed_experts_prompt_start",
     "skip_reading_prefix_cache",
-    "thinking_token_budget",
     "trace_decode_token_ids",
     "watermarking",
 )
@@ -39,7 +38,6 @@ class SamplingArguments:
     repetition_detection: Any = None
     routed_experts_prompt_start: Any = 0
     skip_reading_prefix_cache: Any = None
-    thinking_token_budget: Any = None
     trace_decode_token_ids: Any = None
     watermarking: Any = None
     use_beam_search: Any = False
@@ -48,8 +46,6 @@ class SamplingArguments:
 
     def refuse_unsupported(self, n: int) -> None:
         """Raises ValueError naming the first argument in use. `n` is SamplingParams.n."""
-        if self.thinking_token_budget == -1:
-            self.thinking_token_budget = None
         if self.extra_args is not None and not isinstance(self.extra_args, Mapping):
             raise ValueError(f"extra_args must be a dict, got {self.extra_args!r:.80}")
         for name in UNSUPPORTED:

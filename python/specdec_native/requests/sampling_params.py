@@ -29,6 +29,7 @@ from specdec_native.requests.structured_outputs import (
     StructuredOutputsParams,
     structured_outputs_of,
 )
+from specdec_native.text.reasoning import ReasoningFormat, ReasoningStart
 
 _MIN_TEMPERATURE = 1e-2  # smaller positive temperatures overflow the scaled logits
 _GREEDY_BELOW = 1e-5
@@ -100,6 +101,9 @@ class SamplingParams(SamplingArguments):
             fields. The text then ends where the grammar does, whatever ignore_eos and min_tokens
             say.
         guided_decoding: vLLM's older name of structured_outputs.
+        thinking_token_budget: tokens at most between the marks of the model's reasoning, of a model
+            whose chat template shows the marks; then the end of the reasoning is written. -1 or
+            None for any number.
         num_speculative_tokens: tokens drafted ahead at most, where the engine speculates; 0 drafts
             none. Without it, what the engine is set to, which is also the most.
         record_draft_steps: report how many tokens each step drafted and kept, where the engine
@@ -154,9 +158,15 @@ class SamplingParams(SamplingArguments):
     flat_logprobs: bool = False
     logits_processors: Sequence[Callable[..., Any]] | None = None
     guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
+    thinking_token_budget: int | None = None
 
-    # Texts of special tokens that skip_special_tokens leaves in: no argument, a server sets it.
+    # No arguments: a server sets these.
+    # Texts of special tokens that skip_special_tokens leaves in.
     shown_special_tokens = frozenset[str]()
+    # How the model thinks before what structured_outputs describe; None: not at all.
+    reasoning: ReasoningFormat | None = None
+    # Whether it does; None where the prompt tells.
+    reasoning_start: ReasoningStart | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -224,6 +234,12 @@ class SamplingParams(SamplingArguments):
         check_number("repetition_penalty", self.repetition_penalty, maximum=FLOAT32_MAX)
         tokens = self.num_speculative_tokens or 0
         check_integer("num_speculative_tokens", tokens, minimum=0, maximum=INT32_MAX)
+        if self.thinking_token_budget == -1:  # vLLM's spelling of "no budget"
+            self.thinking_token_budget = None
+        if self.thinking_token_budget is not None:
+            self.thinking_token_budget = check_integer(
+                "thinking_token_budget", self.thinking_token_budget, minimum=0, maximum=INT32_MAX
+            )
         if 0.0 < self.temperature < _MIN_TEMPERATURE:
             _warn_of_low_temperatures()
             self.temperature = _MIN_TEMPERATURE
