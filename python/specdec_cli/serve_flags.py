@@ -130,13 +130,17 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("response_role", "Role of the answers (assistant)."),
         Flag(
             "enable_auto_tool_choice",
-            "Let the model decide whether to call tools; needs --tool-call-parser.",
+            "Let the model decide whether to call tools (on, where the server knows how it calls).",
             bool,
         ),
-        Flag("tool_call_parser", "How the model writes calls of tools.", choices=TOOL_CALL_PARSERS),
+        Flag(
+            "tool_call_parser",
+            "How the model writes calls of tools; without it, as its chat template shows.",
+            choices=TOOL_CALL_PARSERS,
+        ),
         Flag(
             "reasoning_parser",
-            "How the model writes what it thinks; gpt-oss needs no flag.",
+            "How the model marks what it thinks; without it, as its chat template shows.",
             choices=REASONING_PARSERS,
         ),
         Flag(

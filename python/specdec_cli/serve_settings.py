@@ -131,12 +131,10 @@ def _api_keys(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tool_call_parser(given: Mapping[str, Any]) -> str | None:
-    """The tool-call parser, where automatic tool choice is enabled."""
-    if not given.get("enable_auto_tool_choice", False):
-        return None
-    if given.get("tool_call_parser") is None:
-        raise UsageError("--enable-auto-tool-choice needs --tool-call-parser")
-    return str(given["tool_call_parser"])
+    """The tool-call parser; "none" where automatic tool choice is turned off."""
+    if not given.get("enable_auto_tool_choice", True):
+        return "none"
+    return given.get("tool_call_parser")
 
 
 def _fingerprint(given: Mapping[str, Any], model: str, engine: Mapping[str, Any]) -> str | None:

@@ -38,6 +38,11 @@ class ReasoningFormat:
     # Models write this between the reasoning and the answer.
     gap = "\n\n"
 
+    @property
+    def tags(self) -> frozenset[str]:
+        """Marks that may be special tokens, which texts leave out."""
+        return frozenset((*self.begin, *self.end))
+
     def start_after(self, prompt: str, *, is_continued: bool = False) -> ReasoningStart:
         """The start of an answer to this prompt.
 
@@ -85,7 +90,7 @@ REASONING_FORMATS = (
     HARMONY,
     ReasoningFormat(
         names=("gemma4",),
-        begin=("<|channel>thought\n", "<|channel>"),
+        begin=("<|channel>", "<|channel>thought\n"),
         end=("<channel|>",),
         template_marks=("<|channel>thought",),
     ),

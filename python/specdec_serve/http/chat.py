@@ -49,7 +49,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
             events = events_of(
                 generation,
                 head,
-                Deltas(body, messages, tools, service),
+                Deltas(body, messages, tools, generation, service),
                 body.stream_options,
                 service.options,
                 first_members=f',"prompt_token_ids":{dumps(ids)}' if body.return_token_ids else "",
@@ -61,7 +61,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
             logprobs = prompt_logprobs_json(outputs[0].prompt_logprobs)
             return f',"prompt_logprobs":{logprobs},"prompt_token_ids":{dumps(ids)}'
 
-        choices = Messages(body, messages, tools, service)
+        choices = Messages(body, messages, tools, generation, service)
         work = answer_of(generation, head, choices, service.options, members=members)
         answer = await unless_disconnected(http.receive, work)
         return Response(answer, media_type="application/json")
@@ -91,6 +91,7 @@ def call_of(
 
     params = body.chat_params(service.defaults)
     params.shown_special_tokens = service.answer_format.tags(reads_calls=reads_calls(tools))
+    params.reasoning = service.answer_format.reasoning
 
     def make_prompts() -> list[Prompt]:
         prompt = service.engine.chat_prompt(
@@ -104,6 +105,7 @@ def call_of(
         prompt.truncate_to = truncate_to
         prompt.keeps_beginning = body.truncation_side == "right"
         prompt.cache_salt = body.cache_salt
+        prompt.is_continued = body.continue_final_message
         return [prompt]
 
     return Call.of(

@@ -10,7 +10,7 @@ from specdec_serve.http.chunks import dumps
 from specdec_serve.http.draft_trees import draft_trees_json
 from specdec_serve.http.logprobs import TokenNames, chat_logprobs
 from specdec_serve.http.protocol.chat import ChatCompletionRequest
-from specdec_serve.http.service import Service
+from specdec_serve.http.service import Generation, Service
 from specdec_serve.http.tools.answer import AnswerReader, WholeAnswer, deltas_of
 from specdec_serve.http.tools.request import ToolUse
 
@@ -23,11 +23,13 @@ class _Choices:
         body: ChatCompletionRequest,
         messages: list[dict[str, Any]],
         tools: ToolUse | None,
+        generation: Generation,
         service: Service,
     ) -> None:
         last = messages[-1]
         self._body = body
         self._tools = tools
+        self._params = generation.requests[0].params
         self._format = service.answer_format
         self._role = service.options.response_role if body.add_generation_prompt else last["role"]
         self._echoed = ""  # comes before the text of each choice
@@ -39,7 +41,7 @@ class _Choices:
     def _make_reader(self) -> AnswerReader | None:
         """The reader of a choice; None where the text is all content."""
         return AnswerReader.of(
-            self._tools, self._format, shows_reasoning=self._body.include_reasoning
+            self._tools, self._format, self._params, shows_reasoning=self._body.include_reasoning
         )
 
     def _logprobs(self, part: CompletionOutput) -> str:
@@ -72,11 +74,13 @@ class Messages(_Choices):
         if self._echoed:
             content = self._echoed + (content or "")
         calls = f',"tool_calls":{dumps(answer.calls)}' if answer.calls else ""
+        reasoning = dumps(answer.reasoning)
         reason = self._finish_reason(part, has_calls=answer.has_calls)
         return (
             f'{{"index":{index},"message":{{"role":{dumps(self._role)},'
             f'"content":{dumps(content)},"refusal":null,"annotations":null,'
-            f'"audio":null,"function_call":null{calls},"reasoning":{dumps(answer.reasoning)}}},'
+            f'"audio":null,"function_call":null{calls},"reasoning":{reasoning},'
+            f'"reasoning_content":{reasoning}}},'
             f'"logprobs":{self._logprobs(part)},"finish_reason":{dumps(reason)},'
             f'"stop_reason":{dumps(part.stop_reason)},"token_ids":{dumps(ids)}'
             f"{self._draft_trees(part)}}}"
@@ -95,9 +99,10 @@ class Deltas(_Choices):
         body: ChatCompletionRequest,
         messages: list[dict[str, Any]],
         tools: ToolUse | None,
+        generation: Generation,
         service: Service,
     ) -> None:
-        super().__init__(body, messages, tools, service)
+        super().__init__(body, messages, tools, generation, service)
         self._begun = [False] * body.n
         readers = [self._make_reader() for _ in range(body.n)]
         self._readers = [reader for reader in readers if reader is not None]

@@ -72,6 +72,7 @@ def call_of(
 
     params = body.response_params(service.defaults)
     params.shown_special_tokens = service.answer_format.tags(reads_calls=reads_calls(tools))
+    params.reasoning = service.answer_format.reasoning
 
     def make_prompts() -> list[Prompt]:
         messages = body.messages()
@@ -124,7 +125,9 @@ class _Answer:
         self._names = TokenNames(
             service.engine.tokenizer, as_token_ids=body.return_tokens_as_token_ids
         )
-        self._items = OutputItems(AnswerReader.of(tools, service.answer_format))
+        self._items = OutputItems(
+            AnswerReader.of(tools, service.answer_format, generation.requests[0].params)
+        )
         self.error: ApiError | None = None
 
     @property

@@ -30,9 +30,10 @@ class ServerOptions:
         response_role: role of the answer's messages.
         request_chat_template: whether a request may bring a chat template (it runs in the sandbox).
         default_chat_template_kwargs: variables of the chat template; a request's take precedence.
-        tool_call_parser: parser of answers for calls where tool_choice is "auto"; None for none.
-        reasoning_parser: parser of answers for reasoning; None for none. Without both parsers,
-            answers of gpt-oss are read as harmony.
+        tool_call_parser: how calls are written where tool_choice is "auto", a name of
+            TOOL_CALL_PARSERS; None: as the chat template shows.
+        reasoning_parser: how reasoning is marked, a name of REASONING_PARSERS; None: as the chat
+            template shows.
         exclude_unused_tools: whether to hide tools from the model where tool_choice is "none".
         acceptance_metrics: what answers report about drafts.
         request_metrics: whether answers report their times.

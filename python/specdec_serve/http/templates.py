@@ -13,6 +13,9 @@ from specdec_serve.http.tools.request import ToolUse
 # Names that templates get from fields; template variables of these names would be lost.
 _FIELDS = ("chat_template", "messages", "tools", "add_generation_prompt", "continue_final_message")
 
+# Variables by which templates turn reasoning on and off; a template reads one of them at most.
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+
 
 def template_options(
     service: Service,
@@ -51,6 +54,9 @@ def template_options(
                 "reasoning_effort",
             )
         given["reasoning_effort"] = reasoning_effort
+        if reasoning_effort == "none":
+            source = service.engine.tokenizer.chat_template or ""
+            given = {name: False for name in _THINKING_SWITCHES if name in source} | given
     return {
         "tools": tools or None,
         "chat_template": chat_template,

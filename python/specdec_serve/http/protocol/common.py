@@ -75,6 +75,7 @@ class GenerationFields(Body):
     return_tokens_as_token_ids: bool = False
     stream_interval: int | None = None
     num_speculative_tokens: int | None = None
+    thinking_token_budget: int | None = pydantic.Field(None, ge=-1, le=2**31 - 1)
 
     def check(self) -> None:
         """Raises ApiError for values that are refused for any engine."""
@@ -188,5 +189,5 @@ _SAMPLING_FIELDS = (
     *("frequency_penalty", "repetition_penalty", "stop_token_ids", "include_stop_str_in_output"),
     *("ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens"),
     *("allowed_token_ids", "bad_words", "prompt_logprobs", "num_speculative_tokens"),
-    "stream_interval",
+    *("stream_interval", "thinking_token_budget"),
 )

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.text.reasoning import ReasoningStart
 from specdec_serve.http.chunks import dumps
 from specdec_serve.http.tools.events import (
     AnswerParser,
@@ -53,12 +55,22 @@ class AnswerReader:
 
     @classmethod
     def of(
-        cls, tools: ToolUse | None, form: AnswerFormat, *, shows_reasoning: bool = True
+        cls,
+        tools: ToolUse | None,
+        form: AnswerFormat,
+        params: SamplingParams,
+        *,
+        shows_reasoning: bool = True,
     ) -> AnswerReader | None:
-        """A reader; None where the text is all content. `form` is that of the model's answers."""
-        parser = None if tools is None else tools.forced_parser()
-        if parser is None:
-            parser = form.parser(reads_calls=reads_calls(tools))
+        """A reader of an answer; None where the text is all content.
+
+        `form` is that of the model's answers, `params` are those of the request that was made.
+        """
+        parser = form.parser(
+            reads_calls=reads_calls(tools),
+            start=params.reasoning_start or ReasoningStart.OPTIONAL,
+            forced=None if tools is None else tools.forced_parser(),
+        )
         return None if parser is None else cls(parser, tools, shows_reasoning=shows_reasoning)
 
     def read_whole(self, text: str) -> WholeAnswer:
@@ -153,7 +165,8 @@ def deltas_of(events: Iterable[Event]) -> list[str]:
             case Content():
                 deltas.append(f'{{"content":{dumps(event.text)}}}')
             case Reasoning():
-                deltas.append(f'{{"reasoning":{dumps(event.text)}}}')
+                text = dumps(event.text)
+                deltas.append(f'{{"reasoning":{text},"reasoning_content":{text}}}')
             case CallBegins():
                 function = f'{{"name":{dumps(event.name)},"arguments":""}}'
                 deltas.append(

@@ -97,24 +97,18 @@ def check_served(form: AnswerFormat, tools: ToolUse | None, grammar: Grammar | N
     """Raises ApiError for what cannot be had from a model whose answers have this format."""
     if tools is not None and tools.choice == "auto" and form.calls is None:
         raise bad_request(
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to '
-            'be set: start the server with them, or set tool_choice to "required", to one '
-            'function, or to "none", which shows the tools to the model as text',
+            '"auto" tool choice requires --tool-call-parser to be set, because the chat template '
+            "does not tell how this model writes calls: start the server with it, or set "
+            'tool_choice to "required", to one function, or to "none", which shows the tools to '
+            "the model as text",
             "tool_choice",
         )
-    if not form.is_harmony or grammar is None:
-        return
-    if grammar.field == "tools":
+    if form.is_harmony and grammar is not None and grammar.field == "tools":
         raise bad_request(
-            "tool_choice: this model thinks on a channel of its own before it calls, and a grammar "
-            'holds from the first token on, so calls cannot be forced: set tool_choice to "auto"',
+            "tool_choice: this model calls in messages of their own, which cannot be forced: set "
+            'tool_choice to "auto"',
             "tool_choice",
         )
-    raise bad_request(
-        f"{grammar.field}: this model thinks on a channel of its own before it answers, and a "
-        "grammar holds from the first token on: describe the format in a message instead",
-        grammar.field,
-    )
 
 
 def reads_calls(tools: ToolUse | None) -> bool:

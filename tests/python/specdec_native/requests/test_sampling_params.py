@@ -80,7 +80,6 @@ def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None
     ("field", "value"),
     [
         ("logprob_token_ids", [1]),
-        ("thinking_token_budget", 5),
         ("best_of", 2),
     ],
 )

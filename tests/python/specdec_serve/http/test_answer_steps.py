@@ -17,6 +17,7 @@ import tokenizers
 from core_reports import apply, make_request, report
 from specdec_native import RequestOutputKind
 from specdec_native.requests.outputs import RequestOutput
+from specdec_native.text.reasoning import ReasoningStart
 from specdec_serve.http.chat_choices import Deltas, Messages
 from specdec_serve.http.completions import _Choices
 from specdec_serve.http.protocol.chat import ChatCompletionRequest
@@ -84,6 +85,16 @@ ANSWERS: dict[str, tuple[str, str, list[str], list[str]]] = {
         ["a"],
         ["incomplete"],
     ),
+    "thinks": ("<think>\nHm 日本.\n</think>\n\nHi < 😀", "qwen3+hermes", ["Hi < 😀"], []),
+    "thinks and calls": (
+        f"<think>a <tool_call> b</think>Hi{CALL}\n bye",
+        "qwen3+hermes",
+        ["Hi", "bye"],
+        ["completed"],
+    ),
+    "thinks in vain": ("<think>a </thin", "qwen3+hermes", [], []),
+    "thinks nothing": ("<think>\n\n</think>\n\n a", "qwen3+hermes", ["a"], []),
+    "does not think": (" <thin</think>", "qwen3+hermes", [" <thin</think>"], []),
     "required": ('[{"name": "f", "parameters": {"x": 1}}]', "required", [], ["completed"]),
     "named": ('{"x": "日"', "named", [], ["incomplete"]),
 }
@@ -120,10 +131,15 @@ class Generated:
             stop=[*stop],
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         )
+        reasoning, _, calls = parser.rpartition("+")
+        if reasoning:
+            self.request.params.reasoning_start = ReasoningStart.OPTIONAL
         self.service: Any = SimpleNamespace(
             engine=SimpleNamespace(tokenizer=self.tokenizer, has_tokenizer=True),
             options=ServerOptions(model_names=("tiny",)),
-            answer_format=AnswerFormat.of("", tool_call_parser=parser, reasoning_parser=None),
+            answer_format=AnswerFormat.of(
+                "", tool_call_parser=calls, reasoning_parser=reasoning or None
+            ),
             model_name="tiny",
         )
         call = SimpleNamespace(request_id="resp_1", params=self.request.params)
@@ -255,7 +271,11 @@ def chat_of(kind: str, parser: str, steps: Steps, *, logprobs: bool, stream: boo
     body = chat_body(parser, logprobs=logprobs, stream=stream)
     make = Deltas if stream else Messages
     writer: Any = make(
-        body, [{"role": "user", "content": "hi"}], body.tool_use(), generated.service
+        body,
+        [{"role": "user", "content": "hi"}],
+        body.tool_use(),
+        generated.generation,
+        generated.service,
     )
     content = reasoning = ""
     reason = None

@@ -230,9 +230,9 @@ def test_completions_are_text(world: World, says: Says) -> None:
     assert choice["text"] == "analysisHm, hm.assistantfinalHi!"
 
 
-def test_other_models_have_no_channels(engine: Engine, says: Says) -> None:
+def test_a_server_may_be_told_not_to_read_channels(engine: Engine, says: Says) -> None:
     says(ANSWER)
-    with serving(engine) as world:
+    with serving(engine, reasoning_parser="none") as world:
         assert ask(world)[:2] == (None, "analysisHm, hm.assistantfinalHi!")
 
 

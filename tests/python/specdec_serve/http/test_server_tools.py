@@ -265,7 +265,7 @@ def test_a_model_decides_only_where_the_server_reads_its_calls(roomy: Engine) ->
         for body in ({}, {"tool_choice": "auto"}):
             error = refusal(world, **body)
             assert error["param"] == "tool_choice"
-            assert "--enable-auto-tool-choice and --tool-call-parser" in error["message"]
+            assert "--tool-call-parser" in error["message"]
 
 
 @pytest.mark.parametrize(
