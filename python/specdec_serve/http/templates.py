@@ -32,6 +32,9 @@ def template_options(
     """
     if service.options.exclude_unused_tools and tool_use is not None and tool_use.choice == "none":
         tools = None
+    if tools and tool_use is not None:  # without those that are not allowed
+        allowed = [function.name for function in tool_use.functions]
+        tools = [tool for tool in tools if tool["function"]["name"] in allowed]
     if chat_template is not None and not service.options.request_chat_template:
         raise bad_request(
             "chat_template: this server runs no templates of requests; leave the field out, or "

@@ -134,8 +134,6 @@ class ResponsesRequest(GenerationFields):
     def tool_use(self) -> ToolUse | None:
         """The request's tools; None without any. Raises ApiError for bad fields."""
         choice = self.tool_choice
-        if isinstance(choice, dict) and choice.get("type") == "function":
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
         if not self.tools and choice == "auto":
             return None
         return read_tools(self.chat_tools(), choice, parallel=self.parallel_tool_calls)

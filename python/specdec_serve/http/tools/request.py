@@ -133,6 +133,14 @@ def read_tools(
         return ToolUse(functions, "auto", parallel=is_parallel)
     if tool_choice == "required":
         return ToolUse(functions, "required", parallel=is_parallel)
+    if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
+        mode, names = _allowed(tool_choice)
+        allowed = [function for function in functions if function.name in names]
+        if unknown := names - {function.name for function in allowed}:
+            raise bad_request(
+                f"tool_choice: tools have no function {min(unknown)[:80]!r}", "tool_choice"
+            )
+        return ToolUse(allowed, mode, parallel=is_parallel)
     name = _chosen(tool_choice)
     if name not in [function.name for function in functions]:
         raise bad_request(f"tool_choice: tools have no function {name[:80]!r}", "tool_choice")
@@ -157,15 +165,38 @@ def _function(tool: Any, path: str) -> Function:
 
 
 def _chosen(tool_choice: Any) -> str:
-    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not name:
+    name = _name_in(tool_choice)
+    if name is None:
         raise bad_request(
-            'tool_choice must be "none", "auto", "required" or one function, such as '
-            '{"type": "function", "function": {"name": "f"}}',
+            'tool_choice must be "none", "auto", "required", allowed tools, or one function, such '
+            'as {"type": "function", "function": {"name": "f"}}',
             "tool_choice",
         )
     return name
+
+
+def _name_in(choice: Any) -> str | None:
+    """The name of a function as chats write it, or as responses do."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+        return None
+    function = choice.get("function", choice)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) and name else None
+
+
+def _allowed(tool_choice: Mapping[str, Any]) -> tuple[Literal["auto", "required"], set[str]]:
+    """Mode and names of OpenAI's allowed tools, as chats write them, or as responses do."""
+    given = tool_choice.get("allowed_tools", tool_choice)
+    mode = given.get("mode") if isinstance(given, Mapping) else None
+    tools = given.get("tools") if isinstance(given, Mapping) else None
+    names = [_name_in(tool) for tool in tools] if isinstance(tools, list) else []
+    if mode not in ("auto", "required") or not names or None in names:
+        raise bad_request(
+            'tool_choice: allowed tools need a "mode", "auto" or "required", and "tools", such as '
+            '[{"type": "function", "function": {"name": "f"}}]',
+            "tool_choice",
+        )
+    return mode, {name for name in names if name is not None}
 
 
 def _object(parameters: Mapping[str, Any] | None) -> dict[str, Any]:

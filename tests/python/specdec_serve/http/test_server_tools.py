@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -17,7 +18,10 @@ from server_world import MODEL, World, serving
 from specdec_native import Engine
 from specdec_native.text import chat_template
 from specdec_serve.http.protocol import body as body_module
+from specdec_serve.http.server_options import ServerOptions
+from specdec_serve.http.templates import template_options
 from specdec_serve.http.tools import parsers
+from specdec_serve.http.tools.request import read_tools
 
 PATH = "/v1/chat/completions"
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
@@ -31,6 +35,11 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "now", "description": "The time."}},
 ]
+ALLOWED: dict[str, Any] = {
+    "type": "allowed_tools",
+    "mode": "auto",
+    "tools": [{"type": "function", "name": "now"}],
+}
 NO_CALLS = {"tool_choice": "none"}
 TWO_CALLS = (
     "Let me see. "
@@ -285,6 +294,10 @@ def test_a_model_decides_only_where_the_server_reads_its_calls(roomy: Engine) ->
         ("tool_choice", {"tool_choice": "bogus"}),
         ("tool_choice", {"tool_choice": {}}),
         ("tool_choice", {"tool_choice": {"type": "function"}}),
+        ("tool_choice", {"tool_choice": {"type": "allowed_tools"}}),
+        ("tool_choice", {"tool_choice": {**ALLOWED, "mode": "none"}}),
+        ("tool_choice", {"tool_choice": {**ALLOWED, "tools": []}}),
+        ("tool_choice", {"tool_choice": {**ALLOWED, "tools": [{"type": "function", "name": "x"}]}}),
         ("tool_choice", {"tool_choice": {"type": "function", "function": "weather"}}),
         ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": ""}}}),
         ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "other"}}}),
@@ -306,6 +319,25 @@ def test_bad_tools_are_named(world: World, param: str, body: dict[str, Any]) -> 
     assert (error["param"], error["type"]) == (param, "BadRequestError")
     assert param in error["message"]
     assert error == refusal(world, **body, stream=True)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_allowed_tools_are_the_only_ones(is_nested: bool, mode: str) -> None:
+    """In the forms of chats and of responses. Neither templates nor grammars see the others."""
+    chosen = {**ALLOWED, "mode": mode}
+    choice = {"type": "allowed_tools", "allowed_tools": chosen} if is_nested else chosen
+    use = read_tools(TOOLS, choice)
+    assert use is not None and use.choice == mode
+    assert [function.name for function in use.functions] == ["now"]
+    service: Any = SimpleNamespace(options=ServerOptions(model_names=(MODEL,)))
+    options = template_options(
+        service, tools=TOOLS, tool_use=use, chat_template=None, chat_template_kwargs=None
+    )
+    assert [tool["function"]["name"] for tool in options["tools"]] == ["now"]
+    grammar = use.grammar(None)
+    assert (grammar is not None) == (mode == "required")
+    assert grammar is None or "weather" not in str(grammar.params.json)
 
 
 def test_definitions_of_two_functions_must_not_differ(world: World) -> None:
