@@ -26,6 +26,7 @@ class ReasoningFormat:
         template_marks: texts of a chat template that show the format; empty where none does.
         is_certain: whether models think although neither the prompt nor the answer begins it.
         can_be_cut: whether `end` may follow after any token.
+        gap: what models write between the reasoning and the answer.
     """
 
     names: tuple[str, ...]
@@ -34,9 +35,7 @@ class ReasoningFormat:
     template_marks: tuple[str, ...] = ()
     is_certain: bool = False
     can_be_cut: bool = True
-
-    # Models write this between the reasoning and the answer.
-    gap = "\n\n"
+    gap: str = "\n\n"
 
     @property
     def tags(self) -> frozenset[str]:
@@ -84,6 +83,7 @@ HARMONY = ReasoningFormat(
     template_marks=("<|channel|>analysis",),
     is_certain=True,
     can_be_cut=False,
+    gap="",
 )
 # In the order in which templates are searched: a template may hold marks of several.
 REASONING_FORMATS = (

@@ -137,6 +137,22 @@ def test_a_format_holds_behind_the_reasoning(
     assert (reasoning is not None) == (template is BEGUN and budget > 0)
 
 
+def test_a_format_holds_on_the_final_channel(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of answers in harmony, however their header is written."""
+    importlib.import_module("llguidance")
+    model = add_thinking_text(checkpoint("llama"), tmp_path / "model", "openai_gptoss")
+    says = scripted_model.says(monkeypatch, mark_ids("openai_gptoss"))
+    thought = "<|channel|>analysis<|message|>{no} JSON<|end|><|start|>assistant"
+    with Engine(model, dtype="float32", max_model_len=256) as engine, serving(engine) as world:
+        for header in ("final<|message|>", "final <|constrain|>json<|message|>"):
+            says(f"{thought}<|channel|>{header}Ho?")
+            for choice in ("Ho?", "x-y"):  # the script's answer, or the only one that is allowed
+                body = {"structured_outputs": {"choice": [choice]}}
+                assert ask(world, **body) == ("{no} JSON", choice, [], "stop")
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
 def test_calls_are_forced_behind_the_reasoning(world: World, choice: Any) -> None:
     importlib.import_module("llguidance")
