@@ -90,7 +90,7 @@ def check(family: str, case: Case, output: RequestOutput, ids_of: Callable[[str]
         begin = next((mark for mark in form.begin if text.lstrip().startswith(mark)), None)
         is_thinking = begin is not None
         text = text if begin is None else text.lstrip()[len(begin) :]
-    answer = text
+    answer: str | None = text
     if is_thinking:
         ends = [(at, mark) for mark in form.end if (at := text.find(mark)) >= 0]
         if ends:
@@ -157,7 +157,7 @@ def test_a_budget_is_exact(model_of: Callable[[str], Path], budget: int, num_dra
         (output,) = engine.generate("aaaaaa<think>\n", sampling)
         ids = list(output.outputs[0].token_ids)
         assert ids.index(end) == budget and ids.count(end) == 1 and len(ids) == 24
-        (output,) = engine.generate({"prompt_token_ids": output.prompt_token_ids}, sampling)
+        (output,) = engine.generate(output.prompt_token_ids or [], sampling)
         assert list(output.outputs[0].token_ids) == ids  # a prompt without text is read, too
 
 

@@ -176,7 +176,7 @@ def test_another_name_reads_reasoning_that_nothing_begins(engine: Engine, says: 
 
 
 def test_budgets_of_completions(world: World) -> None:
-    body = {
+    body: dict[str, Any] = {
         "prompt": "a<think>\n",
         "max_tokens": 12,
         "thinking_token_budget": 5,
