@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from specdec_serve.http.tools.call_formats import CALL_FORMATS
 from specdec_serve.http.tools.events import AnswerParser
 from specdec_serve.http.tools.harmony import TAGS as HARMONY_TAGS
 from specdec_serve.http.tools.harmony import HarmonyParser
-from specdec_serve.http.tools.hermes import TAGS as HERMES_TAGS
-from specdec_serve.http.tools.hermes import HermesParser
-from specdec_serve.http.tools.llama3_json import Llama3JsonParser
 
 _CALL_PARSERS: Mapping[str, Callable[[], AnswerParser]] = {
-    "hermes": HermesParser,
-    "llama3_json": Llama3JsonParser,
+    name: call_format.parser for name, call_format in CALL_FORMATS.items()
 }
-_TAGS = {"hermes": HERMES_TAGS}  # special tokens of some models
+_TAGS = {name: call_format.tags for name, call_format in CALL_FORMATS.items()}
 # Harmony's names: one parser reads calls and reasoning, so each of them means both.
 _HARMONY_CALLS = "openai"
 _HARMONY_REASONING = "openai_gptoss"

@@ -273,7 +273,7 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
         ("m -dp 2", "start one process for each replica"),
         ("m --api-server-count 2", "--api-server-count is not supported"),
         ("m --enable-auto-tool-choice", "--enable-auto-tool-choice needs --tool-call-parser"),
-        ("m --enable-auto-tool-choice --tool-call-parser mine", "'hermes', 'llama3_json'"),
+        ("m --enable-auto-tool-choice --tool-call-parser mine", "'hermes', 'qwen3_json'"),
         ("m --tool-parser-plugin x.py", "--tool-parser-plugin is not supported"),
         ("m --reasoning-parser qwen3", "choose from 'openai_gptoss'"),
         ("m --lora-modules a=b", "merge the adapter"),
