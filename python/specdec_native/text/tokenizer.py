@@ -337,6 +337,11 @@ class Tokenizer:
     def chat_template(self, template: str | Mapping[str, str] | None) -> None:
         self._chat_templates = named_templates(template, "the tokenizer")
 
+    @property
+    def template_for_tools(self) -> str | None:
+        """The chat template of conversations with tools, None without one."""
+        return self._chat_templates.get("tool_use", self.chat_template)
+
     def get_chat_template(
         self,
         chat_template: str | None = None,
@@ -346,9 +351,7 @@ class Tokenizer:
         tools; Jinja source is returned as it is. Raises ValueError if there is none, or none of
         several is the default."""
         if chat_template is None:
-            chat_template = self.chat_template
-            if tools and "tool_use" in self._chat_templates:
-                chat_template = self._chat_templates["tool_use"]
+            chat_template = self.template_for_tools if tools else self.chat_template
         elif "{" not in chat_template:  # no template shows anything without
             if chat_template not in self._chat_templates:
                 raise ValueError(

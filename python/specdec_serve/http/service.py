@@ -216,7 +216,7 @@ class Service:
         self.defaults = engine.generation_defaults()
         self.answer_format = AnswerFormat.of(
             engine.model_info().architecture,
-            engine.tokenizer.chat_template if engine.has_tokenizer else None,
+            engine.tokenizer.template_for_tools if engine.has_tokenizer else None,
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
         )

@@ -67,8 +67,8 @@ class AnswerReader:
         `form` is that of the model's answers, `params` are those of the request that was made.
         """
         parser = form.parser(
-            reads_calls=reads_calls(tools),
-            start=params.reasoning_start or ReasoningStart.OPTIONAL,
+            tools.functions if tools is not None and reads_calls(tools) else None,
+            params.reasoning_start or ReasoningStart.OPTIONAL,
             forced=None if tools is None else tools.forced_parser(),
         )
         return None if parser is None else cls(parser, tools, shows_reasoning=shows_reasoning)

@@ -1,80 +1,85 @@
-"""Reads the JSON object of one call: {"name": ..., "arguments": ...}."""
+"""What reads one call, whatever its syntax; and matching of marks that may be cut."""
 
 from __future__ import annotations
 
-import json
+import abc
+from collections.abc import Sequence
+from typing import Protocol
 
-from specdec_serve.http.tools.object_scanner import ObjectScanner, Step
+from specdec_serve.http.tools.function import Function
+from specdec_serve.http.tools.object_scanner import Step
 
-_ARGUMENTS = ("arguments", "parameters")
+SPACE = " \t\n\r"
+LONGEST_NAME = 256  # characters of a name with what surrounds it; longer text is not a call
 
 
-class CallReader:
-    """One object that may be a call, character by character.
-
-    A call has a "name" and "arguments" or "parameters", in any order. Other members are skipped.
+class CallReader(abc.ABC):
+    """Reads one call as its text arrives.
 
     Attributes:
-        name: the name, once it is read.
-        is_foreign: whether the object is not a call, though it may be valid JSON.
+        name: the function's name, once it is read.
+        id: the call's id, where the text has one.
+        has_begun: whether it is certain that this is a call, and of which function.
+        is_foreign: whether this is well-formed, but not a call.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.id: str | None = None
+        self.has_begun = False
         self.is_foreign = False
-        self._scanner = ObjectScanner()
-        self._name_text: list[str] = []
         self._arguments: list[str] = []
-        self._arguments_key: str | None = None
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether it is known to be a call: its name is read, and its arguments begin."""
-        return self.name is not None and self._arguments_key is not None
+    @abc.abstractmethod
+    def read(self, text: str, position: int, *, is_last: bool) -> tuple[int, Step]:
+        """Reads on; returns where the text that was read ends, and why reading stopped there.
 
-    def take(self, char: str) -> Step:
-        """Reads one character; nothing may follow END or BAD."""
-        scanner = self._scanner
-        was_in_value = scanner.in_value and not scanner.ends_value
-        step = scanner.take(char)
-        if step is Step.END:
-            self.is_foreign |= not self.has_begun
-        elif step is Step.INSIDE and scanner.in_value:
-            if not was_in_value:
-                self._begin_member(char)
-            self._take_value(char)
-        return step
+        INSIDE: more text is needed, and what is left of this one comes again before it (or, where
+        `has_begun` or `is_foreign` has changed, reading goes on at once). END: the call ends there.
+        BAD: no call goes on like that. `is_last`: nothing follows the text. Nothing may be read
+        after END or BAD.
+        """
 
-    def take_plain(self, text: str, position: int) -> int:
-        """Reads text inside a value several characters at a time; returns their end."""
-        end = self._scanner.plain_end(text, position)
-        if end == position or self._scanner.key == "name":
-            return position
-        if self._scanner.key == self._arguments_key and not self.is_foreign:
-            self._arguments.append(text[position:end])
-        return end
+    def finish(self) -> bool:
+        """At the end of the text, inside a call: closes it if only its end is missing."""
+        return False
 
     def take_arguments(self) -> str:
-        """The arguments' text that was read since the last call."""
+        """The JSON text of the arguments that was read since the last time."""
         text = "".join(self._arguments)
         self._arguments.clear()
         return text
 
-    def _begin_member(self, char: str) -> None:
-        key = self._scanner.key
-        if key == "name":
-            self.is_foreign |= char != '"' or bool(self._name_text)
-        elif key in _ARGUMENTS:
-            self.is_foreign |= self._arguments_key is not None
-            self._arguments_key = key
 
-    def _take_value(self, char: str) -> None:
-        if self.is_foreign:
-            return
-        if self._scanner.key == self._arguments_key:
-            self._arguments.append(char)
-        elif self._scanner.key == "name":
-            self._name_text.append(char)
-            if self._scanner.ends_value:
-                self.name = json.loads("".join(self._name_text))
-                self.is_foreign |= not self.name
+class CallSyntax(Protocol):
+    """How a call is written. It is data, and makes the reader of one call."""
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """The fixed texts of a call."""
+
+    def reader(self, functions: Sequence[Function], first: str) -> CallReader:
+        """A reader of the call that begins with the character `first`."""
+
+
+def skip_space(text: str, position: int, skipped: str = SPACE) -> int:
+    """The position of the first other character."""
+    while position < len(text) and text[position] in skipped:
+        position += 1
+    return position
+
+
+def has_mark(text: str, position: int, mark: str, *, is_last: bool) -> bool | None:
+    """Whether the mark stands there; None where the text ends too early to tell."""
+    if text.startswith(mark, position):
+        return True
+    is_cut = not is_last and len(text) - position < len(mark)
+    return None if is_cut and mark.startswith(text[position:]) else False
+
+
+def overlap(text: str, mark: str, position: int = 0) -> int:
+    """Length of the longest suffix of text[position:] that is a proper prefix of the mark."""
+    for length in range(min(len(mark) - 1, len(text) - position), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 
 from specdec_native.text.reasoning import (
     HARMONY,
@@ -12,24 +12,18 @@ from specdec_native.text.reasoning import (
     ReasoningStart,
     reasoning_format_of,
 )
+from specdec_serve.http.tools.call_formats import CALL_FORMATS, CallFormat, call_format_of
 from specdec_serve.http.tools.events import AnswerParser
+from specdec_serve.http.tools.function import Function
 from specdec_serve.http.tools.harmony import TAGS as HARMONY_TAGS
 from specdec_serve.http.tools.harmony import HarmonyParser
-from specdec_serve.http.tools.hermes import TAGS as HERMES_TAGS
-from specdec_serve.http.tools.hermes import HermesParser
-from specdec_serve.http.tools.llama3_json import Llama3JsonParser
 from specdec_serve.http.tools.thinking import ThinkingParser
 
-_CALL_PARSERS: Mapping[str, Callable[[], AnswerParser]] = {
-    "hermes": HermesParser,
-    "llama3_json": Llama3JsonParser,
-}
-_TAGS = {"hermes": HERMES_TAGS}  # special tokens of some models
 # One parser reads harmony's calls and its reasoning, so each of the two names means both.
 _HARMONY_CALLS = "openai"
 _HARMONY_ARCHITECTURES = ("GptOssForCausalLM",)
 _NONE = "none"
-TOOL_CALL_PARSERS = (*_CALL_PARSERS, _HARMONY_CALLS, _NONE)
+TOOL_CALL_PARSERS = (*CALL_FORMATS, _HARMONY_CALLS, _NONE)
 REASONING_PARSERS = (*REASONING_NAMES, _NONE)
 
 
@@ -38,11 +32,11 @@ class AnswerFormat:
     """How a model writes its answers.
 
     Attributes:
-        calls: the parser of calls that the model chooses to make; None: they are not read.
+        calls: how the model writes calls; None: they are not read, or are messages of harmony.
         reasoning: how the model marks what it thinks; None: it does not.
     """
 
-    calls: str | None = None
+    calls: CallFormat | None = None
     reasoning: ReasoningFormat | None = None
 
     @classmethod
@@ -66,26 +60,39 @@ class AnswerFormat:
             if reasoning is HARMONY and tool_call_parser not in (None, _HARMONY_CALLS):
                 reasoning = None  # a fine-tune with another template
         if reasoning is HARMONY:
-            return cls(_HARMONY_CALLS, HARMONY)
-        return cls(None if tool_call_parser == _NONE else tool_call_parser, reasoning)
+            return cls(None, HARMONY)
+        calls = CALL_FORMATS.get(tool_call_parser or "")
+        if tool_call_parser is None:
+            calls = call_format_of(chat_template or "")
+        return cls(calls, reasoning)
 
     @property
     def is_harmony(self) -> bool:
         """Whether the answers are messages on channels, in harmony."""
         return self.reasoning is HARMONY
 
+    @property
+    def reads_calls(self) -> bool:
+        """Whether calls can be read that the model chooses to make."""
+        return self.is_harmony or self.calls is not None
+
     def parser(
-        self, *, reads_calls: bool, start: ReasoningStart, forced: AnswerParser | None = None
+        self,
+        functions: Sequence[Function] | None,
+        start: ReasoningStart,
+        *,
+        forced: AnswerParser | None = None,
     ) -> AnswerParser | None:
         """A parser of one answer; None where its text is all content.
 
-        `start` says where the text begins. `forced` reads calls that a grammar forces.
+        `functions` are those that the model may call, None where calls are content. `start` says
+        where the text begins. `forced` reads calls that a grammar forces.
         """
         if self.is_harmony:
-            return HarmonyParser(reads_calls=reads_calls)
+            return HarmonyParser(reads_calls=functions is not None)
         answer = forced
-        if reads_calls and self.calls is not None:
-            answer = _CALL_PARSERS[self.calls]()
+        if functions is not None and self.calls is not None:
+            answer = self.calls.parser(functions)
         if self.reasoning is None:
             return answer
         return ThinkingParser(self.reasoning, start, answer)
@@ -94,5 +101,5 @@ class AnswerFormat:
         """Tags that the parser has to see in the text, even if they are special tokens."""
         if self.is_harmony:
             return frozenset(HARMONY_TAGS)
-        calls = _TAGS.get(self.calls or "", ()) if reads_calls else ()
-        return frozenset(calls) | (self.reasoning.tags if self.reasoning else frozenset())
+        tags = frozenset() if self.reasoning is None else self.reasoning.tags
+        return tags | self.calls.tags if reads_calls and self.calls is not None else tags

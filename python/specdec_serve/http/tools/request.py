@@ -14,7 +14,8 @@ from specdec_serve.http.protocol.nesting import check_nesting
 from specdec_serve.http.protocol.structured import made
 from specdec_serve.http.structured import Grammar
 from specdec_serve.http.tools.events import AnswerParser
-from specdec_serve.http.tools.forced import NamedParser, RequiredParser
+from specdec_serve.http.tools.forced import NamedParser, required_parser
+from specdec_serve.http.tools.function import Function
 from specdec_serve.http.tools.parsers import AnswerFormat
 
 _EXAMPLE = '{"type": "function", "function": {"name": "f", "parameters": {...}}}'
@@ -22,14 +23,6 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 FUNCTION_MEMBERS = ("name", "description", "parameters", "strict")
 _SPACE = " ?"  # white space between the parts of required calls; with more, some models never end
 _DEFINITIONS = ("$defs", "definitions")  # keys of a schema's definitions
-
-
-@dataclasses.dataclass(frozen=True)
-class Function:
-    """A function that may be called; `parameters` is a JSON schema."""
-
-    name: str
-    parameters: Mapping[str, Any] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +79,7 @@ class ToolUse:
     def forced_parser(self) -> AnswerParser | None:
         """The parser of calls that a grammar forces; None where it forces none."""
         if self.choice == "required":
-            return RequiredParser()
+            return required_parser()
         if self.choice == "named":
             assert self.name is not None
             return NamedParser(self.name)
@@ -95,7 +88,7 @@ class ToolUse:
 
 def check_served(form: AnswerFormat, tools: ToolUse | None, grammar: Grammar | None) -> None:
     """Raises ApiError for what cannot be had from a model whose answers have this format."""
-    if tools is not None and tools.choice == "auto" and form.calls is None:
+    if tools is not None and tools.choice == "auto" and not form.reads_calls:
         raise bad_request(
             '"auto" tool choice requires --tool-call-parser to be set, because the chat template '
             "does not tell how this model writes calls: start the server with it, or set "

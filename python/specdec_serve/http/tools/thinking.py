@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specdec_native.text.reasoning import ReasoningFormat, ReasoningStart
+from specdec_serve.http.tools.call_reader import overlap
 from specdec_serve.http.tools.events import AnswerParser, Content, Event, Reasoning
-from specdec_serve.http.tools.object_calls import overlap
 
 
 class ThinkingParser:

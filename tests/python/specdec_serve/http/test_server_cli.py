@@ -272,7 +272,7 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
         ("m -tp two", "-tp: 'two' is not a number"),
         ("m -dp 2", "start one process for each replica"),
         ("m --api-server-count 2", "--api-server-count is not supported"),
-        ("m --enable-auto-tool-choice --tool-call-parser mine", "'hermes', 'llama3_json'"),
+        ("m --enable-auto-tool-choice --tool-call-parser mine", "'hermes', 'qwen3_json'"),
         ("m --tool-parser-plugin x.py", "--tool-parser-plugin is not supported"),
         ("m --reasoning-parser mine", "choose from 'openai_gptoss'"),
         ("m --lora-modules a=b", "merge the adapter"),

@@ -6,30 +6,24 @@ the differences. What is expected of harmony is its description by OpenAI.
 
 import json
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
 
 import pytest
 
+from answer_pieces import Answer, Maker, called, mutated, read, splits
+from specdec_serve.http.tools.call_formats import CALL_FORMATS
 from specdec_serve.http.tools.events import (
     AnswerParser,
     Arguments,
     CallBegins,
-    CallFails,
     Content,
-    MessageEnds,
-    Reasoning,
 )
-from specdec_serve.http.tools.forced import NamedParser, RequiredParser
+from specdec_serve.http.tools.forced import NamedParser, required_parser
 from specdec_serve.http.tools.harmony import TAGS as HARMONY_TAGS
 from specdec_serve.http.tools.harmony import HarmonyParser
-from specdec_serve.http.tools.hermes import TAGS as HERMES_TAGS
-from specdec_serve.http.tools.hermes import HermesParser
-from specdec_serve.http.tools.llama3_json import Llama3JsonParser
 from specdec_serve.http.tools.object_scanner import ObjectScanner, Step
 
-Maker: TypeAlias = Callable[[], AnswerParser]
-Answer: TypeAlias = list[tuple[Any, ...]]
+hermes = CALL_FORMATS["hermes"].parser
+llama3_json = CALL_FORMATS["llama3_json"].parser
 
 
 def harmony() -> AnswerParser:
@@ -42,45 +36,6 @@ def harmony_without_calls() -> AnswerParser:
 
 def named() -> AnswerParser:
     return NamedParser("f")
-
-
-def read(make: Maker, pieces: list[str]) -> Answer:
-    """The pieces with neighbours of the same kind joined."""
-    parser = make()
-    events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
-    answer: Answer = []
-    ids = []
-    for event in events:
-        match event:
-            case Content() | Reasoning():
-                kind = type(event).__name__.lower()
-                if answer and answer[-1][0] == kind:
-                    answer[-1] = (kind, answer[-1][1] + event.text)
-                else:
-                    answer.append((kind, event.text))
-            case MessageEnds():
-                answer.append(("ends",))
-            case CallBegins():
-                ids.append(event.id)
-                answer.append(("call", event.index, event.name))
-            case Arguments():
-                if answer[-1][0] == "arguments":
-                    answer[-1] = ("arguments", event.index, answer[-1][2] + event.text)
-                else:
-                    answer.append(("arguments", event.index, event.text))
-            case CallFails():
-                answer.append(("fails", event.index, event.text))
-    assert len(set(ids)) == len(ids) and all(i.startswith("chatcmpl-tool-") for i in ids)
-    return answer
-
-
-def called(*calls: tuple[str, str]) -> Answer:
-    """The calls, one after the other."""
-    return [
-        event
-        for i, (name, arguments) in enumerate(calls)
-        for event in (("call", i, name), ("arguments", i, arguments))
-    ]
 
 
 WEATHER = '{"city": "New York", "unit": "C"}'
@@ -218,7 +173,7 @@ REQUIRED: dict[str, Answer] = {
     '[{"name": "a", "parameters": {}}, ': called(("a", "{}")),
     '[{"name": "a", "parameters": {}}, {"name": "b", "parameters": {"x': [
         *called(("a", "{}"), ("b", '{"x')),
-        ("fails", 1, ', {"name": "b", "parameters": {"x'),
+        ("fails", 1, ' {"name": "b", "parameters": {"x'),
     ],
     '[{"na': [("content", '[{"na')],
     "no list": [("content", "no list")],
@@ -327,9 +282,9 @@ HARMONY_WITHOUT_CALLS: dict[str, Answer] = {
 CASES = [
     pytest.param(make, text, answer, id=f"{name}{i}")
     for name, make, cases in (
-        ("hermes", HermesParser, HERMES),
-        ("llama", Llama3JsonParser, LLAMA),
-        ("required", RequiredParser, REQUIRED),
+        ("hermes", hermes, HERMES),
+        ("llama", llama3_json, LLAMA),
+        ("required", required_parser, REQUIRED),
         ("named", named, NAMED),
         ("harmony", harmony, HARMONY),
         ("harmony_without_calls", harmony_without_calls, HARMONY_WITHOUT_CALLS),
@@ -338,31 +293,20 @@ CASES = [
 ]
 
 
-def splits(text: str) -> list[list[str]]:
-    """The text in one piece, in two at every place, in single characters, and at random."""
-    noise = random.Random(text)
-    cuts = [[i] for i in range(len(text) + 1)]
-    cuts += [sorted(noise.choices(range(len(text) + 1), k=k)) for k in range(2, 9) for _ in "abcd"]
-    return [
-        [text],
-        list(text),
-        *([text[a:b] for a, b in zip([0, *c], [*c, len(text)], strict=True)] for c in cuts),
-    ]
-
-
 @pytest.mark.parametrize(("make", "text", "answer"), CASES)
 def test_an_answer_is_the_same_in_any_pieces(make: Maker, text: str, answer: Answer) -> None:
     for pieces in splits(text):
         assert read(make, pieces) == answer, pieces
 
 
-@pytest.mark.parametrize("make", [HermesParser, Llama3JsonParser, RequiredParser, named, harmony])
+@pytest.mark.parametrize("make", [hermes, llama3_json, required_parser, named, harmony])
 def test_nothing_that_is_written_makes_a_parser_fail(make: Maker) -> None:
     """Mutations of all texts: no exception, and any split is as good as the whole."""
     noise = random.Random(3)
     texts = [*(HARMONY if make is harmony else (*HERMES, *LLAMA, *REQUIRED))]
+    tags = HARMONY_TAGS if make is harmony else sorted(CALL_FORMATS["hermes"].tags)
     for _ in range(600):
-        text = mutated(noise, noise.choice(texts), HARMONY_TAGS if make is harmony else HERMES_TAGS)
+        text = mutated(noise, noise.choice(texts), tags)
         whole = read(make, [text])
         for pieces in splits(text)[-3:]:
             assert read(make, pieces) == whole, pieces
@@ -375,27 +319,17 @@ def test_nothing_that_is_written_makes_a_parser_fail(make: Maker) -> None:
             assert [call[1] for call in began] == list(range(len(began)))
 
 
-def mutated(noise: random.Random, text: str, tags: Sequence[str]) -> str:
-    characters = list(text)
-    for _ in range(noise.randrange(4)):
-        at = noise.randrange(len(characters) + 1)
-        characters[at : at + noise.randrange(3)] = noise.choice(
-            ["", "{", "}", '"', ",", ":", "[", "]", "\\", "1", "nul", " to=", *tags]
-        )
-    return "".join(characters)
-
-
 @pytest.mark.parametrize(
     ("make", "text", "shown"),
     [
-        (HermesParser, "Hello <", "Hello "),
-        (HermesParser, "Hello <tool_cal", "Hello "),
-        (HermesParser, "Hello <b", "Hello <b"),
-        (HermesParser, "Hello <tool_call>{", "Hello "),
-        (Llama3JsonParser, "Hello <|py", "Hello "),
-        (Llama3JsonParser, 'Hello {"na', "Hello "),
-        (Llama3JsonParser, 'Hello {"name": 1', 'Hello {"name": 1'),
-        (Llama3JsonParser, "Hello {x", "Hello {x"),
+        (hermes, "Hello <", "Hello "),
+        (hermes, "Hello <tool_cal", "Hello "),
+        (hermes, "Hello <b", "Hello <b"),
+        (hermes, "Hello <tool_call>{", "Hello "),
+        (llama3_json, "Hello <|py", "Hello "),
+        (llama3_json, 'Hello {"na', "Hello "),
+        (llama3_json, 'Hello {"name": 1', 'Hello {"name": 1'),
+        (llama3_json, "Hello {x", "Hello {x"),
         (harmony, "Hello <|chan", "Hello "),
         (harmony, "<|message|>Hello <|end|", "Hello "),
         (harmony, "<|message|>Hello <|x", "Hello <|x"),
@@ -407,7 +341,7 @@ def test_only_what_may_be_a_call_waits(make: Maker, text: str, shown: str) -> No
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    parser = HermesParser()
+    parser = hermes()
     assert parser.feed('<tool_call>{"name": "f", "arg') == []
     assert parser.feed('uments": ') == []
     begin, first = parser.feed('{"x": "some')

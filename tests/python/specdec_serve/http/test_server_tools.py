@@ -20,7 +20,7 @@ from specdec_native.text import chat_template
 from specdec_serve.http.protocol import body as body_module
 from specdec_serve.http.server_options import ServerOptions
 from specdec_serve.http.templates import template_options
-from specdec_serve.http.tools import parsers
+from specdec_serve.http.tools.call_formats import CALL_FORMATS
 from specdec_serve.http.tools.request import read_tools
 
 PATH = "/v1/chat/completions"
@@ -247,7 +247,7 @@ def test_special_tokens_are_left_out_but_for_tags(
 ) -> None:
     says("a<s>b")
     contents = [ask(world, **choice)[0]["message"]["content"] for choice in ({}, NO_CALLS)]
-    monkeypatch.setitem(parsers._TAGS, "hermes", ("<s>",))
+    monkeypatch.setitem(vars(CALL_FORMATS["hermes"]), "tags", frozenset(["<s>"]))
     contents += [ask(world, **choice)[0]["message"]["content"] for choice in ({}, NO_CALLS)]
     assert contents == ["ab", "ab", "a<s>b", "ab"]
 
