@@ -147,6 +147,14 @@ def _choice_grammar(llguidance: ModuleType, choice: Sequence[str]) -> str:
 
 
 def _json_grammar(params: StructuredOutputsParams) -> str:
+    return json.dumps({"grammars": [{"json_schema": json_schema_with_options(params)}]})
+
+
+def json_schema_with_options(params: StructuredOutputsParams) -> Any:
+    """The schema of parameters of a JSON kind, with llguidance's options in it.
+
+    Raises ValueError naming the field.
+    """
     if params.json is None:
         schema: Any = {"type": "object"}
     else:
@@ -164,7 +172,7 @@ def _json_grammar(params: StructuredOutputsParams) -> str:
     if isinstance(schema, dict):
         # Options of the schema's own come last.
         schema["x-guidance"] = options | dict(schema.get("x-guidance") or {})
-    return json.dumps({"grammars": [{"json_schema": schema}]})
+    return schema
 
 
 def _num_patterns(schema: Any) -> int:

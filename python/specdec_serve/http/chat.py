@@ -23,7 +23,8 @@ from specdec_serve.http.service import Call, Service
 from specdec_serve.http.sse import unless_disconnected
 from specdec_serve.http.streaming import answer_of, events_of
 from specdec_serve.http.templates import template_options
-from specdec_serve.http.tools.request import ToolUse, check_served, reads_calls
+from specdec_serve.http.tools.answer_params import adapt_params, check_served
+from specdec_serve.http.tools.request import ToolUse
 
 
 def add_routes(app: fastapi.FastAPI, service: Service) -> None:
@@ -90,8 +91,7 @@ def call_of(
     )
 
     params = body.chat_params(service.defaults)
-    params.shown_special_tokens = service.answer_format.tags(reads_calls=reads_calls(tools))
-    params.reasoning = service.answer_format.reasoning
+    adapt_params(params, service.answer_format, tools, body.grammar(), service.engine.tokenizer)
 
     def make_prompts() -> list[Prompt]:
         prompt = service.engine.chat_prompt(

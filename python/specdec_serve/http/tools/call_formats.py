@@ -19,7 +19,7 @@ from specdec_serve.http.tools.object_reader import ObjectCalls
 from specdec_serve.http.tools.python_reader import PythonCalls
 from specdec_serve.http.tools.xml_reader import XmlCalls
 
-_TAG = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")  # the parts of marks that may be special tokens
+TAG = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")  # the parts of marks that may be special tokens
 _NAME = r"\s*(?P<name>[\w.\-/]+)\s*"
 _MISTRAL_ID = string.ascii_letters + string.digits
 
@@ -49,7 +49,7 @@ class CallFormat:
     def tags(self) -> frozenset[str]:
         """Texts that the parser has to see, though they may be special tokens."""
         marks = [mark for pair in self.frame.marks for mark in pair] + [*self.calls.marks]
-        return frozenset(tag for mark in marks for tag in _TAG.findall(mark))
+        return frozenset(tag for mark in marks for tag in TAG.findall(mark))
 
     def parser(self, functions: Sequence[Function] = ()) -> AnswerParser:
         """A parser of one answer; `functions` are the request's, whose schemas type values."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -16,13 +15,11 @@ from specdec_serve.http.structured import Grammar
 from specdec_serve.http.tools.events import AnswerParser
 from specdec_serve.http.tools.forced import NamedParser, required_parser
 from specdec_serve.http.tools.function import Function
-from specdec_serve.http.tools.parsers import AnswerFormat
+from specdec_serve.http.tools.schemas import call_schemas, list_of, object_of
 
 _EXAMPLE = '{"type": "function", "function": {"name": "f", "parameters": {...}}}'
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 FUNCTION_MEMBERS = ("name", "description", "parameters", "strict")
 _SPACE = " ?"  # white space between the parts of required calls; with more, some models never end
-_DEFINITIONS = ("$defs", "definitions")  # keys of a schema's definitions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +45,8 @@ class ToolUse:
         """The grammar that forces a call; if no call is required, `asked`, the other fields'.
 
         Calls take precedence over a response_format, as in vLLM. Raises ApiError for
-        structured_outputs beside required calls, and for a JSON format where calls are optional:
-        the model could never call.
+        structured_outputs beside required calls.
         """
-        if self.choice == "auto" and asked is not None and asked.field != "structured_outputs":
-            name = "text.format" if asked.field == "text" else asked.field
-            if asked.params.kind in ("json", "json_object"):
-                raise bad_request(
-                    f'{name} allows JSON alone, so with tool_choice "auto" the model could never '
-                    f'call one of the tools: set tool_choice to "none" for the JSON, to "required" '
-                    f"for a call, or leave {name} out",
-                    asked.field,
-                )
         if not self.is_forced:
             return asked
         if asked is not None and asked.field == "structured_outputs":
@@ -69,10 +56,13 @@ class ToolUse:
                 "structured_outputs",
             )
         if self.choice == "required":
-            schema = _list_of_calls(self.functions, parallel=self.parallel)
+            calls, definitions = call_schemas(
+                self.functions, "parameters", lambda function: object_of(function.parameters)
+            )
+            schema = list_of(calls, definitions, parallel=self.parallel)
         else:
             (function,) = [f for f in self.functions if f.name == self.name][-1:]
-            schema = _object(function.parameters)
+            schema = object_of(function.parameters)
         params = made({"json": schema, "whitespace_pattern": _SPACE}, "tools")
         return Grammar(params, "tools")
 
@@ -84,24 +74,6 @@ class ToolUse:
             assert self.name is not None
             return NamedParser(self.name)
         return None
-
-
-def check_served(form: AnswerFormat, tools: ToolUse | None, grammar: Grammar | None) -> None:
-    """Raises ApiError for what cannot be had from a model whose answers have this format."""
-    if tools is not None and tools.choice == "auto" and not form.reads_calls:
-        raise bad_request(
-            '"auto" tool choice requires --tool-call-parser to be set, because the chat template '
-            "does not tell how this model writes calls: start the server with it, or set "
-            'tool_choice to "required", to one function, or to "none", which shows the tools to '
-            "the model as text",
-            "tool_choice",
-        )
-    if form.is_harmony and grammar is not None and grammar.field == "tools":
-        raise bad_request(
-            "tool_choice: this model calls in messages of their own, which cannot be forced: set "
-            'tool_choice to "auto"',
-            "tool_choice",
-        )
 
 
 def reads_calls(tools: ToolUse | None) -> bool:
@@ -154,7 +126,7 @@ def _function(tool: Any, path: str) -> Function:
         raise bad_request(str(error), "tools") from error
     if parameters is not None and not isinstance(parameters, Mapping):
         raise bad_request(f"{path}.function.parameters must be a JSON schema", "tools")
-    return Function(name, parameters)
+    return Function(name, parameters, is_strict=function.get("strict") is True)
 
 
 def _chosen(tool_choice: Any) -> str:
@@ -190,51 +162,3 @@ def _allowed(tool_choice: Mapping[str, Any]) -> tuple[Literal["auto", "required"
             "tool_choice",
         )
     return mode, {name for name in names if name is not None}
-
-
-def _object(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {"type": "object", **parameters} if parameters else dict(_NO_PARAMETERS)
-
-
-def _list_of_calls(functions: Sequence[Function], *, parallel: bool) -> dict[str, Any]:
-    """The schema of one or several calls, as in vLLM."""
-    definitions: dict[str, dict[str, Any]] = {}
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "enum": [function.name]},
-                "parameters": _without_definitions(function, definitions),
-            },
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for function in functions
-    ]
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if not parallel:
-        schema["maxItems"] = 1
-    return schema | definitions
-
-
-def _without_definitions(
-    function: Function, definitions: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """A function's schema with its definitions moved to the top level, where references look."""
-    schema = copy.copy(_object(function.parameters))
-    for keyword in _DEFINITIONS:
-        own = schema.pop(keyword, {})
-        if not isinstance(own, Mapping):
-            raise bad_request(
-                f"tools: {keyword} of the function {function.name[:80]!r} must be an object",
-                "tools",
-            )
-        for name, definition in own.items():
-            shared = definitions.setdefault(keyword, {})
-            if shared.setdefault(name, definition) != definition:
-                raise bad_request(
-                    f"tools: several functions define {name[:80]!r} in {keyword}, each otherwise; "
-                    "rename one",
-                    "tools",
-                )
-    return schema

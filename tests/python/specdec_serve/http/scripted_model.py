@@ -18,15 +18,21 @@ _SPECIAL = {"<s>": 0}
 
 
 def says(
-    monkeypatch: pytest.MonkeyPatch, special: Mapping[str, int] = _SPECIAL, end: int = END
+    monkeypatch: pytest.MonkeyPatch,
+    special: Mapping[str, int] = _SPECIAL,
+    end: int = END,
+    encode: Callable[[str], list[int]] | None = None,
 ) -> Says:
     """A function that sets the texts, of printable ASCII characters and special tokens.
 
-    Each request gets the next text, and the last one again.
+    Each request gets the next text, and the last one again. `encode` makes tokens of a text that a
+    grammar has to allow: the tokenizer's own; without it, each character is one.
     """
     make = GenerationFields.sampling_params
 
     def ids_of(text: str) -> list[int]:
+        if encode is not None:
+            return encode(text)
         parts = re.findall(f"{'|'.join(map(re.escape, special))}|.", text)
         return [
             special[part] if part in special else FIRST_CHAR + CHARS.index(part) for part in parts

@@ -17,7 +17,7 @@ import scripted_model
 from scripted_model import Says
 from server_world import MODEL, World, serving
 from specdec_native import Engine
-from thinking import add_thinking_text, mark_ids
+from thinking import add_thinking_text
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 THOUGHTS = ["I need the weather.", "Now I know."]
@@ -40,8 +40,10 @@ def world(
 
 
 @pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> Says:
-    return scripted_model.says(monkeypatch, mark_ids("qwen3"))
+def says(monkeypatch: pytest.MonkeyPatch, world: World) -> Says:
+    """The clients' tools are strict, so the texts are tokens of their grammar."""
+    tokenizer = world.engine.tokenizer
+    return scripted_model.says(monkeypatch, encode=lambda text: tokenizer.encode(text, False))
 
 
 def weather(city: str) -> str:

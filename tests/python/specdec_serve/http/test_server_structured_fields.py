@@ -81,23 +81,6 @@ def test_fields_become_parameters(
         assert (None if grammar is None else grammar.params) == expected
 
 
-@pytest.mark.parametrize("tool_choice", [None, "auto"])
-@pytest.mark.parametrize("form", [SCHEMA, {"type": "json_object"}])
-def test_json_and_calls_by_choice_exclude_each_other(
-    tool_choice: str | None, form: dict[str, Any]
-) -> None:
-    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": tool_choice}
-    with pytest.raises(ApiError, match="response_format.*tool_choice") as refused:
-        ChatCompletionRequest.model_validate({**body, "response_format": form}).check()
-    assert (refused.value.status, refused.value.param) == (400, "response_format")
-    text = ChatCompletionRequest.model_validate({**body, "response_format": {"type": "text"}})
-    text.check()
-    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    response = {"input": "a", "tools": tools, "text": {"format": {"type": "json_object"}}}
-    with pytest.raises(ApiError, match="text.format.*tool_choice"):
-        ResponsesRequest.model_validate({**response, "tool_choice": tool_choice}).check()
-
-
 @pytest.mark.parametrize(
     ("form", "expected"),
     [
