@@ -92,8 +92,8 @@ GROUPS: dict[str, list[Flag]] = {
     "Access": [
         Flag(
             "api_key",
-            "Keys of which requests to /v1 must bring one, as 'Authorization: Bearer KEY'. Also "
-            "$SPECDEC_API_KEY or $VLLM_API_KEY.",
+            "Keys of which requests to /v1, /infill and operators' endpoints must bring one, as "
+            "'Authorization: Bearer KEY'. Also $SPECDEC_API_KEY or $VLLM_API_KEY.",
             many=True,
         ),
         Flag("allowed_origins", 'CORS: origins, as JSON such as ["*"].', json_strings),
@@ -103,6 +103,11 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("middleware", "Import path of an ASGI class to put around. Repeatable.", many=True),
         Flag("disable_fastapi_docs", "Do not answer /openapi.json.", bool),
         Flag("disable_page", "Do not answer / with the chat page.", bool),
+        Flag(
+            "enable_operator_endpoints",
+            "Answer /server_info and /reset_prefix_cache, as $VLLM_SERVER_DEV_MODE=1 does, too.",
+            bool,
+        ),
     ],
     "Model": [
         Flag(

@@ -43,6 +43,7 @@ _RENAMED = {
 _SERVER_FLAGS = {"first_argument", *(flag.name for flags in GROUPS.values() for flag in flags)}
 _SERVER_FLAGS -= {*ENGINE_ARGUMENTS, *SPECULATIVE_ARGUMENTS}
 _KEY_VARIABLES = ("SPECDEC_API_KEY", "VLLM_API_KEY")
+_DEV_MODE_VARIABLE = "VLLM_SERVER_DEV_MODE"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,9 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
             log_stats=not given.get("disable_log_stats", False),
             fingerprint=_fingerprint(given, model, engine),
             tool_call_parser=_tool_call_parser(given),
+            operator_endpoints=given.get(
+                "enable_operator_endpoints", os.environ.get(_DEV_MODE_VARIABLE) == "1"
+            ),
             **_options(server, ServerOptions),
         ),
         ListenOptions(

@@ -293,7 +293,10 @@ class Engine(BuilderMethods, EngineSignature):
         self._runner.core.check_health()
 
     def reset_prefix_cache(self) -> int:
-        """Forgets every cached block no running request uses; returns how many."""
+        """Drops all cached beginnings of prompts; returns how many blocks that were.
+
+        Running requests keep their blocks, which no other request finds from then on.
+        """
         return self._runner.core.reset_prefix_cache()
 
     def sleep(self) -> None:

@@ -90,7 +90,7 @@ class AsyncLLM(EngineView):
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forgets the cached beginnings of prompts that no running request uses."""
+        """Drops all cached beginnings of prompts; see LLMEngine.reset_prefix_cache."""
         del reset_running_requests, reset_connector
         await asyncio.to_thread(self.engine.reset_prefix_cache)
         return True

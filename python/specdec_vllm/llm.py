@@ -226,7 +226,7 @@ class LLM(AdviceOnNames):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forgets the cached beginnings of prompts. See LLMEngine.reset_prefix_cache."""
+        """Drops all cached beginnings of prompts. See LLMEngine.reset_prefix_cache."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def get_world_size(self, include_dp: bool = True) -> int:

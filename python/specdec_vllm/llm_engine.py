@@ -91,9 +91,10 @@ class LLMEngine(EngineView):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forgets the cached beginnings of prompts that no running request uses.
+        """Drops all cached beginnings of prompts.
 
-        Running requests go on, also with `reset_running_requests`: the model is the same.
+        Running requests go on, also with `reset_running_requests`: the model is the same. Nobody
+        finds their blocks from then on.
         """
         del reset_running_requests, reset_connector
         self.engine.reset_prefix_cache()

@@ -178,7 +178,8 @@ SPECDEC_API int specdec_stop_completion(specdec_engine* engine, uint64_t request
 SPECDEC_API specdec_status specdec_engine_stats(const specdec_engine* engine, char** json,
                                                 char** error);
 
-/* Drops the cached KV blocks that no request uses. Returns how many were dropped. */
+/* Drops the cached KV blocks, those of running requests for others alone. Returns how many were
+ * dropped. */
 SPECDEC_API int32_t specdec_reset_prefix_cache(specdec_engine* engine);
 
 #ifdef __cplusplus

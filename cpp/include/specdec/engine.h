@@ -144,7 +144,8 @@ class Engine {
   std::vector<std::vector<Completion>> generate(const std::vector<PreparedRequest>& requests,
                                                 const OutputCallback& on_output = nullptr);
 
-  // Drops every cached block that no running request uses. Returns how many were dropped.
+  // Drops every cached block and recurrent state. Returns how many blocks were dropped. Running
+  // requests keep theirs, which no other request finds, before or after they end.
   int reset_prefix_cache();
 
   EngineStats stats() const;

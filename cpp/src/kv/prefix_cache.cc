@@ -13,7 +13,8 @@ PrefixCache::PrefixCache(BlockPool& pool, int block_size, BlockPool* states)
       states_(states),
       block_size_(block_size),
       nodes_(static_cast<size_t>(pool.num_blocks()) + 1),
-      edges_(0, EdgeHash{this}, EdgeEqual{this}) {
+      edges_(0, EdgeHash{this}, EdgeEqual{this}),
+      reset_generations_(nodes_.size()) {
   SPECDEC_CHECK_GE(block_size, 1);
   tokens_.resize(nodes_.size() * block_size);
   edges_.reserve(pool.num_blocks());  // no rehash while serving
@@ -58,6 +59,7 @@ void PrefixCache::insert(std::span<const int32_t> tokens, const BlockTable& bloc
   SPECDEC_CHECK_EQ(blocks.block_size(), block_size_);
   const int num_full = static_cast<int>(tokens.size() / block_size_);
   SPECDEC_CHECK_LE(num_full, blocks.num_blocks());
+  if (precedes_reset(blocks)) return;
   const std::span<const BlockId> ids = blocks.ids();
 
   BlockId node = deepest_own(blocks, num_full);
@@ -96,11 +98,19 @@ int PrefixCache::num_cached_states() const {
 }
 
 int PrefixCache::reset() {
-  const int num_dropped = pool_.num_evictable();
+  const int num_dropped = num_cached_blocks();
+  while (nodes_[kNullBlock].first_child != kNullBlock) forget(nodes_[kNullBlock].first_child);
   for (BlockId block = 1; block <= pool_.num_blocks(); ++block) {
-    if (nodes_[block].depth > 0 && pool_.ref_count(block) == 0) forget(block);
+    reset_generations_[block] = pool_.ref_count(block) > 0 ? pool_.generation(block) : 0;
   }
   return num_dropped;
+}
+
+// A sequence keeps its first block until it has none.
+bool PrefixCache::precedes_reset(const BlockTable& blocks) const {
+  if (blocks.num_blocks() == 0) return false;
+  const BlockId first = blocks.ids()[0];
+  return reset_generations_[first] == pool_.generation(first);
 }
 
 bool PrefixCache::EdgeEqual::operator()(const Edge& edge, BlockId child) const {
@@ -147,6 +157,7 @@ BlockId PrefixCache::find(std::span<const int32_t> tokens, const BlockTable& blo
   const int num_tokens = static_cast<int>(tokens.size());
   const int num_full = num_tokens / block_size_;
   SPECDEC_CHECK_EQ(num_tokens, num_full * block_size_);
+  if (precedes_reset(blocks)) return kNullBlock;
   BlockId node = deepest_own(blocks, num_full);
   for (int depth = nodes_[node].depth; depth < num_full; ++depth) {
     const auto begin = static_cast<size_t>(depth) * block_size_;

@@ -53,7 +53,9 @@ class PrefixCache {
   // Drops the state after `tokens`, unless somebody refers to it.
   void drop_state(std::span<const int32_t> tokens, const BlockTable& blocks, std::string_view salt);
 
-  // Drops every cached block nobody refers to; returns how many.
+  // Drops every cached block and state; returns how many blocks. Blocks in use stay with their
+  // owners, and insert() never caches them, nor any that follow them: after a reset matches have
+  // only what was computed after it.
   int reset();
 
   // The hash of the edge from `parent` over `tokens`. Public so that tests can make two collide.
@@ -112,6 +114,8 @@ class PrefixCache {
   // The node of `tokens`, full blocks of a sequence; null where the tree has none.
   BlockId find(std::span<const int32_t> tokens, const BlockTable& blocks,
                std::string_view salt) const;
+  // Whether a sequence with these blocks began before the latest reset.
+  bool precedes_reset(const BlockTable& blocks) const;
   void forget_state(BlockId block);
   // Takes a block and all blocks below it out of the tree. Does not allocate.
   void forget(BlockId block);
@@ -124,6 +128,9 @@ class PrefixCache {
   std::vector<Node> nodes_;               // by block id
   std::vector<int32_t> tokens_;           // [num_blocks + 1, block_size], the edge to each node
   std::unordered_set<BlockId, EdgeHash, EdgeEqual> edges_;
+  // By block id: the pool's generation of a block that was in use at the latest reset; 0: it was
+  // not.
+  std::vector<uint64_t> reset_generations_;
 };
 
 }  // namespace specdec

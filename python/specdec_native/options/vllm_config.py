@@ -22,7 +22,7 @@ class ModelConfig:
     dtype: str
     seed: int
     hf_overrides: str
-    info: _core.ModelInfo
+    info: _core.ModelInfo = dataclasses.field(repr=False)
 
     @functools.cached_property
     def hf_config(self) -> HfConfig:

@@ -9,6 +9,7 @@ from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.request_builder import GenerationDefaults, RequestBuilder
 from specdec_native.requests.sampling_params import SamplingParams
 from specdec_native.text.chat_template import Message
+from specdec_native.text.infill import InfillPrompt
 from specdec_native.text.tokenizer import Tokenizer
 
 
@@ -47,3 +48,23 @@ class BuilderMethods:
     def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> Prompt:
         """The prompt of a conversation; `template_options` are those of Tokenizer.render_chat."""
         return self._builder.chat_prompt(messages, **template_options)
+
+    def infill_prompt(
+        self,
+        prefix: str,
+        suffix: str,
+        files: Sequence[tuple[str, str]] = (),
+        *,
+        add_special_tokens: bool = True,
+    ) -> InfillPrompt:
+        """The prompt whose answer is the text between `prefix` and `suffix`.
+
+        For models with fill-in tokens, such as Qwen2.5-Coder. Generate from its `token_ids`, with
+        its `stop_token_ids` in the sampling parameters. `files` are names and texts of other files
+        that the model is to know; `add_special_tokens` puts before the prompt what the tokenizer
+        puts before a text, such as BOS.
+        Raises ValueError for a model without fill-in tokens, and a text that can never fit.
+        """
+        return self._builder.infill_prompt(
+            prefix, suffix, files, add_special_tokens=add_special_tokens
+        )

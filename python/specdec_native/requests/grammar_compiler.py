@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-import tokenizers
-
 from specdec_native import _core
 from specdec_native.requests.structured_outputs import (
     StructuredOutputsParams,
     json_schema_of,
     plain_error,
 )
+from specdec_native.text.plain_tokenizer import plain_tokenizer, without_prefix_space
 from specdec_native.text.tokenizer import Tokenizer
 
 _MAX_KEPT = 64  # compiled grammars
@@ -93,8 +92,7 @@ class GrammarCompiler:
                 "generation_config.json"
             )
         inner = without_prefix_space(source)
-        plain = tokenizers.Tokenizer.from_str(inner)
-        plain.encode_special_tokens = True  # as text: a grammar's texts stand for themselves
+        plain = plain_tokenizer(inner)  # a grammar's texts stand for themselves
 
         def tokenize(text: str) -> list[int]:
             ids: list[int] = plain.encode(text, add_special_tokens=False).ids
@@ -231,30 +229,3 @@ def _tag_grammar(llguidance: ModuleType, value: Any) -> str:
     if not tags:
         raise ValueError(f"{where}.structures must not be empty")
     return str(llguidance.StructTag.to_grammar(tags))
-
-
-def without_prefix_space(source: str) -> str:
-    """A tokenizer.json that tokenizes pieces of a text: nothing is put before them."""
-    config = json.loads(source)
-
-    def visit(part: Any) -> Any:
-        if isinstance(part, list):
-            visited = [visit(item) for item in part]
-            return [item for item in visited if item is not None]
-        if not isinstance(part, dict):
-            return part
-        if part.get("type") == "Prepend":
-            return None
-        changed = {key: visit(value) for key, value in part.items()}
-        if part.get("type") == "Metaspace":
-            changed["prepend_scheme"] = "never"
-            changed.pop("add_prefix_space", None)
-        if part.get("type") == "ByteLevel" and "add_prefix_space" in part:
-            changed["add_prefix_space"] = False
-        return changed
-
-    for key in ("normalizer", "pre_tokenizer"):
-        config[key] = visit(config.get(key))
-    config["post_processor"] = None
-    config["truncation"] = config["padding"] = None
-    return json.dumps(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from specdec_native.requests.request import Request
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.text.chat_template import Message
+from specdec_native.text.infill import Infiller, InfillPrompt
 from specdec_native.text.reasoning import ReasoningStart
 from specdec_native.text.stop_strings import StopStrings
 from specdec_native.text.tokenizer import Tokenizer
@@ -181,6 +183,29 @@ class RequestBuilder:
         text = tokenizer.render_chat(messages, must_show_all=not is_own, **options)
         check_text("messages", text)
         return Prompt(text, None, add_special_tokens=False)  # the template has written them
+
+    def infill_prompt(
+        self,
+        prefix: str,
+        suffix: str,
+        files: Sequence[tuple[str, str]] = (),
+        *,
+        add_special_tokens: bool = True,
+    ) -> InfillPrompt:
+        """See Engine.infill_prompt."""
+        pieces = {"prefix": prefix, "suffix": suffix}
+        for i, (name, text) in enumerate(files):
+            pieces[f"files[{i}]"] = f"{name}\n{text}"
+        tokenizer = self.text.need_tokenizer("suffix")
+        infiller = self._infiller
+        for name, text in pieces.items():
+            check_text(name, text)
+            check_length(name, text, tokenizer, self._model_info.max_model_len)
+        return infiller.prompt(prefix, suffix, files, add_special_tokens=add_special_tokens)
+
+    @functools.cached_property
+    def _infiller(self) -> Infiller:
+        return Infiller(self.text.need_tokenizer("suffix"))
 
     def build(
         self,

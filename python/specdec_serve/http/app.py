@@ -12,7 +12,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specdec_serve.http import chat, completions, models, page, responses, tokenize
+from specdec_serve.http import (
+    chat,
+    completions,
+    infill,
+    models,
+    operator,
+    page,
+    responses,
+    tokenize,
+)
 from specdec_serve.http.errors import ApiError, bad_request
 from specdec_serve.http.metrics import routes as metrics
 from specdec_serve.http.middleware import Heads, add_middleware
@@ -41,7 +50,7 @@ def make_app(service: Service) -> fastapi.FastAPI:
         redirect_slashes=False,  # a redirect fails where the query is not UTF-8
         lifespan=lifespan,
     )
-    for routes in (models, completions, chat, responses, tokenize, page):
+    for routes in (models, completions, infill, chat, responses, tokenize, operator, page):
         routes.add_routes(app, service)
     describe(app, service)
     _add_error_handlers(app)

@@ -14,6 +14,7 @@ from specdec_native.requests.logprobs import PromptLogprobs
 from specdec_native.requests.outputs import CompletionOutput, RequestOutput
 from specdec_native.requests.request import Request
 from specdec_serve.http.chunks import dumps
+from specdec_serve.http.infill import prompt_around
 from specdec_serve.http.logprobs import (
     CompletionLogprobs,
     TokenNames,
@@ -74,7 +75,15 @@ def call_of(body: CompletionRequest, service: Service, http: HTTPConnection) -> 
         params.prompt_logprobs = params.logprobs
 
     def make_prompts() -> list[Prompt]:
-        prompts = parse_prompts(body.prompt)
+        if body.suffix:
+            prompts = [
+                prompt_around(
+                    service, params, text, body.suffix, add_special_tokens=body.add_special_tokens
+                )
+                for text in body.texts
+            ]
+        else:
+            prompts = parse_prompts(body.prompt)
         for prompt in prompts:
             prompt.add_special_tokens = body.add_special_tokens
             prompt.cache_salt = body.cache_salt
@@ -90,7 +99,7 @@ def call_of(body: CompletionRequest, service: Service, http: HTTPConnection) -> 
         id_prefix="cmpl-",
         make_prompts=make_prompts,
         params=params,
-        is_plain=isinstance(body.prompt, str) or isinstance(body.prompt[0], int),
+        is_plain=body.num_prompts == 1 and not body.suffix,
     )
 
 

@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specdec_serve.http.errors import ApiError, bad_request
 from specdec_serve.http.server_options import ServerOptions
 
-_GUARDED = ("/v1", "/v2", "/inference")  # requests to these paths need a key
+# Requests to these paths need a key.
+_GUARDED = ("/v1", "/v2", "/inference", "/infill", "/server_info", "/reset_prefix_cache")
 _SAFE_ID = re.compile(rb"[\x21-\x7e]{1,256}")
 _SLOWEST_BODY = 64 << 10  # bytes per second, beside a fixed time for every body
 _MAX_DIGITS = 18

@@ -1,4 +1,7 @@
-"""The served models and the server's state: /v1/models, /health, /ping, /version, /load."""
+"""The served models and the server's state: /v1/models, /health, /ping, /version, /load.
+
+Also the paths of embeddings and scores, which the models here do not have.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,11 @@ from starlette.responses import Response
 from specdec_native import _core
 from specdec_serve.http.errors import ApiError
 from specdec_serve.http.service import Service
+
+_EMBEDDINGS = (
+    *("/v1/embeddings", "/embeddings", "/embedding", "/pooling", "/classify"),
+    *("/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"),
+)
 
 
 def add_routes(app: fastapi.FastAPI, service: Service) -> None:
@@ -52,3 +60,11 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         if not service.options.track_load:
             raise ApiError(404, "start the server with --enable-server-load-tracking")
         return {"server_load": service.num_open}
+
+    async def refuse_embeddings() -> Response:
+        raise ApiError(
+            404, "This server's models generate text; embeddings and scores are not served."
+        )
+
+    for path in _EMBEDDINGS:
+        app.post(path, include_in_schema=False)(refuse_embeddings)

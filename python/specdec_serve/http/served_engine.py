@@ -14,6 +14,7 @@ from specdec_native.requests.request import Request
 from specdec_native.requests.request_builder import GenerationDefaults
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.text.chat_template import Message
+from specdec_native.text.infill import InfillPrompt
 from specdec_native.text.tokenizer import Tokenizer
 
 
@@ -29,6 +30,8 @@ class OutputGroup(Protocol):
 class ServedEngine(Protocol):
     """Turns prompts into requests and runs them; see Engine for each member."""
 
+    vllm_config: VllmConfig
+
     @property
     def model_directory(self) -> Path: ...  # noqa: D102
     @property
@@ -39,6 +42,15 @@ class ServedEngine(Protocol):
     def check_health(self) -> None: ...  # noqa: D102
     def generation_defaults(self) -> GenerationDefaults: ...  # noqa: D102
     def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> Prompt: ...  # noqa: D102
+    def infill_prompt(  # noqa: D102
+        self,
+        prefix: str,
+        suffix: str,
+        files: Sequence[tuple[str, str]] = (),
+        *,
+        add_special_tokens: bool = True,
+    ) -> InfillPrompt: ...
+    def reset_prefix_cache(self) -> int: ...  # noqa: D102
     def prepare(  # noqa: D102
         self,
         prompts: list[Prompt],

@@ -44,6 +44,7 @@ class ServerOptions:
         stream_interval: least number of tokens in a chunk of a stream, except the first and last.
         track_load: whether /load counts.
         tokenizer_info: whether /tokenizer_info answers.
+        operator_endpoints: whether /server_info and /reset_prefix_cache answer.
         request_id_headers: whether answers carry X-Request-Id.
         log_requests: whether prompts and parameters are logged.
         max_log_len: characters of a prompt that are logged at most; None for all.
@@ -82,6 +83,7 @@ class ServerOptions:
     stream_interval: int = 1
     track_load: bool = False
     tokenizer_info: bool = False
+    operator_endpoints: bool = False
     request_id_headers: bool = False
     log_requests: bool = False
     max_log_len: int | None = None

@@ -378,6 +378,7 @@ _NO_NAME = re.compile(r"[\s=:.,\[]")
 _FIELDS = {
     *(field.name for field in dataclasses.fields(SamplingParams)),
     *("prompt", "prompts", "messages", "cache_salt", "priority"),
+    *("prefix", "suffix", "files"),
     *("chat_template", "continue_final_message"),
 }
 

@@ -26,6 +26,7 @@ import fastapi
 from specdec_native import _core
 from specdec_native.checkpoints.errors import MissingDependencyError
 from specdec_native.errors import EngineFailed
+from specdec_native.options.vllm_config import VllmConfig
 from specdec_native.ray_ranks import resources_of_rank
 from specdec_serve.http.admission import RETRY_SECONDS
 from specdec_serve.http.app import make_app
@@ -65,9 +66,13 @@ class EngineReplica:
         self._replica = Replica(model, _with_threads(engine_options))
         self._id = serve.get_replica_context().replica_id.unique_id
 
-    def model_info(self) -> _core.ModelInfo:
+    def vllm_config(self) -> VllmConfig:
         """The engine's resolved options."""
-        return self._replica.model_info()
+        return self._replica.vllm_config()
+
+    async def reset_prefix_cache(self) -> int:
+        """Drops the cached beginnings of prompts; returns how many blocks."""
+        return await self._replica.reset_prefix_cache()
 
     async def run(self, work: Work) -> AsyncGenerator[str | Outputs, None]:
         """Yields the id of this replica, then the outputs of the work."""
@@ -95,7 +100,7 @@ class Ingress:
         server_options: ServerOptions,
         num_replays: int,
     ) -> None:
-        info: _core.ModelInfo = await engines.model_info.remote()
+        vllm_config: VllmConfig = await engines.vllm_config.remote()
         self._num_replayed = 0
         self._replays = Counter(
             "specdec_native_request_replays",
@@ -104,13 +109,14 @@ class Ingress:
         engine = RemoteEngine(
             model,
             engine_options,
-            info,
+            vllm_config,
             runner_of(engines),
             num_replays=num_replays,
             on_replay=self._count_replay,
             count_replicas=lambda: self._num_running,
+            reset_caches=lambda: sum(engines.broadcast("reset_prefix_cache").results()),
         )
-        self._num_running = 1  # the replica that model_info() came from
+        self._num_running = 1  # the replica that the configuration came from
         self._counting = asyncio.ensure_future(self._count_replicas())
         self._service = Service(engine, server_options)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from specdec_native import _core
 from specdec_native.checkpoints import hub
+from specdec_native.options.vllm_config import VllmConfig
 from specdec_native.requests.builder_methods import BuilderMethods
 from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.request import Request
@@ -38,22 +39,26 @@ class RemoteEngine(BuilderMethods):
         self,
         model: str,
         options: Mapping[str, Any],
-        info: _core.ModelInfo,
+        vllm_config: VllmConfig,
         run: Runner,
         *,
         num_replays: int,
         on_replay: Callable[[], None] = lambda: None,
         count_replicas: Callable[[], int] = lambda: 1,
+        reset_caches: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`options` and `info` describe the replicas' engines.
+        """`options` and `vllm_config` describe the replicas' engines.
 
-        `count_replicas` returns how many replicas can answer. For the rest see FailoverGroup.
+        `count_replicas` returns how many replicas can answer. `reset_caches` drops the prefix cache
+        of each and returns the number of blocks; it may block. For the rest see FailoverGroup.
         """
-        self._info = info
+        self.vllm_config = vllm_config
+        self._info = vllm_config.model_config.info
         self._run = run
         self._num_replays = num_replays
         self._on_replay = on_replay
         self._count_replicas = count_replicas
+        self._reset_caches = reset_caches
         self._names = itertools.count()
         target = find_target(
             model, options.get("revision"), options.get("speculative_config"), hub.find_config
@@ -90,6 +95,10 @@ class RemoteEngine(BuilderMethods):
         """Raises NoReplica if no replica can answer; this may pass, as lost ones are replaced."""
         if self._count_replicas() == 0:
             raise NoReplica
+
+    def reset_prefix_cache(self) -> int:
+        """Drops the cached beginnings of prompts on all replicas; returns how many blocks."""
+        return self._reset_caches()
 
     def prepare(
         self,

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from specdec_native import _core
 from specdec_native.engine import Engine
 from specdec_native.errors import EngineFailed
+from specdec_native.options.vllm_config import VllmConfig
 from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.outputs import RequestOutput
 from specdec_serve.replicas.failover import Outputs, Work
@@ -22,9 +22,13 @@ class Replica:
         self._engine = Engine(model, **engine_options)
         self._failure: EngineFailed | None = None
 
-    def model_info(self) -> _core.ModelInfo:
+    def vllm_config(self) -> VllmConfig:
         """The engine's resolved options."""
-        return self._engine.model_info()
+        return self._engine.vllm_config
+
+    async def reset_prefix_cache(self) -> int:
+        """Engine.reset_prefix_cache, between two steps."""
+        return await asyncio.to_thread(self._engine.reset_prefix_cache)
 
     def check(self) -> None:
         """Raises EngineFailed once the engine has failed, even while it is idle."""

@@ -185,12 +185,37 @@ TEST_F(EngineTest, BadRequestsAreRefusedWhole) {
   EXPECT_FALSE(engine.has_unfinished_requests());
 }
 
-TEST_F(EngineTest, ResettingThePrefixCacheForgetsWhatNothingUses) {
+TEST_F(EngineTest, AfterAResetRequestsFindOnlyWhatWasComputedAfterIt) {
   Engine engine = make_engine();
-  engine.generate({Tokens(40, 3)}, sampled(2));
-  EXPECT_EQ(engine.stats().num_cached_kv_blocks, 2);
-  EXPECT_EQ(engine.reset_prefix_cache(), 2);
+  const Tokens prompt(40, 3);
+  const Tokens expected = engine.generate({prompt}, sampled(40))[0][0].token_ids;
+  EXPECT_EQ(engine.stats().num_cached_kv_blocks, 4);
+  EXPECT_EQ(engine.reset_prefix_cache(), 4);
   EXPECT_EQ(engine.stats().num_cached_kv_blocks, 0);
+
+  std::map<uint64_t, Tokens> answers;
+  std::map<uint64_t, int> num_cached;  // of requests that have ended
+  const auto step = [&] {
+    for (const RequestOutput& output : engine.step()) {
+      const Tokens& tokens = output.outputs[0].new_token_ids;
+      Tokens& answer = answers[output.request_id];
+      answer.insert(answer.end(), tokens.begin(), tokens.end());
+      if (output.finished) num_cached[output.request_id] = output.metrics.num_cached_tokens;
+    }
+  };
+  engine.add_request(1, prompt, sampled(40));
+  while (engine.stats().num_cached_kv_blocks < 2) step();
+  EXPECT_EQ(engine.reset_prefix_cache(), 2);  // of the request that runs
+  for (const uint64_t id : {2, 3}) {
+    engine.add_request(id, prompt, sampled(2));
+    while (!num_cached.contains(id)) step();
+  }
+  EXPECT_FALSE(num_cached.contains(1));  // it still runs
+  EXPECT_EQ(num_cached[2], 0);
+  EXPECT_EQ(num_cached[3], 32);
+  while (engine.has_unfinished_requests()) step();
+  EXPECT_EQ(answers[1], expected);
+  EXPECT_EQ(engine.reset_prefix_cache(), 2);  // the first request has cached nothing more
 }
 
 TEST_F(EngineTest, CachedBlocksAreSharedWithinASaltAndNotBeyond) {

@@ -167,18 +167,38 @@ TEST_F(PrefixCacheTest, InsertingAgainAddsOnlyWhatIsNew) {
   EXPECT_EQ(match({1, 2, 3, 4, 5, 6}), head(table, 3));
 }
 
-TEST_F(PrefixCacheTest, ResetDropsOnlyUnusedBlocks) {
+TEST_F(PrefixCacheTest, ResetDropsBlocksAndLeavesThoseInUseToTheirOwners) {
   BlockTable first = computed({1, 2, 3, 4});
   BlockTable second(kBlockSize);
   second.adopt(cache_.match(Tokens{1, 2}, 2).blocks);
   first.clear();
-  EXPECT_EQ(cache_.reset(), 1);
-  EXPECT_EQ(match({1, 2, 3, 4}), head(second, 1));
-  second.clear();
-  EXPECT_EQ(cache_.reset(), 1);
-  EXPECT_EQ(cache_.reset(), 0);
+  EXPECT_EQ(cache_.reset(), 2);
+  EXPECT_EQ(cache_.num_cached_blocks(), 0);
+  EXPECT_TRUE(match({1, 2, 3, 4}).empty());
+  EXPECT_EQ(pool_.ref_count(second.ids()[0]), 1);
   EXPECT_EQ(pool_.num_evictable(), 0);
+  second.clear();
   EXPECT_EQ(pool_.num_free(), 8);
+  EXPECT_EQ(cache_.reset(), 0);
+}
+
+TEST_F(PrefixCacheTest, WhatRanAtAResetIsCachedNoMore) {
+  BlockTable cached = computed({1, 2, 3, 4}), twin(kBlockSize);
+  ASSERT_TRUE(twin.reserve(pool_, 4));  // not inserted yet
+  cache_.reset();
+  ASSERT_TRUE(cached.reserve(pool_, 6));  // the third block is computed after the reset
+  cache_.insert(Tokens{1, 2, 3, 4, 5, 6}, cached);
+  cache_.insert(Tokens{1, 2, 3, 4}, twin);
+  EXPECT_EQ(cache_.num_cached_blocks(), 0);
+
+  const std::vector<BlockId> freed = head(twin, 2);
+  twin.clear();
+  const BlockTable later = computed({1, 2, 3, 4});  // in blocks that were in use at the reset
+  EXPECT_EQ((std::set<BlockId>{later.ids()[0], later.ids()[1]}),
+            (std::set<BlockId>{freed[0], freed[1]}));
+  EXPECT_EQ(match({1, 2, 3, 4}), head(later, 2));
+  cache_.insert(Tokens{1, 2, 3, 4, 5, 6}, cached);  // nor behind what others have cached
+  EXPECT_EQ(cache_.num_cached_blocks(), 2);
 }
 
 TEST_F(PrefixCacheTest, SaltsShareNoBlock) {
@@ -336,6 +356,7 @@ TEST(PrefixCacheRandomTest, AgreesWithANaiveListOfPrefixes) {
     std::string salt;
     Tokens tokens;
     BlockTable table{kBlockSize};
+    bool precedes_reset = false;  // has blocks from before the latest reset
     // To the model, tokens behind a salt are other tokens.
     Tokens model_tokens() const {
       Tokens shifted = tokens;
@@ -392,7 +413,9 @@ TEST(PrefixCacheRandomTest, AgreesWithANaiveListOfPrefixes) {
         sequence.tokens.push_back(static_cast<int32_t>(pick(2)));
         if (pick(4) > 0) {
           cache.insert(sequence.tokens, sequence.table, sequence.salt);
-          model.insert(sequence.model_tokens(), sequence.table.ids());
+          if (!sequence.precedes_reset) {
+            model.insert(sequence.model_tokens(), sequence.table.ids());
+          }
         }
       }
     } else if (kind < 99 && !live.empty()) {  // a sequence ends
@@ -402,8 +425,10 @@ TEST(PrefixCacheRandomTest, AgreesWithANaiveListOfPrefixes) {
       live.pop_back();
     } else if (kind == 99 && pick(10) == 0) {
       ++num_resets;
-      ASSERT_EQ(cache.reset(), static_cast<int>(model.unused.size()));
-      while (!model.unused.empty()) model.evict(model.unused.front());
+      ASSERT_EQ(cache.reset(), static_cast<int>(model.prefixes.size()));
+      model.prefixes.clear();
+      model.unused.clear();
+      for (Live& sequence : live) sequence.precedes_reset |= sequence.table.num_blocks() > 0;
     }
     pool.check_integrity();
     cache.check_integrity();
@@ -499,6 +524,27 @@ TEST_F(PrefixStatesTest, ABlockTakesItsStateAlong) {
   EXPECT_EQ(cache_.num_cached_states(), 0);
   EXPECT_EQ(states_.num_evictable(), 0);
   EXPECT_EQ(states_.num_free(), 2);
+}
+
+TEST_F(PrefixStatesTest, ResetLeavesStatesThatAreReadToTheirReaders) {
+  BlockTable table = computed(tokens_);
+  add_state(tokens_, 4, table);
+  const BlockId eight = add_state(tokens_, 8, table);
+  {
+    const PrefixMatch reader = cache_.match(tokens_, 8);
+    EXPECT_EQ(cache_.reset(), 4);
+    EXPECT_EQ(cache_.num_cached_states(), 0);
+    EXPECT_EQ(states_.ref_count(eight), 1);
+    EXPECT_EQ(states_.num_free(), 1);
+    EXPECT_EQ(match(tokens_), kNothing);
+  }
+  EXPECT_EQ(states_.num_free(), 2);
+  add_state(tokens_, 8, table);  // of a sequence that began before the reset
+  BlockTable later = computed(tokens_);
+  add_state(tokens_, 8, table);
+  EXPECT_EQ(cache_.num_cached_states(), 0);
+  add_state(tokens_, 8, later);
+  EXPECT_EQ(match(tokens_).first, 8);
 }
 
 TEST_F(PrefixStatesTest, DropsAStateUnlessItIsRead) {

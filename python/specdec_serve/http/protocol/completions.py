@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import pydantic
@@ -47,7 +48,7 @@ class CompletionRequest(GenerationFields):
                 "prompt",
             )
         if self.suffix:
-            raise bad_request("suffix is not supported by this model", "suffix")
+            self._check_suffix()
         if self.max_tokens == 0 and not self.echo:
             raise bad_request(
                 "max_tokens must be at least 1; 0 is for echo=true, which then answers with the "
@@ -55,11 +56,35 @@ class CompletionRequest(GenerationFields):
                 "max_tokens",
             )
 
+    def _check_suffix(self) -> None:
+        """Raises ApiError for what a prompt with a text after the answer cannot have."""
+        if not all(isinstance(text, str) for text in self.texts):
+            raise bad_request("suffix needs a prompt of text, not of token ids", "suffix")
+        if self.echo:
+            raise bad_request(
+                "echo is not supported with suffix: the prompt ends behind the answer's place",
+                "echo",
+            )
+        if self.truncate_prompt_tokens is not None:
+            raise bad_request(
+                "truncate_prompt_tokens is not supported with suffix; shorten prompt and suffix",
+                "truncate_prompt_tokens",
+            )
+
+    @property
+    def texts(self) -> Sequence[Any]:
+        """The prompts: texts or lists of token ids."""
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_one else self.prompt
+
+    def field_names(self) -> dict[str, str]:
+        """Engine fields with a different name in the body, with that name."""
+        return super().field_names() | ({"prefix": "prompt"} if self.suffix else {})
+
     @property
     def num_prompts(self) -> int:
         """The number of texts or lists of token ids."""
-        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return 1 if is_one else len(self.prompt)
+        return len(self.texts)
 
     @property
     def is_echo_only(self) -> bool:

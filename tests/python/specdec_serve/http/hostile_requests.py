@@ -11,6 +11,7 @@ import pydantic
 from asgi_caller import JSON_HEADERS, Answer, Headers
 from specdec_serve.http.protocol.chat import ChatCompletionRequest
 from specdec_serve.http.protocol.completions import CompletionRequest
+from specdec_serve.http.protocol.infill import InfillRequest
 from specdec_serve.http.protocol.responses import ResponsesRequest
 from specdec_serve.http.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -47,6 +48,10 @@ PATHS = (
     "/tokenize",
     "/detokenize",
     "/v1/responses",
+    "/v1/embeddings",
+    "/infill",
+    "/server_info",
+    "/reset_prefix_cache",
     "/metrics",
     "/tokenizer_info",
     "/openapi.json",
@@ -57,6 +62,7 @@ BODIES: dict[str, type[pydantic.BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/responses": ResponsesRequest,
+    "/infill": InfillRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -106,6 +112,11 @@ class RequestMaker:
         if draw.random() < 0.1:
             body = {"model": "tiny", "prompt": "abc", "tokens": [5, 6]}
             return draw.choice(["/tokenize", "/detokenize"]), body
+        if draw.random() < 0.1:
+            body["n_predict"] = body.pop("max_tokens")
+            extra = draw.choice([[], [{"filename": "a", "text": "b"}]])
+            gap = {"input_prefix": "ab", "input_suffix": "c", "input_extra": extra}
+            return "/infill", {**body, **gap}
         if draw.random() < 0.2:
             body["max_output_tokens"] = body.pop("max_tokens")
             return "/v1/responses", {

@@ -227,6 +227,17 @@ def test_keys_come_from_the_environment_unless_they_are_given(
     assert "not empty" in refused("m --api-key ''")
 
 
+def test_endpoints_of_operators_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a flag, or as vLLM's are."""
+    monkeypatch.delenv("VLLM_SERVER_DEV_MODE", raising=False)
+    assert not settings("m").server.operator_endpoints
+    assert settings("m --enable-operator-endpoints").server.operator_endpoints
+    for value, is_on in (("0", False), ("1", True)):
+        monkeypatch.setenv("VLLM_SERVER_DEV_MODE", value)
+        assert settings("m").server.operator_endpoints is is_on
+    assert not settings("m --no-enable-operator-endpoints").server.operator_endpoints
+
+
 def test_flags_without_a_meaning_are_accepted_and_named() -> None:
     made = settings(
         "--enable-chunked-prefill --no-async-scheduling --disable-log-requests m "

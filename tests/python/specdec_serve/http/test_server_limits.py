@@ -61,7 +61,10 @@ async def add_header(request: Any, call_next: Any) -> Any:
 def test_a_request_without_a_key_is_unauthorized(world: World, authorization: str | None) -> None:
     with httpx.Client(base_url=world.url) as client:
         headers = {} if authorization is None else {"authorization": authorization}
-        for path in ("/v1/models", "/v1/completions", "/v1/nowhere", "/v2/x", "/inference/x"):
+        for path in (
+            *("/v1/models", "/v1/completions", "/v1/nowhere", "/v2/x", "/inference/x"),
+            *("/infill", "/server_info", "/reset_prefix_cache"),
+        ):
             error = error_of(client.get(path, headers=headers), 401)
             assert error["type"] == "Unauthorized" and "second" not in error["message"]
         assert client.post("/v1/completions", json=BODY, headers=headers).status_code == 401
@@ -86,6 +89,7 @@ def test_keys_behind_a_proxys_path(engine: Engine, root_path: str) -> None:
         living(engine, {}, api_keys=("key",), root_path=root_path) as life,
         httpx.Client(base_url=life.url) as client,
     ):
+        assert client.post(f"{root_path}/reset_prefix_cache").status_code == 401
         for path in ("/v1/models", f"{root_path}/v1/models"):
             assert client.get(path).status_code == 401, path
             if root_path == "/v1" and path == "/v1/models":

@@ -7,7 +7,10 @@ import pytest
 from server_world import MODEL, serving
 from specdec_native import Engine
 
-BODIES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+BODIES = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses"),
+    *("/infill", "/tokenize", "/detokenize"),
+)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -31,5 +34,6 @@ def example(path: str) -> dict[str, object]:
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
         "/v1/responses": {"input": "a"},
         "/detokenize": {"tokens": [5]},
+        "/infill": {"input_prefix": "a", "input_suffix": "b"},
     }
     return examples.get(path, {"prompt": "a"})

@@ -4,6 +4,7 @@ The API runs over two engines of this process, which a test takes away. One draf
 does not, so their outputs have different borders. test_serve_ray.py does it with processes.
 """
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,9 @@ class Cluster:
         self.works: list[Work] = []
         self.sent: list[list[int]] = []  # of each work the tokens in each of its outputs
         self.num_up = len(replicas)
+
+    def reset_caches(self) -> int:
+        return sum(asyncio.run(replica.reset_prefix_cache()) for replica in self.replicas)
 
     async def run(self, work: Work) -> AsyncGenerator[str | Outputs, None]:
         number = len(self.works)
@@ -94,12 +98,13 @@ def shared(model: Path, replicas: list[Replica]) -> Iterator[tuple[World, Cluste
     engine = RemoteEngine(
         str(model),
         OPTIONS,
-        replicas[0].model_info(),
+        replicas[0].vllm_config(),
         cluster.run,
         num_replays=2,
         count_replicas=lambda: cluster.num_up,
+        reset_caches=cluster.reset_caches,
     )
-    with serving(engine) as world:
+    with serving(engine, operator_endpoints=True) as world:
         yield world, cluster
 
 
@@ -290,6 +295,25 @@ def test_health_of_a_replica_whose_engine_failed(model: Path) -> None:
     replica._failure = EngineFailed("planted")
     with pytest.raises(EngineFailed, match="planted"):
         replica.check()
+
+
+def test_caches_of_all_replicas_are_reset(world: World, replicas: list[Replica]) -> None:
+    def num_cached() -> list[int]:
+        return [replica._engine.stats().num_cached_kv_blocks for replica in replicas]
+
+    for _ in replicas:
+        world.ask("/v1/completions", prompt="ab" * 20, max_tokens=1)
+    before = num_cached()
+    assert all(before)
+    assert world.ask("/reset_prefix_cache") == {"num_dropped_blocks": sum(before)}
+    assert not any(num_cached())
+
+
+def test_an_ingress_has_the_configuration_of_its_replicas(
+    world: World, replicas: list[Replica]
+) -> None:
+    config = world.client.get("/server_info").json()["vllm_config"]
+    assert config == str(replicas[0].vllm_config())
 
 
 def test_a_conversation_stays_where_its_beginning_is() -> None:

@@ -81,7 +81,11 @@ def cluster(tiny: Path) -> Iterator[World]:
                 "num_replicas": "2",
                 "engine_options": json.dumps(OPTIONS),
                 "server_options": json.dumps(
-                    {"model_names": [MODEL], "prompt_tokens_details": True}
+                    {
+                        "model_names": [MODEL],
+                        "prompt_tokens_details": True,
+                        "operator_endpoints": True,
+                    }
                 ),
             }
             serve.run(app_builder(arguments), name=APP)
@@ -137,7 +141,7 @@ def test_a_replica_has_threads_for_its_share_of_the_cpus(cluster: World, tiny: P
     app = build_app(str(tiny), engine_options=options, ray_actor_options={"num_cpus": 1})
     serve.run(app, name="threads", route_prefix="/threads")
     engines = serve.get_deployment_handle("EngineReplica", "threads")
-    assert engines.model_info.remote().result().num_threads == 1
+    assert engines.vllm_config.remote().result().model_config.info.num_threads == 1
     serve.delete("threads")
 
     deployment = build_app(str(tiny), engine_options=options, num_replicas=2)._bound_deployment
@@ -160,6 +164,26 @@ def test_a_conversation_goes_to_the_replica_that_knows_it(cluster: World) -> Non
         usage = cluster.ask(COMPLETIONS, prompt=prompt, max_tokens=2, model=MODEL)["usage"]
         if turn > 0:
             assert usage["prompt_tokens_details"]["cached_tokens"] > 300
+
+
+def test_caches_of_all_replicas_are_reset(cluster: World) -> None:
+    _wait_until(lambda: len(_pids()) == 2)
+    prompt = "It is one more quiet night, and another one. "
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # more than one replica takes
+        list(
+            pool.map(
+                lambda i: cluster.ask(COMPLETIONS, prompt=f"{i} {prompt}", max_tokens=40), range(32)
+            )
+        )
+
+    def num_cached(i: int) -> int:
+        usage = cluster.ask(COMPLETIONS, prompt=f"{i} {prompt}", max_tokens=1)["usage"]
+        number: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return number
+
+    assert all(num_cached(i) for i in range(32))
+    assert cluster.ask("/reset_prefix_cache")["num_dropped_blocks"] > 32
+    assert not any(num_cached(i) for i in range(32))
 
 
 def test_a_replica_has_ranks_on_ray(cluster: World, undisturbed: World, tiny: Path) -> None:
