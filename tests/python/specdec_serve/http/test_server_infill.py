@@ -232,6 +232,22 @@ def test_a_prompt_without_an_answer_is_cached(world: World, engine: Engine) -> N
     assert world.ask(INFILL, **gap, n_predict=1)["timings"]["cache_n"] == 16
 
 
+def test_salts_separate_cached_beginnings(world: World) -> None:
+    gap = {**GAP, "input_suffix": "): return x - y - z"}
+
+    def num_cached(salt: str) -> int:
+        whole = world.ask(PATH, prompt="def f(", suffix=gap["input_suffix"], cache_salt=salt)
+        by_infill: int = world.ask(INFILL, **gap, n_predict=0, cache_salt=salt)["timings"][
+            "cache_n"
+        ]
+        assert by_infill == 16  # the same prompt as that of the completion
+        number: int = whole["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return number
+
+    assert num_cached("a") == num_cached("b") == 0
+    assert num_cached("a") == 16
+
+
 @pytest.mark.parametrize(
     ("param", "body"),
     [
