@@ -102,6 +102,9 @@ class SamplingParams(SamplingArguments):
         guided_decoding: vLLM's older name of structured_outputs.
         num_speculative_tokens: tokens drafted ahead at most, where the engine speculates; 0 drafts
             none. Without it, what the engine is set to, which is also the most.
+        prediction: what the answer is expected to be, such as the text that it edits, as text or
+            token ids: drafted from, where the engine speculates. It changes no answer, and is
+            ignored where the engine does not speculate.
         record_draft_steps: report how many tokens each step drafted and kept, where the engine
             speculates.
         record_draft_trees: report every drafted token, with what proposed it and whether it was
@@ -149,6 +152,7 @@ class SamplingParams(SamplingArguments):
 
     _: dataclasses.KW_ONLY
     num_speculative_tokens: int | None = None
+    prediction: str | Sequence[int] | None = None
     record_draft_steps: bool = False
     record_draft_trees: bool = False
     flat_logprobs: bool = False
@@ -266,6 +270,10 @@ class SamplingParams(SamplingArguments):
                 raise ValueError("allowed_token_ids must not be empty; use None to allow all")
         if self.logit_bias is not None:
             self.logit_bias = _logit_bias(self.logit_bias)
+        if isinstance(self.prediction, str):
+            check_text("prediction", self.prediction)
+        elif self.prediction is not None:
+            self.prediction = _token_ids("prediction", self.prediction)
 
     def _check_logits_processors(self) -> None:
         if self.logits_processors is None:
