@@ -22,6 +22,7 @@ namespace {
 
 constexpr int kStepTokens = 2;  // appended between steps
 constexpr int kSteps = 500;     // of a sequence
+constexpr int kVocabSize = 1 << 16;
 
 // Text with a skewed vocabulary in which passages of 20 tokens come back.
 std::vector<int32_t> text_of(int num_tokens, unsigned seed) {
@@ -62,7 +63,7 @@ Record drafter_record(const std::string& kernel, Drafter& drafter, int context, 
   std::vector<double> seconds;
   int64_t num_drafts = 0;
   for (int i = 0; i < options.samples(9); ++i) {
-    if (i > 0) drafter.finish(sequence++, {}, 0);
+    if (i > 0) drafter.finish({sequence++, {}, 0});
     draft(context);  // reads the whole context
     const Stopwatch watch;
     for (int step = 1; step <= num_steps; ++step) {
@@ -71,7 +72,7 @@ Record drafter_record(const std::string& kernel, Drafter& drafter, int context, 
     }
     seconds.push_back(watch.seconds() / num_steps);
   }
-  drafter.finish(sequence, {}, 0);
+  drafter.finish({sequence, {}, 0});
   return {.kernel = kernel,
           .shape = "context " + std::to_string(context) + ", width " + std::to_string(tree_width),
           .seconds = median(seconds),
@@ -89,10 +90,11 @@ void bench_drafters(const Options& options, Report& report) {
         report.add(drafter_record("n-gram: draft", drafter, context, tree_width, options));
       }
       if (options.selects("suffix")) {
-        SuffixDrafter drafter(DrafterConfig{}, 0);
+        SuffixDrafter drafter(DrafterConfig{}, 0, kVocabSize);
         report.add(drafter_record("suffix: draft", drafter, context, tree_width, options));
         for (int i = 0; i < num_shared; ++i) {
-          drafter.finish(1'000'000 + i, text_of(500, static_cast<unsigned>(i + 1)), 0);
+          drafter.finish({1'000'000 + static_cast<uint64_t>(i),
+                          text_of(500, static_cast<unsigned>(i + 1)), 0});
         }
         report.add(
             drafter_record("suffix: draft, shared tree", drafter, context, tree_width, options));
@@ -107,13 +109,13 @@ void bench_sharing(const Options& options, Report& report) {
   const size_t num_shared = options.smoke ? 10 : 1000;
   DrafterConfig config;
   config.suffix_max_cached_requests = static_cast<int>(num_shared);
-  SuffixDrafter drafter(config, 0);
+  SuffixDrafter drafter(config, 0, kVocabSize);
   std::vector<std::vector<int32_t>> outputs;
   for (unsigned i = 0; i < num_shared; ++i) outputs.push_back(text_of(500, i));
   uint64_t sequence = 0;
-  for (const auto& output : outputs) drafter.finish(sequence++, output, 0);
+  for (const auto& output : outputs) drafter.finish({sequence++, output, 0});
   const double seconds = seconds_per_call(options.samples(9), options.batch_seconds(), [&] {
-    drafter.finish(sequence, outputs[sequence % outputs.size()], 0);
+    drafter.finish({sequence, outputs[sequence % outputs.size()], 0});
     ++sequence;
   });
   const double num_tokens = 500.0 * static_cast<double>(num_shared);

@@ -56,6 +56,7 @@ void bind_drafter_config(py::module_& module) {
       [](DrafterConfig& config, const py::object& object) {
         config.custom = object.is_none() ? nullptr : std::make_shared<PythonDrafter>(object);
       });
+  drafter.def_readwrite("suffix_corpus", &DrafterConfig::suffix_corpus);
   def_options(drafter, kDrafterOptions);
 }
 

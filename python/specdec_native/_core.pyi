@@ -43,6 +43,7 @@ class DrafterConfig(DrafterConfigOptions):
     """Fields are those of cpp/include/specdec/speculative_config.h."""
 
     custom: CustomDrafter | None
+    suffix_corpus: list[list[int]]
     options: ClassVar[tuple[Option, ...]]
     def __init__(self, **fields: Any) -> None: ...
 
@@ -159,6 +160,8 @@ class AcceptanceStats:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_emitted_tokens: int
+    num_predicted_draft_tokens: int
+    num_predicted_accepted_tokens: int
     proposed_per_position: list[int]
     accepted_per_position: list[int]
     histogram: list[int]

@@ -10,6 +10,8 @@ class DrafterConfigOptions:
     suffix_decoding_max_cached_requests: int
     suffix_decoding_max_spec_factor: float
     suffix_decoding_min_token_prob: float
+    suffix_store: str
+    suffix_tokenizer: str
     model: str
     quantization: str
     max_model_len: int
@@ -75,5 +77,6 @@ class SamplingParamsOptions:
     logprobs: int | None
     prompt_logprobs: int | None
     num_speculative_tokens: int | None
+    prediction: list[int]
     record_draft_steps: bool
     record_draft_trees: bool

@@ -91,8 +91,8 @@ def load_checkpoint(
                 lambda name, draft_revision, draft_quantization: resolve(
                     name, revision=draft_revision, quantization=draft_quantization
                 ),
-                lambda counted: text.need_tokenizer("speculative_token_map").encode(
-                    counted, add_special_tokens=False
+                lambda read: text.need_tokenizer("a text in speculative_config").encode(
+                    read, add_special_tokens=False
                 ),
                 DraftTarget(
                     directory,
@@ -101,6 +101,7 @@ def load_checkpoint(
                     has_weights=config.load_format != "dummy",
                     num_tokens=None if text.tokenizer is None else len(text.tokenizer),
                     special_ids=() if text.tokenizer is None else text.tokenizer.all_special_ids,
+                    vocabulary=None if text.tokenizer is None else text.tokenizer.get_vocab(),
                 ),
             )
             drafts = speculative.drafts(config.speculative)

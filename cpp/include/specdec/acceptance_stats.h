@@ -11,6 +11,9 @@ struct AcceptanceStats {
   int64_t num_draft_tokens = 0;     // drafts that were verified (nodes of a tree)
   int64_t num_accepted_tokens = 0;  // drafts that were accepted
   int64_t num_emitted_tokens = 0;   // in those steps: accepted drafts, plus one token per step
+  // Of these drafts, those from SamplingParams::prediction
+  int64_t num_predicted_draft_tokens = 0;
+  int64_t num_predicted_accepted_tokens = 0;
   std::vector<int64_t> proposed_per_position;  // [depth - 1] steps that drafted to that depth
   std::vector<int64_t> accepted_per_position;  // [depth - 1] steps that kept that depth
   std::vector<int64_t> histogram;              // [number accepted] steps

@@ -91,6 +91,8 @@ inline constexpr std::tuple kFields<AcceptanceStats> = {
     field("num_draft_tokens", &AcceptanceStats::num_draft_tokens),
     field("num_accepted_tokens", &AcceptanceStats::num_accepted_tokens),
     field("num_emitted_tokens", &AcceptanceStats::num_emitted_tokens),
+    field("num_predicted_draft_tokens", &AcceptanceStats::num_predicted_draft_tokens),
+    field("num_predicted_accepted_tokens", &AcceptanceStats::num_predicted_accepted_tokens),
     field("proposed_per_position", &AcceptanceStats::proposed_per_position),
     field("accepted_per_position", &AcceptanceStats::accepted_per_position),
     field("histogram", &AcceptanceStats::histogram),

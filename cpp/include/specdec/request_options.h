@@ -9,8 +9,8 @@ namespace specdec {
 
 struct RequestOptions {
   // Requests share cached beginnings of prompts only with requests of the same salt, so that no
-  // other user can tell from the time of a first token what was asked before. A suffix drafter
-  // learns from requests of every salt, so the times of later tokens may still reveal something.
+  // other user can tell from the time of a first token what was asked before. Likewise a suffix
+  // drafter drafts from finished outputs of the same salt alone.
   std::string cache_salt = {};
   // Lower goes first. Other than 0 only where the engine's scheduling_policy is "priority".
   int64_t priority = 0;

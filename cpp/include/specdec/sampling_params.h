@@ -40,6 +40,7 @@ struct SamplingParams {
   std::optional<int> logprobs;
   std::optional<int> prompt_logprobs;
   std::optional<int> num_speculative_tokens;
+  std::vector<int32_t> prediction;
   bool record_draft_steps = false;
   bool record_draft_trees = false;
   // Throws InvalidArgument naming the field. `vocab_size` 0 skips the checks that need it.
@@ -112,6 +113,12 @@ inline constexpr std::tuple kSamplingOptions = {
             .help = "tokens drafted ahead at most, where the engine speculates; 0 drafts none",
             .details = "Without it, what the engine is set to, which is also the most.",
             .range = at_least(0)}),
+    option(&SamplingParams::prediction,
+           {.name = "prediction",
+            .help = "what the answer is expected to be, such as the text that it edits: drafted "
+                    "from, where the engine speculates",
+            .details = "It changes no answer, and is ignored where the engine does not "
+                       "speculate."}),
     option(&SamplingParams::record_draft_steps,
            {.name = "record_draft_steps",
             .help = "report how many tokens each step drafted and kept, where the engine "

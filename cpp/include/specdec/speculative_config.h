@@ -89,6 +89,10 @@ struct DrafterConfig {
   int suffix_max_cached_requests = 10000;
   double suffix_max_spec_factor = 1.0;
   double suffix_min_token_prob = 0.1;
+  std::string suffix_store;
+  std::string suffix_tokenizer;
+  // Texts as token ids that requests of every salt are drafted from, beside finished outputs.
+  std::vector<std::vector<int32_t>> suffix_corpus;
   std::string model;
   std::string quantization = "int8";
   int max_model_len = 0;
@@ -124,6 +128,14 @@ inline constexpr std::tuple kDrafterOptions = {
            {.name = "suffix_decoding_min_token_prob",
             .help = "suffix: stop where the estimated probability falls below",
             .range = between(0, 1)}),
+    option(&DrafterConfig::suffix_store,
+           {.name = "suffix_store",
+            .help = "suffix: the file in which finished outputs outlive the engine",
+            .details = "Outputs of requests with a cache_salt are never written."}),
+    option(&DrafterConfig::suffix_tokenizer,
+           {.name = "suffix_tokenizer",
+            .help = "suffix: names the tokenizer whose ids suffix_store holds, such as a hash; a "
+                    "store of another tokenizer is refused"}),
     option(&DrafterConfig::model, {.name = "model",
                                    .help = "the checkpoint of a draft model with the target's "
                                            "vocabulary, or of a head for it; mtp: "

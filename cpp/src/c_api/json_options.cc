@@ -191,6 +191,7 @@ class Members {
 DrafterConfig drafter_of(Members& members) {
   DrafterConfig drafter;
   members.read_options(drafter, kDrafterOptions);
+  members.read("suffix_corpus", drafter.suffix_corpus);
   if (members.find("method") == nullptr) {
     throw InvalidArgument(members.name_of("method"), "is missing: what drafts, such as \"ngram\"");
   }
@@ -198,13 +199,14 @@ DrafterConfig drafter_of(Members& members) {
     throw InvalidArgument(members.name_of("method"),
                           "'custom_class' needs an object of C++ or Python; use another method");
   }
-  for_each_option(kDrafterOptions, [&](const auto& option) {
-    const char* key = option.text.name;
+  const auto refuse_unread = [&](const char* key) {
     if (members.find(key) == nullptr || method_takes(drafter.method, key)) return;
     throw InvalidArgument(
         members.name_of(key),
         str_cat("changes nothing for method '", name_of(drafter.method), "': leave it out"));
-  });
+  };
+  for_each_option(kDrafterOptions, [&](const auto& option) { refuse_unread(option.text.name); });
+  refuse_unread("suffix_corpus");
   return drafter;
 }
 

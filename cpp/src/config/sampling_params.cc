@@ -33,6 +33,7 @@ void validate_tokens(const SamplingParams& params, int vocab_size) {
   require_in_vocabulary(params.allowed_token_ids, vocab_size, "allowed_token_ids");
   require_in_vocabulary(params.stop_token_ids, vocab_size, "stop_token_ids");
   require_in_vocabulary(params.eos_token_ids, vocab_size, "eos_token_ids");
+  require_in_vocabulary(params.prediction, vocab_size, "prediction");
   if (std::ranges::find(params.logits_processors, nullptr) != params.logits_processors.end()) {
     throw InvalidArgument("logits_processors", "must not hold a null pointer");
   }

@@ -21,6 +21,11 @@ bool has_grammar(const CompletionState* completion) {
   return completion->request.params.grammar != nullptr;
 }
 
+// Whether the host has to draft for it.
+bool drafts_from_host(const CompletionState* completion) {
+  return has_grammar(completion) || !completion->request.params.prediction.empty();
+}
+
 std::vector<int32_t> stop_tokens_of(const SamplingParams& params) {
   std::vector<int32_t> tokens = params.stop_token_ids;
   if (!params.ignore_eos) {
@@ -235,7 +240,10 @@ int DeviceExecutor::most_passes() const {
 
 std::optional<PassesAhead> DeviceExecutor::passes_ahead(std::span<CompletionState* const> running) {
   if (drafts_on_host_ || host_is_next_) return std::nullopt;
-  if (std::ranges::any_of(running, has_grammar) || !seat(running)) return std::nullopt;
+  if (std::ranges::any_of(running, drafter_ == nullptr ? has_grammar : drafts_from_host) ||
+      !seat(running)) {
+    return std::nullopt;
+  }
   if (drafter_ == nullptr) return PassesAhead{};
   std::vector<const Sequence*> sequences;
   for (const CompletionState* completion : running) sequences.push_back(&completion->sequence);

@@ -7,6 +7,7 @@
 #include "speculation/custom_drafter.h"
 #include "speculation/grammar_drafter.h"
 #include "speculation/ngram_drafter.h"
+#include "speculation/prediction_drafter.h"
 #include "speculation/suffix_drafter.h"
 
 namespace specdec {
@@ -23,6 +24,9 @@ Drafting::Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels&
     drafters.push_back(make_drafter(id, vocab_size, models, pool, threads));
     drafter_stats_.push_back({.name = std::string(name_of(drafter.method))});
   }
+  prediction_drafter_ = static_cast<int>(drafters.size());
+  drafters.push_back(std::make_unique<PredictionDrafter>(prediction_drafter_, &threads));
+  drafter_stats_.push_back({.name = "prediction"});
   drafters.push_back(std::make_unique<GrammarDrafter>(static_cast<int>(drafters.size()), &threads));
   drafter_stats_.push_back({.name = "grammar"});
   drafters_ = std::make_unique<Drafters>(std::move(drafters), config_.merge_drafters,
@@ -36,7 +40,7 @@ std::unique_ptr<Drafter> Drafting::make_drafter(int id, int vocab_size, DraftMod
     case DraftMethod::kNgram:
       return std::make_unique<NgramDrafter>(config, id);
     case DraftMethod::kSuffix:
-      return std::make_unique<SuffixDrafter>(config, id, &threads);
+      return std::make_unique<SuffixDrafter>(config, id, vocab_size, &threads);
     case DraftMethod::kCustom:
       return std::make_unique<CustomDrafterAdapter>(config.custom, id, vocab_size);
     default:
@@ -91,6 +95,9 @@ DraftRequest Drafting::request_for(const ScheduledSequence& scheduled, int max_d
           .draft_budget = draft_budget,
           .tree_width = config_.tree_width,
           .num_remaining = sequence.max_num_tokens() - sequence.num_tokens(),
+          .num_prompt_tokens = sequence.num_prompt_tokens(),
+          .prediction = completion.request.params.prediction,
+          .cache_salt = sequence.cache_salt,
           .blocks = &sequence.blocks,
           .rows = &completion,
           .grammar = completion.grammar(),
@@ -192,21 +199,27 @@ void Drafting::record(DraftPlan& step, const StepRecord& record) {
                        config_.tree_width > 1));
   }
   int deepest = 0;
+  DrafterStats predicted;  // in this step
   for (int node = 1; node <= num_drafts; ++node) {
     deepest = std::max(deepest, record.tree->depth(node));
     ++drafter_stats_[record.tree->drafter(node)].num_draft_tokens;
+    predicted.num_draft_tokens += record.tree->drafter(node) == prediction_drafter_ ? 1 : 0;
   }
   for (const int node : record.accepted) {
     ++drafter_stats_[record.tree->drafter(node)].num_accepted_tokens;
+    predicted.num_accepted_tokens += record.tree->drafter(node) == prediction_drafter_ ? 1 : 0;
   }
-  record.completion->acceptance.record(num_drafts, deepest, num_accepted);
+  for (AcceptanceStats* stats : {&acceptance_, &record.completion->acceptance}) {
+    stats->record(num_drafts, deepest, num_accepted);
+    stats->num_predicted_draft_tokens += predicted.num_draft_tokens;
+    stats->num_predicted_accepted_tokens += predicted.num_accepted_tokens;
+  }
   const SamplingParams& params = sequence.params;
   if (params.record_draft_steps || params.record_draft_trees) {
     record.completion->draft_step = {
         .num_draft_tokens = num_drafts, .num_accepted_tokens = num_accepted, .tree = {}};
   }
   if (params.record_draft_trees) record.completion->draft_step->tree = drafted_tokens(record);
-  acceptance_.record(num_drafts, deepest, num_accepted);
 }
 
 std::vector<DraftedToken> Drafting::drafted_tokens(const StepRecord& record) const {
@@ -235,17 +248,20 @@ void Drafting::end_step(const DraftPlan& step, double seconds) {
 }
 
 void Drafting::finish(const Sequence& sequence) {
-  drafters_->finish(sequence.ordinal, sequence.tokens(), sequence.num_prompt_tokens());
+  drafters_->finish({.sequence = sequence.ordinal,
+                     .tokens = sequence.tokens(),
+                     .num_prompt_tokens = sequence.num_prompt_tokens(),
+                     .cache_salt = sequence.cache_salt});
 }
 
 void Drafting::fill_stats(EngineStats& stats) const {
   stats.acceptance = acceptance_;
-  stats.drafters = drafter_stats_;
-  // The last one's are the grammars': not shown where no request has had one.
-  if (drafter_stats_.back().num_draft_tokens == 0) stats.drafters.pop_back();
   if (const DraftPolicy* policy = drafters_->policy()) stats.draft_policy = policy->stats();
-  for (size_t i = 0; i < stats.drafters.size(); ++i) {
-    stats.drafters[i].memory_bytes = drafters_->memory_bytes(i);
+  for (size_t i = 0; i < drafter_stats_.size(); ++i) {
+    // Those of predictions and grammars are not shown where no request has had one.
+    if (i >= config_.drafters.size() && drafter_stats_[i].num_draft_tokens == 0) continue;
+    stats.drafters.push_back(drafter_stats_[i]);
+    stats.drafters.back().memory_bytes = drafters_->memory_bytes(i);
   }
 }
 

@@ -95,6 +95,7 @@ class Drafting {
   DraftSchedule schedule_;
   StaticTree static_tree_;
   ModelDrafter* device_drafter_ = nullptr;
+  int prediction_drafter_ = 0;  // which of the drafters reads predictions
   std::unique_ptr<Drafters> drafters_;
 
   // By group in turn, then by index in the plan; kept for their memory.

@@ -39,6 +39,8 @@ void AcceptanceStats::merge(const AcceptanceStats& other) {
   num_draft_tokens += other.num_draft_tokens;
   num_accepted_tokens += other.num_accepted_tokens;
   num_emitted_tokens += other.num_emitted_tokens;
+  num_predicted_draft_tokens += other.num_predicted_draft_tokens;
+  num_predicted_accepted_tokens += other.num_predicted_accepted_tokens;
   add_counts(proposed_per_position, other.proposed_per_position);
   add_counts(accepted_per_position, other.accepted_per_position);
   add_counts(histogram, other.histogram);

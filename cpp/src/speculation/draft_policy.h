@@ -42,9 +42,13 @@ struct DrafterTraits {
   // For a model: the cost of a pass relative to a pass of the target. Used until passes are
   // measured.
   double relative_pass_cost = 0;
-  // Drafts the tokens that a request's grammar forces. Asked before all other drafters, for
-  // requests with a grammar.
-  bool drafts_forced = false;
+  // What it drafts from. It is asked only for requests that have it, in this order.
+  enum class Source : uint8_t {
+    kGrammar,     // the tokens that a request's grammar forces
+    kPrediction,  // the answer that the caller predicted
+    kText,        // the request's own tokens
+  };
+  Source source = Source::kText;
 
   bool is_cheap() const { return cost == Cost::kCheap; }
   bool has_model() const { return cost == Cost::kPerLevel || cost == Cost::kOnePass; }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <span>
+#include <string_view>
 
 #include "core/thread_pool.h"
 #include "speculation/draft_policy.h"
@@ -34,12 +35,14 @@ struct DraftRequest {
   std::span<const int32_t> tokens;  // prompt and output; the last is the tree's root
   int max_depth = 0;                // longest path that the request can use, at least 1
   int max_nodes = 0;                // most nodes the tree may hold, at least 1
-  int draft_budget = 0;   // KV slots after the root's: nodes that a model can run or verify
-  int tree_width = 1;     // continuations considered at a node; 1: a chain
-  int num_remaining = 0;  // most tokens the request may still get
+  int draft_budget = 0;       // KV slots after the root's: nodes that a model can run or verify
+  int tree_width = 1;         // continuations considered at a node; 1: a chain
+  int num_remaining = 0;      // most tokens the request may still get
+  int num_prompt_tokens = 0;  // of `tokens`
+  std::span<const int32_t> prediction = {};  // SamplingParams::prediction
+  std::string_view cache_salt = {};          // RequestOptions::cache_salt
   // Paged state of every model: token i is in slot blocks->slot(i), and the target has filled the
   // slots of all tokens but the root. There is room for draft_budget tokens after the root.
-  // slots of all tokens but the root. There is room for draft_budget tokens after it.
   const BlockTable* blocks = nullptr;
   SampleRowSource* rows = nullptr;
   GrammarPath* grammar = nullptr;  // null: any token may follow
@@ -79,6 +82,14 @@ void draft_each(std::span<DraftRequest> requests, ThreadPool* pool, const Draft&
   });
 }
 
+// A sequence that has ended, for whatever reason.
+struct FinishedSequence {
+  uint64_t sequence = 0;            // ordinal
+  std::span<const int32_t> tokens;  // prompt and output
+  int num_prompt_tokens = 0;
+  std::string_view cache_salt = {};  // RequestOptions::cache_salt
+};
+
 class Drafter {
  public:
   virtual ~Drafter() = default;
@@ -88,8 +99,7 @@ class Drafter {
   virtual int num_unseen(const DraftRequest&) const { return 0; }
   // The forward passes of the last draft(), sampling included.
   virtual std::span<const TimedPass> passes() const { return {}; }
-  // Called when a sequence ends, with all of its tokens.
-  virtual void finish(uint64_t, std::span<const int32_t> /*tokens*/, int /*num_prompt_tokens*/) {}
+  virtual void finish(const FinishedSequence&) {}
   // Host memory held, for metrics.
   virtual int64_t memory_bytes() const { return 0; }
 };

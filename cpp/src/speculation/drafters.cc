@@ -9,6 +9,23 @@
 #include "speculation/grammar_drafter.h"
 
 namespace specdec {
+namespace {
+
+using Source = DrafterTraits::Source;
+
+bool has_source(const DraftRequest& request, Source source) {
+  switch (source) {
+    case Source::kGrammar:
+      return request.grammar != nullptr;
+    case Source::kPrediction:
+      return !request.prediction.empty();
+    case Source::kText:
+      return true;
+  }
+  return true;
+}
+
+}  // namespace
 
 Drafters::Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, bool adapts,
                    ThreadPool* pool)
@@ -17,7 +34,7 @@ Drafters::Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, b
   for (const auto& drafter : drafters_) traits.push_back(drafter->traits());
   std::iota(order_.begin(), order_.end(), 0);
   if (!merge) std::ranges::stable_partition(order_, [&](int i) { return traits[i].is_cheap(); });
-  std::ranges::stable_partition(order_, [&](int i) { return traits[i].drafts_forced; });
+  std::ranges::stable_sort(order_, {}, [&](int i) { return traits[i].source; });
   if (adapts) policy_.emplace(std::move(traits));
 }
 
@@ -36,7 +53,7 @@ std::vector<DraftRequest*> Drafters::select(DraftPlan& step, int index,
   std::vector<DraftRequest*> selected;
   for (DraftRequest& request : requests) {
     if (request.error != nullptr) continue;
-    if (drafter.traits().drafts_forced && request.grammar == nullptr) continue;
+    if (!has_source(request, drafter.traits().source)) continue;
     const int num_drafts = request.tree->num_drafts();
     const bool has_room = merge_ ? num_drafts < request.max_nodes : !has_free_drafts(*request.tree);
     if (asks_policy || has_room) selected.push_back(&request);
@@ -67,7 +84,7 @@ std::vector<DraftRequest*> Drafters::select(DraftPlan& step, int index,
 
 bool Drafters::has_free_drafts(const DraftTree& tree) const {
   for (int node = 1; node < tree.num_nodes(); ++node) {
-    if (!drafters_[tree.drafter(node)]->traits().drafts_forced) return true;
+    if (drafters_[tree.drafter(node)]->traits().source != Source::kGrammar) return true;
   }
   return false;
 }
@@ -132,11 +149,12 @@ void Drafters::prune(DraftPlan& step, std::span<const DraftRequest> requests) {
   policy_->choose(step, drafts_);
 }
 
-void Drafters::finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens) {
+void Drafters::finish(const FinishedSequence& finished) {
   if (policy_.has_value()) {
-    policy_->finish(sequence, static_cast<int>(tokens.size()) - num_prompt_tokens);
+    policy_->finish(finished.sequence,
+                    static_cast<int>(finished.tokens.size()) - finished.num_prompt_tokens);
   }
-  for (const auto& drafter : drafters_) drafter->finish(sequence, tokens, num_prompt_tokens);
+  for (const auto& drafter : drafters_) drafter->finish(finished);
 }
 
 }  // namespace specdec

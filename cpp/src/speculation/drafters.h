@@ -15,9 +15,10 @@ namespace specdec {
 
 // Without merging, a request gets the drafts of the first drafter that has any: cheap drafters are
 // asked first, then the others in the order given. With merging, all drafters add to one tree, in
-// the order given, until it is full. Tokens that a grammar forces come before all drafts and do not
-// count as drafts here: cheap drafters add to them, a model drafts them anew. Drafts that the
-// request's grammar forbids are cut.
+// the order given, until it is full. Drafts from a request's prediction come before those of other
+// drafters. Tokens that a grammar forces come before all drafts and do not count as drafts here:
+// cheap drafters add to them, a model drafts them anew. Drafts that the request's grammar forbids
+// are cut.
 //
 // Where draft lengths adapt, a DraftPolicy learns from measured seconds. It decides for which
 // requests the costly drafters are asked, how deep they draft, and how many of the drafts are
@@ -33,7 +34,7 @@ class Drafters {
   // Adds drafts to the trees of all requests. Failed requests have an error and, where lengths
   // adapt, no drafts. `step`: the plan that the policy has begun.
   void draft(DraftPlan& step, std::span<DraftRequest> requests);
-  void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens);
+  void finish(const FinishedSequence& finished);
   int64_t memory_bytes(size_t index) const { return drafters_[index]->memory_bytes(); }
   DrafterTraits traits(size_t index) const { return drafters_[index]->traits(); }
   DraftPolicy* policy() { return policy_.has_value() ? &*policy_ : nullptr; }

@@ -11,7 +11,7 @@ class GrammarDrafter final : public Drafter {
   // The pool is borrowed; null: the calling thread alone.
   explicit GrammarDrafter(int id, ThreadPool* pool = nullptr) : id_(id), pool_(pool) {}
 
-  DrafterTraits traits() const override { return {.drafts_forced = true}; }
+  DrafterTraits traits() const override { return {.source = DrafterTraits::Source::kGrammar}; }
   void draft(std::span<DraftRequest> requests) override;
 
  private:

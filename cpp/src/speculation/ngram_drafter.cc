@@ -109,9 +109,7 @@ void NgramDrafter::draft_tree(const DraftRequest& request, const std::vector<int
   }
 }
 
-void NgramDrafter::finish(uint64_t sequence, std::span<const int32_t>, int) {
-  indexes_.erase(sequence);
-}
+void NgramDrafter::finish(const FinishedSequence& finished) { indexes_.erase(finished.sequence); }
 
 int64_t NgramDrafter::memory_bytes() const {
   int64_t bytes = 0;

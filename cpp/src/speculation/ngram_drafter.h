@@ -25,7 +25,7 @@ class NgramDrafter : public Drafter {
 
   DrafterTraits traits() const override { return {}; }
   void draft(std::span<DraftRequest> requests) override;
-  void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens) override;
+  void finish(const FinishedSequence& finished) override;
   int64_t memory_bytes() const override;
 
  private:

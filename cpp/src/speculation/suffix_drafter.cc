@@ -1,8 +1,15 @@
 #include "speculation/suffix_drafter.h"
 
+#include <array>
+#include <chrono>
+#include <exception>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
+#include "core/log.h"
+#include "core/str_cat.h"
+#include "specdec/error.h"
 
 namespace specdec {
 namespace {
@@ -17,18 +24,76 @@ void add_to_tree(const SuffixDraft& draft, const DraftRequest& request, int id) 
   }
 }
 
+void write_or_log(const SuffixStore& store, const SuffixStore::Outputs& outputs) {
+  try {
+    store.write(outputs);
+  } catch (const std::exception& error) {
+    log_warning(error.what());
+  }
+}
+
 }  // namespace
 
-SuffixDrafter::SuffixDrafter(const DrafterConfig& config, int id, ThreadPool* pool,
+SuffixDrafter::SuffixDrafter(const DrafterConfig& config, int id, int vocab_size, ThreadPool* pool,
                              int64_t max_shared_bytes)
     : max_tree_depth_(config.suffix_max_tree_depth),
-      max_shared_(config.suffix_max_cached_requests),
-      max_shared_bytes_(max_shared_bytes),
       max_spec_factor_(config.suffix_max_spec_factor),
       min_token_prob_(config.suffix_min_token_prob),
       id_(id),
       pool_(pool),
-      shared_(config.suffix_max_tree_depth) {}
+      outputs_(config.suffix_max_tree_depth, config.suffix_max_cached_requests, max_shared_bytes),
+      corpus_(config.suffix_max_tree_depth) {
+  index_corpus(config, vocab_size, max_shared_bytes);
+  if (!config.suffix_store.empty()) open_store(config, vocab_size);
+}
+
+SuffixDrafter::~SuffixDrafter() {
+  if (writing_.valid()) writing_.wait();
+  if (num_unwritten_ > 0) write_or_log(*store_, stored_outputs());
+}
+
+void SuffixDrafter::index_corpus(const DrafterConfig& config, int vocab_size, int64_t max_bytes) {
+  int64_t num_tokens = 0;
+  int64_t num_left_out = 0;
+  for (const std::vector<int32_t>& text : config.suffix_corpus) {
+    for (const int32_t token : text) {
+      if (token < 0 || token >= vocab_size) {
+        throw InvalidArgument(
+            "suffix_corpus", str_cat("token id must be in [0, ", vocab_size - 1, "], got ", token));
+      }
+      if (num_left_out > 0 || corpus_.used_bytes() > max_bytes) {
+        ++num_left_out;
+        continue;
+      }
+      corpus_.append(token);
+      ++num_tokens;
+    }
+    corpus_.close_sequence();
+  }
+  if (num_left_out == 0) return;
+  log_warning("suffix_corpus: the first ", num_tokens, " tokens fill the ", max_bytes >> 20,
+              " MiB of their index; ", num_left_out, " tokens were left out");
+}
+
+void SuffixDrafter::open_store(const DrafterConfig& config, int vocab_size) {
+  store_.emplace(config.suffix_store, config.suffix_tokenizer);
+  for (const std::vector<int32_t>& output : store_->read(vocab_size)) outputs_.add({}, output);
+  store_->write(stored_outputs());  // so that an unwritable file shows at once
+}
+
+SuffixStore::Outputs SuffixDrafter::stored_outputs() const {
+  const SuffixTree* tree = outputs_.find({});
+  return tree == nullptr ? SuffixStore::Outputs{} : tree->closed_sequences();
+}
+
+void SuffixDrafter::write_store() {
+  if (writing_.valid() && writing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+    return;
+  num_unwritten_ = 0;
+  writing_ = std::async(std::launch::async, [store = *store_, outputs = stored_outputs()] {
+    write_or_log(store, outputs);
+  });
+}
 
 void SuffixDrafter::draft(std::span<DraftRequest> requests) {
   draft_each(requests, nullptr, [this](const DraftRequest& request) {
@@ -44,32 +109,28 @@ void SuffixDrafter::draft(std::span<DraftRequest> requests) {
                                    .tree_width = request.tree_width,
                                    .max_spec_factor = max_spec_factor_,
                                    .min_token_prob = min_token_prob_};
-    const SuffixDraft local = own.draft_open(limits);
-    const SuffixDraft global = shared_.draft(request.tokens, limits);
-    const SuffixDraft& best = global.score > local.score ? global : local;
+    SuffixDraft best = own.draft_open(limits);
+    const std::array<const SuffixTree*, 2> shared = {outputs_.find(request.cache_salt), &corpus_};
+    for (const SuffixTree* tree : shared) {
+      if (tree == nullptr) continue;
+      SuffixDraft draft = tree->draft(request.tokens, limits);
+      if (draft.score > best.score) best = std::move(draft);
+    }
     request.match_length = best.nodes.empty() ? 0 : best.match_length;
     add_to_tree(best, request, id_);
   });
 }
 
-void SuffixDrafter::finish(uint64_t sequence, std::span<const int32_t> tokens,
-                           int num_prompt_tokens) {
-  own_.erase(sequence);
-  if (max_shared_ > 0) share(tokens.subspan(num_prompt_tokens));
-}
-
-void SuffixDrafter::share(std::span<const int32_t> output) {
-  if (output.empty()) return;
-  for (const int32_t token : output) shared_.append(token);
-  shared_.close_sequence();
-  while (shared_.num_closed() > max_shared_ ||
-         (shared_.num_closed() > 0 && shared_.used_bytes() > max_shared_bytes_)) {
-    shared_.evict_oldest();
-  }
+void SuffixDrafter::finish(const FinishedSequence& finished) {
+  own_.erase(finished.sequence);
+  const auto output = finished.tokens.subspan(finished.num_prompt_tokens);
+  outputs_.add(finished.cache_salt, output);
+  if (!store_.has_value() || !finished.cache_salt.empty() || output.empty()) return;
+  if (++num_unwritten_ >= kOutputsPerWrite) write_store();
 }
 
 int64_t SuffixDrafter::memory_bytes() const {
-  int64_t bytes = shared_.memory_bytes();
+  int64_t bytes = outputs_.memory_bytes() + corpus_.memory_bytes();
   for (const auto& [sequence, tree] : own_) {
     bytes += tree.memory_bytes() + static_cast<int64_t>(sizeof(tree) + sizeof(sequence));
   }

@@ -46,6 +46,8 @@ class SuffixTree {
 
   int num_closed() const { return static_cast<int>(closed_lengths_.size()); }
   int open_length() const { return open_length_; }
+  // Oldest first.
+  std::vector<std::vector<int32_t>> closed_sequences() const;
 
   // The best draft after the last tokens of `context`. Every length m at which those tokens are a
   // pattern of the tree gives a draft: at most floor(m * max_spec_factor) tokens deep; each token

@@ -82,6 +82,8 @@ class SpeculativeDecodingMetrics:
         per_step_accepted: drafted tokens that each step kept, in order, one completion after the
             other. None before the end, or without record_draft_steps.
         per_step_drafted: drafted tokens that each of these steps verified.
+        num_accepted_prediction_tokens: tokens of the request's prediction that were kept.
+        num_prediction_tokens: tokens of the request's prediction that were drafted and verified.
     """
 
     mean_acceptance_length: float
@@ -96,6 +98,8 @@ class SpeculativeDecodingMetrics:
     accepted_per_position: list[int]
     per_step_accepted: list[int] | None = None
     per_step_drafted: list[int] | None = None
+    num_accepted_prediction_tokens: int = 0
+    num_prediction_tokens: int = 0
 
     @classmethod
     def from_counts(
@@ -120,6 +124,8 @@ class SpeculativeDecodingMetrics:
             num_emitted_tokens=sum(c.num_emitted_tokens for c in counts),
             proposed_per_position=_sum([c.proposed_per_position for c in counts], num_spec_tokens),
             accepted_per_position=_sum([c.accepted_per_position for c in counts], num_spec_tokens),
+            num_accepted_prediction_tokens=sum(c.num_predicted_accepted_tokens for c in counts),
+            num_prediction_tokens=sum(c.num_predicted_draft_tokens for c in counts),
             per_step_accepted=None if recorded is None else [kept for _, kept in recorded],
             per_step_drafted=None if recorded is None else [drafted for drafted, _ in recorded],
         )
@@ -132,6 +138,8 @@ class _PickledCounts(NamedTuple):
     num_draft_tokens: int
     num_accepted_tokens: int
     num_emitted_tokens: int
+    num_predicted_draft_tokens: int
+    num_predicted_accepted_tokens: int
     proposed_per_position: list[int]
     accepted_per_position: list[int]
     histogram: list[int]

@@ -332,6 +332,7 @@ class RequestBuilder:
             functions = [each.function_of(params) for each in self._logits_processors]
             params.logits_processors = [*(params.logits_processors or ()), *filter(None, functions)]
         core_params = to_core_params(params, eos_token_ids=self.eos_token_ids)
+        core_params.prediction = self._predicted_tokens(params)
         if isinstance(params.structured_outputs, StructuredOutputsParams):
             self.text.need_tokenizer("structured_outputs")
             allowed = without_bad_choices(params.structured_outputs, params.bad_words or ())
@@ -342,6 +343,21 @@ class RequestBuilder:
             words = self._bad_words.compile(params)
             core_params.grammar = _core.without(words, core_params.grammar)
         return params, _core.PreparedParams(self._model_info, core_params)
+
+    def _predicted_tokens(self, params: SamplingParams) -> list[int]:
+        """The tokens to draft from; none where nothing drafts, as OpenAI's clients expect."""
+        prediction = params.prediction or ()
+        if prediction and self._num_spec_tokens is None:
+            _warn_of_ignored_predictions()
+            return []
+        most = self._model_info.max_model_len
+        if isinstance(prediction, str):
+            tokenizer = self.text.need_tokenizer("a prediction given as text")
+            check_length("prediction", prediction, tokenizer, most)
+            prediction = tokenizer.encode(prediction, add_special_tokens=False)
+        if len(prediction) > most:
+            _core.PreparedRequest.refuse_length("prediction", str(len(prediction)), most)
+        return list(prediction)
 
     def _find_eos_token_ids(self) -> list[int]:
         vocab_size = self._model_info.vocab_size
@@ -363,6 +379,15 @@ class RequestBuilder:
             if eos is not None and eos not in ids and eos < vocab_size:
                 ids.append(eos)
         return ids
+
+
+@functools.cache
+def _warn_of_ignored_predictions() -> None:
+    """Warns once."""
+    logger.warning(
+        "prediction is ignored: this engine does not speculate; give it a speculative_config, such "
+        'as {"method": "ngram"}'
+    )
 
 
 def check_length(name: str, text: str, tokenizer: Tokenizer, max_model_len: int) -> None:

@@ -106,6 +106,9 @@ class SamplingParams(SamplingArguments):
             None for any number.
         num_speculative_tokens: tokens drafted ahead at most, where the engine speculates; 0 drafts
             none. Without it, what the engine is set to, which is also the most.
+        prediction: what the answer is expected to be, such as the text that it edits, as text or
+            token ids: drafted from, where the engine speculates. It changes no answer, and is
+            ignored where the engine does not speculate.
         record_draft_steps: report how many tokens each step drafted and kept, where the engine
             speculates.
         record_draft_trees: report every drafted token, with what proposed it and whether it was
@@ -153,6 +156,7 @@ class SamplingParams(SamplingArguments):
 
     _: dataclasses.KW_ONLY
     num_speculative_tokens: int | None = None
+    prediction: str | Sequence[int] | None = None
     record_draft_steps: bool = False
     record_draft_trees: bool = False
     flat_logprobs: bool = False
@@ -282,6 +286,10 @@ class SamplingParams(SamplingArguments):
                 raise ValueError("allowed_token_ids must not be empty; use None to allow all")
         if self.logit_bias is not None:
             self.logit_bias = _logit_bias(self.logit_bias)
+        if isinstance(self.prediction, str):
+            check_text("prediction", self.prediction)
+        elif self.prediction is not None:
+            self.prediction = _token_ids("prediction", self.prediction)
 
     def _check_logits_processors(self) -> None:
         if self.logits_processors is None:

@@ -22,6 +22,8 @@ from specdec_native.speculation.methods import (
     may_be_checkpoint,
     method_of,
 )
+from specdec_native.speculation.suffix_corpus import KEY as CORPUS
+from specdec_native.speculation.suffix_corpus import parse_suffix_corpus, read_suffix_corpus
 from specdec_native.speculation.token_map import (
     KEY as TOKEN_MAP,
 )
@@ -38,6 +40,7 @@ _ALL_KEYS = ("model", "max_model_len", "draft_tensor_parallel_size")  # every me
 # Keys beside the core's options.
 _MORE_KEYS = {
     "custom_class": ("drafter",),
+    "suffix": (CORPUS,),
     **dict.fromkeys(("draft_model", *HEADS), ("revision",)),
 }
 _METHOD_KEYS = {
@@ -56,6 +59,7 @@ DRAFTER_KEYS = tuple(dict.fromkeys(["method", *(k for v in _METHOD_KEYS.values()
 TOKEN_MAP_FILE = "token_map.json"
 """A file beside a head's config.json: the tokens that the head was trained to draft."""
 
+STORE = "suffix_store"
 _LOOKUP = 5  # default number of tokens that an n-gram matches
 
 ModelResolver = Callable[[str, str | None, str], Path]
@@ -76,6 +80,7 @@ class DrafterOptions:
         revision: the revision of the draft model or head.
         drafter: the user's object or function.
         token_map: the tokens that a head drafts; None for all.
+        corpus: the files that the method suffix drafts from.
         config: config.json of the draft model or head, where it could be read already.
     """
 
@@ -85,6 +90,7 @@ class DrafterOptions:
     revision: str | None = None
     drafter: Any = None
     token_map: TokenMap | None = None
+    corpus: tuple[Path, ...] = ()
     config: DraftConfig | None = None
 
     @property
@@ -115,7 +121,7 @@ class DrafterOptions:
     def to_core(
         self, resolve_model: ModelResolver, encode: Encode, target: DraftTarget | None = None
     ) -> _core.DrafterConfig:
-        """The core's form; finds the draft model or makes the custom drafter.
+        """The core's form; finds the draft model, reads the corpus or makes the custom drafter.
 
         Without `target` heads that were not told which tokens to draft draft all.
         """
@@ -132,13 +138,20 @@ class DrafterOptions:
         if self.method == "custom_class":
             custom = self.drafter if self.model is None else make_drafter(self.model)
             return _core.DrafterConfig(method=self.method, custom=CustomDrafter(custom))
-        return _core.DrafterConfig(method=self.method, **fields)
+        if STORE in fields and target is not None:
+            fields.setdefault("suffix_tokenizer", target.vocabulary_hash)
+        core = _core.DrafterConfig(method=self.method, **fields)
+        if self.corpus:
+            core.suffix_corpus = read_suffix_corpus(self.corpus, encode)
+        return core
 
 
 def parse_drafter(given: Mapping[str, Any], find_config: ConfigFinder) -> DrafterOptions:
     """Checks one drafter's keys. Raises ValueError."""
     if given.get("draft_sample_method") == "coupled":
         given = {**given, "draft_sample_method": "probabilistic"}
+    if isinstance(given.get(STORE), os.PathLike):
+        given = {**given, STORE: os.fspath(given[STORE])}
     config = _read_config(given, find_config)
     method = method_of(given, config)
     _check_keys(given, method)
@@ -148,7 +161,10 @@ def parse_drafter(given: Mapping[str, Any], find_config: ConfigFinder) -> Drafte
         return _custom_drafter(given)
     if method in ("ngram", "suffix"):
         _check_no_model(method, model)
-        return DrafterOptions(method, _ngram_fields(fields) if method == "ngram" else fields)
+        if method == "ngram":
+            return DrafterOptions(method, _ngram_fields(fields))
+        corpus = parse_suffix_corpus(given[CORPUS]) if CORPUS in given else ()
+        return DrafterOptions(method, _suffix_fields(fields), corpus=corpus)
     if model is None and method != IN_TARGET:
         what = "a directory, a .gguf file or a model name"
         if method in HEADS:
@@ -254,6 +270,13 @@ def checked_field(option: _core.Option, value: Any) -> Any:
     """`value` checked for the core's option; the core's integers have 32 bits."""
     has_no_maximum = option.type == "int" and option.highest is None
     return check_option(option, value, maximum=INT32_MAX if has_no_maximum else None)
+
+
+def _suffix_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """The core does not know home directories."""
+    if STORE in fields:
+        fields[STORE] = os.path.expanduser(fields[STORE])
+    return fields
 
 
 def _ngram_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

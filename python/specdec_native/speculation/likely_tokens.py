@@ -9,6 +9,7 @@ the drafter's format. The cut changes which drafts are made, never an answer.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ class DraftTarget:
         num_tokens: how many tokens its tokenizer has; later rows of the LM head are padding. None
             if there is no tokenizer.
         special_ids: its special tokens, such as those that end an answer.
+        vocabulary: the ids of its tokens; None if there is no tokenizer.
     """
 
     directory: Path
@@ -55,6 +57,15 @@ class DraftTarget:
     has_weights: bool = True
     num_tokens: int | None = None
     special_ids: Sequence[int] = ()
+    vocabulary: Mapping[str, int] | None = None
+
+    @property
+    def vocabulary_hash(self) -> str:
+        """A hash of the vocabulary: equal where token ids mean the same. Empty without one."""
+        if self.vocabulary is None:
+            return ""
+        entries = sorted((index, token) for token, index in self.vocabulary.items())
+        return hashlib.sha256(repr(entries).encode(errors="surrogatepass")).hexdigest()
 
     @property
     def vocab_size(self) -> int:

@@ -12,6 +12,12 @@ ngram: repeats what followed the last few tokens before, in prompt or output.
 suffix: the same from a tree of all suffixes, with counts, and from finished answers of others.
     suffix_decoding_max_tree_depth (24), suffix_decoding_max_cached_requests (10000, 0 for none),
     suffix_decoding_max_spec_factor (1.0), suffix_decoding_min_token_prob (0.1).
+    suffix_corpus: a file or folder of texts from which is drafted, too; in .jsonl files a line has
+        "text", or "messages" with "content". It is indexed at start, up to 256 MiB of memory.
+    suffix_store: a file in which finished answers outlive the engine. It is read at start and
+        written after every 64 answers and at the end. Answers of requests with a cache_salt are
+        not written, and are drafted for requests of the same salt alone.
+    suffix_tokenizer: names the tokenizer of the store; a hash of the vocabulary if left out.
 draft_model: a smaller model with the same vocabulary. Where both have a tokenizer it is compared.
     model, revision.
     max_model_len: it drafts no further than this position. Other methods take it and need it not.

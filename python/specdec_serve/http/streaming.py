@@ -82,7 +82,7 @@ async def events_of(
                 metrics.take(prompt_index, output)
                 for part in output.outputs:
                     index = prompt_index * n + part.index
-                    usage.count(index, len(part.token_ids), output.num_cached_tokens)
+                    usage.count(index, part, output.num_cached_tokens)
                     news = choices.news(index, part, output)
                     for i, choice in enumerate(news):
                         members = rest(index) + first_members
@@ -129,7 +129,7 @@ async def answer_of(
         metrics.take(prompt_index, output)
         for part in output.outputs:
             index = prompt_index * n + part.index
-            usage.count(index, len(part.token_ids), output.num_cached_tokens)
+            usage.count(index, part, output.num_cached_tokens)
             written.append(choices.choice(index, part, output))
     return (
         f'{dumps(dict(head))[:-1]},"choices":[{",".join(written)}],'

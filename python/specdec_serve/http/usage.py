@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specdec_native.requests.outputs import CompletionOutput, SpeculativeDecodingMetrics
 from specdec_serve.http.server_options import ServerOptions
 from specdec_serve.http.service import Generation
 
@@ -22,12 +23,17 @@ class UsageCounter:
         self._num_cached = [0] * len(self._num_prompt)
         self._shows_cached = options.prompt_tokens_details
         self._counts_output = counts_output
+        self._predicted: dict[int, SpeculativeDecodingMetrics] | None = None
+        if generation.call.params.prediction is not None:
+            self._predicted = {}
         self.num_tokens = [0] * (self._n * len(self._num_prompt))
 
-    def count(self, index: int, num_tokens: int, num_cached: int | None) -> None:
-        """Adds tokens of a choice; `num_cached`: cached tokens of its prompt, once known."""
+    def count(self, index: int, part: CompletionOutput, num_cached: int | None) -> None:
+        """Adds news of a choice; `num_cached`: cached tokens of its prompt, once known."""
         if self._counts_output:
-            self.num_tokens[index] += num_tokens
+            self.num_tokens[index] += len(part.token_ids)
+        if self._predicted is not None and part.acceptance is not None:
+            self._predicted[index] = part.acceptance.metrics
         if num_cached:
             self._num_cached[index // self._n] = num_cached
 
@@ -37,6 +43,7 @@ class UsageCounter:
             sum(self._num_prompt),
             sum(self.num_tokens),
             sum(self._num_cached) if self._shows_cached else None,
+            None if self._predicted is None else list(self._predicted.values()),
         )
 
     def usage_of(self, index: int) -> str:
@@ -46,12 +53,31 @@ class UsageCounter:
             self._num_prompt[prompt_index],
             self.num_tokens[index],
             self._num_cached[prompt_index] if self._shows_cached else None,
+            None if self._predicted is None else list(filter(None, [self._predicted.get(index)])),
         )
 
 
-def _usage(num_prompt: int, num_completion: int, num_cached: int | None) -> str:
+def _usage(
+    num_prompt: int,
+    num_completion: int,
+    num_cached: int | None,
+    predicted: list[SpeculativeDecodingMetrics] | None,
+) -> str:
     details = "null" if num_cached is None else f'{{"cached_tokens":{num_cached}}}'
     return (
         f'{{"prompt_tokens":{num_prompt},"completion_tokens":{num_completion},'
-        f'"total_tokens":{num_prompt + num_completion},"prompt_tokens_details":{details}}}'
+        f'"total_tokens":{num_prompt + num_completion},"prompt_tokens_details":{details}'
+        f"{_prediction_details(predicted)}}}"
+    )
+
+
+def _prediction_details(predicted: list[SpeculativeDecodingMetrics] | None) -> str:
+    """How the drafts from the request's prediction fared; nothing without a prediction."""
+    if predicted is None:
+        return ""
+    accepted = sum(each.num_accepted_prediction_tokens for each in predicted)
+    rejected = sum(each.num_prediction_tokens for each in predicted) - accepted
+    return (
+        f',"completion_tokens_details":{{"accepted_prediction_tokens":{accepted},'
+        f'"rejected_prediction_tokens":{rejected}}}'
     )

@@ -44,7 +44,8 @@ TEST(Options, EveryMemberHasARow) {
   static_assert(num_members<EngineConfig>() == num_options(kEngineOptions) + 6);
   // drafters, num_speculative_tokens_per_batch_size, speculative_token_tree.
   static_assert(num_members<SpeculativeConfig>() == num_options(kSpeculativeOptions) + 3);
-  static_assert(num_members<DrafterConfig>() == num_options(kDrafterOptions) + 1);  // custom
+  // suffix_corpus, custom.
+  static_assert(num_members<DrafterConfig>() == num_options(kDrafterOptions) + 2);
   // logits_processors, grammar.
   static_assert(num_members<SamplingParams>() == num_options(kSamplingOptions) + 2);
 }

@@ -57,7 +57,13 @@ TEST(AcceptanceStats, MergingEqualsRecordingTogether) {
     together.record(drafts, depth, accepted);
     (drafts == 4 ? first : second).record(drafts, depth, accepted);
   }
+  first.num_predicted_draft_tokens = 4;
+  first.num_predicted_accepted_tokens = 1;
+  second.num_predicted_draft_tokens = 2;
+  second.num_predicted_accepted_tokens = 2;
   first.merge(second);
+  EXPECT_EQ(first.num_predicted_draft_tokens, 6);
+  EXPECT_EQ(first.num_predicted_accepted_tokens, 3);
   EXPECT_EQ(first.num_steps, together.num_steps);
   EXPECT_EQ(first.num_draft_tokens, together.num_draft_tokens);
   EXPECT_EQ(first.num_accepted_tokens, together.num_accepted_tokens);

@@ -50,8 +50,8 @@ class FixedDrafter : public Drafter {
       }
     }
   }
-  void finish(uint64_t sequence, std::span<const int32_t>, int) override {
-    calls_->finished.push_back(sequence);
+  void finish(const FinishedSequence& finished) override {
+    calls_->finished.push_back(finished.sequence);
   }
   int64_t memory_bytes() const override { return 100; }
 
@@ -141,7 +141,7 @@ TEST(Drafters, FinishAndMemoryReachAll) {
   Drafters drafters(list_of(std::make_unique<FixedDrafter>(0, true, 1, Tokens{}, &first),
                             std::make_unique<FixedDrafter>(1, true, 1, Tokens{}, &second)),
                     /*merge=*/false, /*adapts=*/false);
-  drafters.finish(7, Tokens{1, 2}, 1);
+  drafters.finish({7, Tokens{1, 2}, 1});
   EXPECT_EQ(first.finished, (std::vector<uint64_t>{7}));
   EXPECT_EQ(second.finished, (std::vector<uint64_t>{7}));
   EXPECT_EQ(drafters.memory_bytes(0), 100);

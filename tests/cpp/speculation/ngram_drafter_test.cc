@@ -132,8 +132,8 @@ TEST(Ngram, FinishForgetsTheSequence) {
   const int64_t before = drafter.memory_bytes();
   draft_once(drafter, tokens, {}, 3);
   EXPECT_GT(drafter.memory_bytes(), before);
-  drafter.finish(3, tokens, 4);
-  drafter.finish(4, tokens, 4);  // never drafted for
+  drafter.finish({3, tokens, 4});
+  drafter.finish({4, tokens, 4});  // never drafted for
   EXPECT_EQ(drafter.memory_bytes(), before);
   EXPECT_EQ(draft_once(drafter, Tokens{9, 1}, {}, 3).num_drafts(), 0);
 }

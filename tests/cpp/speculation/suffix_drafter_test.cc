@@ -18,6 +18,8 @@ using testing::random_tokens;
 using testing::request_for;
 using Tokens = std::vector<int32_t>;
 
+constexpr int kVocabSize = 1000;
+
 DrafterConfig suffix_config() {
   DrafterConfig config;
   config.method = DraftMethod::kSuffix;
@@ -25,7 +27,7 @@ DrafterConfig suffix_config() {
 }
 
 TEST(SuffixDrafter, LongerMatchesDraftMore) {
-  SuffixDrafter drafter(suffix_config(), 2);
+  SuffixDrafter drafter(suffix_config(), 2, kVocabSize);
   Tokens tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 3};
   EXPECT_EQ(drafts_of(draft_once(drafter, tokens, {.max_depth = 8})), (Tokens{4}));
   tokens.push_back(4);
@@ -41,11 +43,11 @@ TEST(SuffixDrafter, LongerMatchesDraftMore) {
 TEST(SuffixDrafter, SpecFactorScalesTheDraft) {
   DrafterConfig config = suffix_config();
   config.suffix_max_spec_factor = 2.5;
-  SuffixDrafter drafter(config, 0);
+  SuffixDrafter drafter(config, 0, kVocabSize);
   const Tokens tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 3, 4};
   EXPECT_EQ(draft_once(drafter, tokens, {.max_depth = 16}).num_drafts(), 5);
   config.suffix_max_spec_factor = 0;
-  SuffixDrafter never(config, 0);
+  SuffixDrafter never(config, 0, kVocabSize);
   EXPECT_EQ(draft_once(never, tokens, {.max_depth = 16}).num_drafts(), 0);
 }
 
@@ -55,25 +57,25 @@ TEST(SuffixDrafter, UnlikelyTokensAreNotDrafted) {
   tokens.push_back(1);
   DrafterConfig config = suffix_config();
   config.suffix_min_token_prob = 0.2;  // each followed once in six occurrences
-  SuffixDrafter strict(config, 0);
+  SuffixDrafter strict(config, 0, kVocabSize);
   EXPECT_EQ(draft_once(strict, tokens).num_drafts(), 0);
   config.suffix_min_token_prob = 0.15;
-  SuffixDrafter lenient(config, 0);
+  SuffixDrafter lenient(config, 0, kVocabSize);
   EXPECT_EQ(drafts_of(draft_once(lenient, tokens)), (Tokens{14}));
 }
 
 TEST(SuffixDrafter, OutputsOfFinishedRequestsAreShared) {
-  SuffixDrafter drafter(suffix_config(), 0);
+  SuffixDrafter drafter(suffix_config(), 0, kVocabSize);
   const Tokens first = {90, 91, 1, 2, 3, 4, 5};
   draft_once(drafter, first, {}, 1);
-  drafter.finish(1, first, 2);
+  drafter.finish({1, first, 2});
   EXPECT_EQ(drafter.num_shared(), 1);
   EXPECT_EQ(drafts_of(draft_once(drafter, Tokens{60, 1, 2}, {}, 2)), (Tokens{3, 4}));
   EXPECT_EQ(draft_once(drafter, Tokens{60, 90}, {}, 3).num_drafts(), 0);  // its prompt was not
 }
 
 TEST(SuffixDrafter, AcceptanceGrowsWithWhatWasSeen) {
-  SuffixDrafter drafter(suffix_config(), 0);
+  SuffixDrafter drafter(suffix_config(), 0, kVocabSize);
   std::mt19937 random(7);
   const Tokens answer = random_tokens(random, 60, 500);
   std::vector<int> drafted_right;
@@ -85,7 +87,7 @@ TEST(SuffixDrafter, AcceptanceGrowsWithWhatWasSeen) {
       right += tree.find_child(DraftTree::kRoot, token) >= 0;
       tokens.push_back(token);
     }
-    drafter.finish(request, tokens, 1);
+    drafter.finish({request, tokens, 1});
     drafted_right.push_back(right);
   }
   EXPECT_LT(drafted_right[0], 10);
@@ -96,8 +98,8 @@ TEST(SuffixDrafter, AcceptanceGrowsWithWhatWasSeen) {
 TEST(SuffixDrafter, ZeroCachedRequestsShareNothing) {
   DrafterConfig config = suffix_config();
   config.suffix_max_cached_requests = 0;
-  SuffixDrafter drafter(config, 0);
-  drafter.finish(1, Tokens{1, 2, 3, 4}, 0);
+  SuffixDrafter drafter(config, 0, kVocabSize);
+  drafter.finish({1, Tokens{1, 2, 3, 4}, 0});
   EXPECT_EQ(drafter.num_shared(), 0);
   EXPECT_EQ(draft_once(drafter, Tokens{9, 1, 2}, {}, 2).num_drafts(), 0);
   EXPECT_GT(draft_once(drafter, Tokens{1, 2, 1}, {}, 3).num_drafts(), 0);
@@ -106,9 +108,9 @@ TEST(SuffixDrafter, ZeroCachedRequestsShareNothing) {
 TEST(SuffixDrafter, TheOldestSharedOutputGoesFirst) {
   DrafterConfig config = suffix_config();
   config.suffix_max_cached_requests = 2;
-  SuffixDrafter drafter(config, 0);
+  SuffixDrafter drafter(config, 0, kVocabSize);
   for (int32_t i = 0; i < 3; ++i) {
-    drafter.finish(i, Tokens{10 * i, 10 * i + 1, 10 * i + 2}, 0);
+    drafter.finish({static_cast<uint64_t>(i), Tokens{10 * i, 10 * i + 1, 10 * i + 2}, 0});
   }
   EXPECT_EQ(drafter.num_shared(), 2);
   EXPECT_EQ(draft_once(drafter, Tokens{99, 0}, {}, 10).num_drafts(), 0);
@@ -118,11 +120,11 @@ TEST(SuffixDrafter, TheOldestSharedOutputGoesFirst) {
 
 TEST(SuffixDrafter, SharedMemoryIsBounded) {
   constexpr int64_t kLimit = 200 * 1024;
-  SuffixDrafter drafter(suffix_config(), 0, nullptr, kLimit);
+  SuffixDrafter drafter(suffix_config(), 0, kVocabSize, nullptr, kLimit);
   std::mt19937 random(8);
   int most = 0;
   for (uint64_t i = 0; i < 200; ++i) {
-    drafter.finish(i, random_tokens(random, 100, 1000), 0);
+    drafter.finish({static_cast<uint64_t>(i), random_tokens(random, 100, 1000), 0});
     most = std::max(most, drafter.num_shared());
     // Free nodes, at most those of the output that went past the limit, are held for reuse.
     ASSERT_LT(drafter.memory_bytes(), kLimit * 3 / 2);
@@ -132,19 +134,19 @@ TEST(SuffixDrafter, SharedMemoryIsBounded) {
 }
 
 TEST(SuffixDrafter, OwnTextWinsTiesAgainstSharedText) {
-  SuffixDrafter drafter(suffix_config(), 0);
+  SuffixDrafter drafter(suffix_config(), 0, kVocabSize);
   // Both have the pattern twice, followed once.
-  drafter.finish(1, Tokens{1, 70, 1}, 0);
+  drafter.finish({1, Tokens{1, 70, 1}, 0});
   EXPECT_EQ(drafts_of(draft_once(drafter, Tokens{1, 80, 1}, {}, 2)), (Tokens{80}));
-  drafter.finish(3, Tokens{1, 70}, 0);  // now two of three
+  drafter.finish({3, Tokens{1, 70}, 0});  // now two of three
   EXPECT_EQ(drafts_of(draft_once(drafter, Tokens{1, 80, 1}, {}, 4)), (Tokens{70}));
 }
 
 TEST(SuffixDrafter, StepsWithoutDraftsAreCaughtUpWith) {
   std::mt19937 random(9);
   const Tokens tokens = random_tokens(random, 200, 3);
-  SuffixDrafter every(suffix_config(), 0);
-  SuffixDrafter seldom(suffix_config(), 0);
+  SuffixDrafter every(suffix_config(), 0, kVocabSize);
+  SuffixDrafter seldom(suffix_config(), 0, kVocabSize);
   for (size_t size = 1; size <= tokens.size(); ++size) {
     const std::span<const int32_t> so_far(tokens.data(), size);
     const Tokens drafts = drafts_of(draft_once(every, so_far));
@@ -158,11 +160,11 @@ TEST(SuffixDrafter, RequestsOnManyThreadsGetTheDraftsTheyGetAlone) {
   constexpr int kRequests = 16;
   std::mt19937 random(10);
   ThreadPool pool(4);
-  SuffixDrafter together(suffix_config(), 0, &pool);
-  SuffixDrafter alone(suffix_config(), 0);
+  SuffixDrafter together(suffix_config(), 0, kVocabSize, &pool);
+  SuffixDrafter alone(suffix_config(), 0, kVocabSize);
   const Tokens shared = random_tokens(random, 300, 4);
-  together.finish(100, shared, 0);
-  alone.finish(100, shared, 0);
+  together.finish({100, shared, 0});
+  alone.finish({100, shared, 0});
   std::vector<Tokens> texts;
   for (int r = 0; r < kRequests; ++r) texts.push_back(random_tokens(random, 150, 4));
   int num_drafted = 0;
@@ -188,17 +190,17 @@ TEST(SuffixDrafter, RequestsOnManyThreadsGetTheDraftsTheyGetAlone) {
 TEST(SuffixDrafter, FinishForgetsTheSequence) {
   DrafterConfig config = suffix_config();
   config.suffix_max_cached_requests = 0;
-  SuffixDrafter drafter(config, 0);
+  SuffixDrafter drafter(config, 0, kVocabSize);
   const int64_t before = drafter.memory_bytes();
   const Tokens tokens = {1, 2, 1};
   draft_once(drafter, tokens, {}, 1);
   EXPECT_GT(drafter.memory_bytes(), before);
-  drafter.finish(1, tokens, 3);
+  drafter.finish({1, tokens, 3});
   EXPECT_EQ(drafter.memory_bytes(), before);
 }
 
 TEST(SuffixDrafter, TreesBranchByFrequencyWithinTheirLimits) {
-  SuffixDrafter drafter(suffix_config(), 0);
+  SuffixDrafter drafter(suffix_config(), 0, kVocabSize);
   Tokens tokens;
   for (const int32_t next : {5, 6, 5, 7, 5, 6, 8}) tokens.insert(tokens.end(), {1, 2, next});
   tokens.insert(tokens.end(), {1, 2});

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 
 from specdec_native.requests.request_builder import GenerationDefaults
 from specdec_native.requests.sampling_params import SamplingParams
 from specdec_serve.http.errors import bad_request
+from specdec_serve.http.protocol.body import Fields
 from specdec_serve.http.protocol.common import (
     GenerationFields,
     Integer,
@@ -17,6 +18,26 @@ from specdec_serve.http.protocol.common import (
 )
 from specdec_serve.http.structured import Grammar
 from specdec_serve.http.tools.request import ToolUse, read_tools
+
+
+class TextPart(Fields):
+    """A part of a text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Fields):
+    """What the answer is expected to be."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    def text(self) -> str:
+        """The parts as one text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 class ChatCompletionRequest(GenerationFields):
@@ -39,6 +60,7 @@ class ChatCompletionRequest(GenerationFields):
     draft_trees: bool = False
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool = True
+    prediction: Prediction | None = None
 
     def check(self) -> None:
         """Raises ApiError for values that are refused for any engine."""
@@ -71,4 +93,5 @@ class ChatCompletionRequest(GenerationFields):
             max_tokens=self.max_completion_tokens or self.max_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             record_draft_trees=self.draft_trees or None,
+            prediction=None if self.prediction is None else self.prediction.text(),
         )

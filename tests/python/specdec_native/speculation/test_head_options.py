@@ -72,7 +72,7 @@ def test_only_the_tokens_of_the_map_are_drafted(
             "eagle",
             {"text": __file__},
             {"skip_tokenizer_init": True},
-            "speculative_token_map needs a tokenizer",
+            "a text in speculative_config needs a tokenizer",
         ),
     ],
 )
