@@ -1,8 +1,8 @@
-// The list of conversations: choose, rename, delete.
+// The list of conversations: choose, rename, save, delete.
 
-import { byId, make } from "./dom.js";
+import { byId, icon, make } from "./dom.js";
 
-/** Shows conversations; `actions` are {open(c), rename(c, title), remove(c)}. */
+/** Shows conversations; `actions` are {open(c), rename(c, title), save(c), remove(c)}. */
 export class ConversationList {
   constructor(actions) {
     this._root = byId("conversations");
@@ -35,11 +35,15 @@ export class ConversationList {
       name,
     );
     const item = make("li", { "data-id": conversation.id }, open);
-    const small = (label, text, onclick) =>
-      make("button", { type: "button", class: "small", "aria-label": label, title: label, onclick }, text);
+    const small = (what, drawing, onclick) => {
+      const label = `${what} ${name}`;
+      const attributes = { type: "button", class: "small", "aria-label": label, title: label };
+      return make("button", { ...attributes, onclick }, icon(drawing));
+    };
     item.append(
-      small(`Rename ${name}`, "✎", () => this._rename(item, conversation)),
-      small(`Delete ${name}`, "✕", () => {
+      small("Rename", "rename", () => this._rename(item, conversation)),
+      small("Export", "save", () => this._actions.save(conversation)),
+      small("Delete", "remove", () => {
         if (window.confirm(`Delete the conversation "${name}"?`)) this._actions.remove(conversation);
       }),
     );
@@ -54,7 +58,7 @@ export class ConversationList {
       if (isOver) return;
       isOver = true;
       const title = field.value.trim();
-      this._actions.rename(conversation, isKept && title ? title : conversation.title);
+      this._actions.rename(conversation, isKept && title && title !== conversation.name ? title : conversation.title);
       this._find(conversation.id)?.querySelector("button").focus();
     };
     field.addEventListener("keydown", (event) => {

@@ -27,7 +27,7 @@ PATIENCE_MS = 60_000
 # So that a random model writes text, to its end.
 READABLE = {"ignore_eos": True, "allowed_token_ids": TEXT_TOKEN_IDS}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
-SCREEN: ViewportSize = {"width": 1280, "height": 720}
+SCREEN: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
@@ -105,12 +105,17 @@ class ChatPage:
         return self.text
 
     def setting(self, label: str, value: str) -> None:
-        """Fills in a setting."""
-        field = self.page.get_by_label(label, exact=True)
-        if not field.is_visible():
-            self.page.get_by_text("Settings", exact=True).click()
-        field.fill(value)
-        field.blur()
+        """Fills in a setting, or chooses one of a list."""
+        drawer = self.page.get_by_role("dialog", name="Settings")
+        if not drawer.is_visible():
+            self.button("Settings").click()
+        field = drawer.get_by_label(label, exact=True)
+        if field.evaluate("e => e.tagName") == "SELECT":
+            field.select_option(value)
+        else:
+            field.fill(value)
+        self.page.keyboard.press("Escape")
+        expect(field).not_to_be_visible()
 
 
 def drafting_engine(model: Path) -> Engine:

@@ -40,7 +40,7 @@ def picture(browser: Browser, url: str, scheme: str, path: Path) -> None:
     context = browser.new_context(color_scheme=scheme, viewport=SIZE)  # type: ignore[arg-type]
     chat = ChatPage(context.new_page(), url)
     chat.setting("Temperature", "0")
-    chat.setting("Greatest number of tokens", "160")
+    chat.setting("Max tokens", "160")
     chat.page.get_by_text("Settings", exact=True).click()
     chat.ask(QUESTION)
     chat.page.locator("#messages").evaluate("e => e.scrollTop = 0")
