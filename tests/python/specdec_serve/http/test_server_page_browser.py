@@ -337,7 +337,7 @@ def test_an_answer_is_made_again_and_both_stay(chat: ChatPage) -> None:
     articles = chat.page.get_by_role("article")
     chat.button("Again").last.click()
     expect(chat.prompt).to_be_focused()
-    chat.page.wait_for_function("document.body.dataset.busy === 'false'")
+    chat.wait()
     before, after = chat.asked[1:]
     assert after["messages"] == before["messages"] and after["seed"] != before["seed"]
     expect(articles).to_have_count(4)
