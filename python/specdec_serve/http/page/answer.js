@@ -181,27 +181,29 @@ export class Answer {
       const token = this.tokens[this._placed];
       const end = this._position + token.text.length;
       if (end > this.transcript.length && this.finish === null) return; // its text is held back
-      token.start = this._position;
-      token.end = this._position + this._shownLength(token.text);
+      [token.start, token.end] = this._placeOf(token.text);
       this._position = token.end;
       this._placed += 1;
     }
   }
 
   /**
-   * How much of the next token's text is shown: none of special tokens, and of those that begin or
-   * end a part perhaps a part, because the server leaves out white space there.
+   * Where the next token's text is shown: nowhere of special tokens, and at the ends of a part
+   * perhaps a part of it, because the server leaves out white space there. A part whose tokens are
+   * not known is passed over.
    */
-  _shownLength(text) {
-    if (this.transcript.startsWith(text, this._position)) return text.length;
-    const next = this.parts.find(({ start }) => start > this._position);
-    const left = (next?.start ?? this.transcript.length) - this._position;
-    const ending = this.transcript.slice(this._position, this._position + left);
-    if (left > 0 && text.startsWith(ending)) return left;
-    for (let skipped = 1; skipped < text.length; skipped += 1) {
-      const beginning = text.slice(skipped);
-      if (this.transcript.startsWith(beginning, this._position)) return beginning.length;
+  _placeOf(text) {
+    const { transcript, _position: at } = this;
+    if (transcript.startsWith(text, at)) return [at, at + text.length];
+    const next = this.parts.find(({ start }) => start > at)?.start;
+    const ending = transcript.slice(at, next);
+    if (ending !== "" && text.startsWith(ending)) return [at, at + ending.length];
+    for (const start of [at, next]) {
+      for (let skipped = 0; start !== undefined && skipped < text.length; skipped += 1) {
+        const length = text.length - skipped;
+        if (transcript.startsWith(text.slice(skipped), start)) return [start, start + length];
+      }
     }
-    return 0;
+    return [at, at];
   }
 }

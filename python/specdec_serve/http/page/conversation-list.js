@@ -9,11 +9,12 @@ export class ConversationList {
     this._actions = actions;
   }
 
-  /** Shows `conversations`; `current` is the open one. */
+  /** Shows `conversations` but those that are empty; `current` is the open one. */
   show(conversations, current) {
     const focused = document.activeElement?.closest("#conversations li")?.dataset.id;
+    const begun = conversations.filter(({ path }) => path.length > 0);
     this._root.replaceChildren(
-      ...conversations.map((conversation) => this._item(conversation, conversation === current)),
+      ...begun.map((conversation) => this._item(conversation, conversation === current)),
     );
     if (focused) this._find(focused)?.querySelector("button").focus();
   }

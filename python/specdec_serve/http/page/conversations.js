@@ -31,7 +31,7 @@ export class Conversation {
   /** Its entry in the list. */
   get name() {
     const [first] = this.path;
-    return this.title || (first && titleOf(first)) || "New conversation";
+    return this.title || (first ? titleOf(first) : "");
   }
 
   /** The turns that are shown, from the first to the last. */

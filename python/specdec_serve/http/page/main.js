@@ -80,7 +80,7 @@ const list = new ConversationList({
   },
   rename(conversation, title) {
     conversation.title = title;
-    if (conversation.path.length > 0 || title) keep(conversation);
+    keep(conversation);
     showList();
   },
   save: (conversation) => download([conversation]),
@@ -176,7 +176,7 @@ async function importFiles([file]) {
     found.forEach(keep);
     conversations = [...found, ...conversations].sort((a, b) => b.changed - a.changed);
     showList();
-    say(`${found.length} conversations imported.`);
+    say(`${found.length} ${found.length === 1 ? "conversation" : "conversations"} imported.`);
   } catch (error) {
     if (!(error instanceof ArchiveError)) throw error;
     say(`Not imported: ${error.message}`);
