@@ -39,8 +39,11 @@ export class Answer {
 
   /** The content, without reasoning and calls. */
   get text() {
-    const contents = this.parts.filter(({ kind }) => kind === "content");
-    return contents.map(({ text }) => text).join("");
+    return this._textOf("content");
+  }
+
+  get reasoning() {
+    return this._textOf("reasoning");
   }
 
   /** The parts that are calls of tools. */
@@ -140,6 +143,11 @@ export class Answer {
   /** The answer without what makes it long. */
   withoutTokens() {
     return { ...this.toJSON(), tokens: [], steps: [] };
+  }
+
+  _textOf(wanted) {
+    const parts = this.parts.filter(({ kind }) => kind === wanted);
+    return parts.map(({ text }) => text).join("");
   }
 
   /** Adds text to the last part, or to a new one of this kind. */

@@ -1,7 +1,7 @@
 // The heading: the model that is served, and whether the server lets the page in.
 
 import { servedModel } from "./api.js";
-import { byId, make } from "./dom.js";
+import { byId } from "./dom.js";
 import { apiKey } from "./settings.js";
 
 export const UNAUTHORIZED = 401;
@@ -69,7 +69,6 @@ function show(text, isOk) {
 function showModel({ name, contextLength }) {
   byId("model").textContent = name;
   document.title = name;
-  const unit = make("span", { class: "unit" }, " tokens");
-  const parts = contextLength === null ? [] : [contextLength.toLocaleString("en"), unit];
-  byId("context").replaceChildren(...parts);
+  const text = contextLength === null ? "" : `${contextLength.toLocaleString("en")} tokens`;
+  byId("context").textContent = text;
 }

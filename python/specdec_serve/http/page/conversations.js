@@ -151,12 +151,15 @@ function messagesOf({ role, text, files, answer, results }) {
   if (role === "tool") {
     return results.map((each) => ({ role, tool_call_id: each.id, content: each.text }));
   }
+  if (answer.calls.length === 0) return [{ role, content: answer.text }];
+  // Templates show the reasoning before calls to the model, but not that of earlier answers.
   const calls = answer.calls.map((call) => ({
     id: call.id,
     type: "function",
     function: { name: call.name, arguments: call.text },
   }));
-  return [{ role, content: answer.text, ...(calls.length > 0 && { tool_calls: calls }) }];
+  const reasoning = answer.reasoning === "" ? {} : { reasoning: answer.reasoning };
+  return [{ role, content: answer.text, ...reasoning, tool_calls: calls }];
 }
 
 function revived(kept) {

@@ -5,7 +5,7 @@ import { make } from "./dom.js";
 const EXAMPLES = [
   [
     "Change code",
-    "Write this class again, with a method `area` added:\n\n```python\nclass Rectangle:\n" +
+    "Write this class again, with a method area() added:\n\n```python\nclass Rectangle:\n" +
       "    def __init__(self, width, height):\n        self.width = width\n" +
       "        self.height = height\n```",
   ],

@@ -110,8 +110,10 @@ function keep(conversation) {
   say("The browser has no room to keep this conversation; delete others.");
 }
 
-function say(text) {
+/** Says something below the messages; what is no news to those who see only to screen readers. */
+function say(text, isSeen = true) {
   byId("status").textContent = text;
+  byId("status").classList.toggle("off-screen", !isSeen);
 }
 
 function open(conversation) {

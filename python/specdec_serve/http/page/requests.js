@@ -5,7 +5,7 @@ import { apiKey } from "./settings.js";
 
 export class Requests {
   /**
-   * `hears` are {begun(), over(), progress(answer), refused(status), say(text)}: of runs, of an
+   * `hears` are {begun(), over(), progress(answer), refused(status), say(text, isSeen)}: of runs, of an
    * answer that grows, of requests that the server or the way there has refused.
    */
   constructor(hears) {
@@ -31,7 +31,7 @@ export class Requests {
     if (!this.isFree()) return;
     this._controller = new AbortController();
     this.conversation = conversation;
-    this._hears.say(`${what} …`);
+    this._hears.say(`${what} …`, false);
     this._hears.begun();
     try {
       await work();

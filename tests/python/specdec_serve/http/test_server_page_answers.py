@@ -48,7 +48,7 @@ def test_reasoning_is_folded(chat: ChatPage, name: str) -> None:
     assert texts.all_text_contents() == ["It is so."]
     chat.page.reload()
     expect(texts).to_have_text(["It is so."])
-    assert chat.answer.locator("mark").all_text_contents() == ["Let me"]
+    assert chat.answer.locator(".body mark").all_text_contents() == ["Let me"]
     chat.ask("and?")  # reasoning does not go back to the model
     assert chat.asked[-1]["messages"][1] == {"role": "assistant", "content": "It is **so**."}
 
@@ -57,7 +57,7 @@ def test_reasoning_is_folded(chat: ChatPage, name: str) -> None:
     ("choices", "places"),
     [
         (
-            [reasoning(["<think>", "\n", "a", " b", ".\n"], "a b."), chunk(["</think>", "c"])],
+            [reasoning(["<think>", "\n", "a", " b", ".\n"], "a b."), chunk(["</think>", "c"], content="c")],
             ["", "", "a", " b", ".", "", "c"],
         ),
         ([reasoning([], "hidden"), chunk(["the", " text"])], ["the", " text"]),
@@ -78,6 +78,7 @@ def test_calls_are_shown_and_take_results(chat: ChatPage) -> None:
     chat.setting("Tools that the model may call", '[{"type": "function", "function": {}}]')
     answer_with(
         chat,
+        reasoning([], "Hm."),
         chunk(["I look."]),
         call(0, "", "weather"),
         call(0, '{"city": '),
@@ -101,6 +102,7 @@ def test_calls_are_shown_and_take_results(chat: ChatPage) -> None:
     assert chat.text == "It is sunny."
     called, *results = chat.asked[1]["messages"][1:]
     assert called["role"] == "assistant" and called["content"] == "I look."
+    assert called["reasoning"] == "Hm."
     assert [each["id"] for each in called["tool_calls"]] == ["call-0", "call-1"]
     assert called["tool_calls"][0]["function"] == {
         "name": "weather",

@@ -151,7 +151,7 @@ def test_the_theme_can_be_chosen(chat: ChatPage, look: dict[str, Any]) -> None:
         chat.page.reload()
         chosen[theme] = chat.page.evaluate(paper)
     assert chosen["light"] != chosen["dark"] and chosen[look["color_scheme"]] == own
-    chat.setting("Theme", "as the system")
+    chat.setting("Theme", "system")
     assert chat.page.evaluate(paper) == own
 
 
