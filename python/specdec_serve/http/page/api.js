@@ -55,7 +55,7 @@ export async function* chat(body, key, signal) {
   const response = await request("v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json", ...headersOf(key) },
-    body: JSON.stringify({ ...body, stream: true }),
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
     signal,
   });
   try {
@@ -72,10 +72,11 @@ export async function* chat(body, key, signal) {
   throw new RequestError("The connection ended before the answer did.");
 }
 
-/** The name of the model that is served. */
-export async function modelName(key) {
+/** The model that is served: {name, contextLength}, the latter in tokens, null if unknown. */
+export async function servedModel(key) {
   const response = await request("v1/models", { headers: headersOf(key) });
-  return (await response.json()).data[0].id;
+  const [{ id, max_model_len }] = (await response.json()).data;
+  return { name: id, contextLength: max_model_len ?? null };
 }
 
 /** The server's metrics by name; values of different labels are added. */

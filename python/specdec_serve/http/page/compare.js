@@ -1,8 +1,9 @@
 // "Compare": the same request once more without drafts, beside the answer that had them.
 
 import { Answer } from "./answer.js";
-import { AnswerBody, figures } from "./answer-view.js";
+import { figures } from "./answer-view.js";
 import { make } from "./dom.js";
+import { AnswerBody } from "./part-views.js";
 
 /** The parameters of an answer's request, with which it comes again without drafts. */
 export function plainParams(answer) {
@@ -11,9 +12,12 @@ export function plainParams(answer) {
   return params;
 }
 
-/** The result of the comparison: whether the texts are equal, and the speeds. */
+/**
+ * The result of the comparison: whether the texts are equal, and how many times as fast the drafted
+ * one was, null where that cannot be said.
+ */
 export function verdict(drafted, plain) {
-  const texts = [drafted.text, plain.text];
+  const texts = [drafted.transcript, plain.transcript];
   if (drafted.finish === "stopped") {
     const length = Math.min(...texts.map((text) => text.length)); // it ended anywhere
     texts.forEach((text, i) => (texts[i] = text.slice(0, length)));
@@ -24,15 +28,14 @@ export function verdict(drafted, plain) {
   const same = isSame ? "The text is the same." : `The texts differ from character ${place + 1} on.`;
   const fast = drafted.stats().speed;
   const slow = plain.stats().speed;
-  if (!fast || !slow) return { isSame, text: same };
-  const ratio = (fast / slow).toFixed(2);
+  if (!fast || !slow) return { isSame, factor: null, text: same };
+  const factor = fast / slow;
   const speeds = `${fast.toFixed(1)} tokens/s with speculation, ${slow.toFixed(1)} without`;
-  return { isSame, text: `${same} ${speeds}: ${ratio} times as fast.` };
+  return { isSame, factor, text: `${same} ${speeds}: ${factor.toFixed(2)} times as fast.` };
 }
 
 /**
- * Runs the comparison of a view. `stream(params, answer, update)` fills in `answer`; it does not
- * throw.
+ * Runs the comparison of a view. `stream(answer, update)` fills in `answer`; it does not throw. Returns the factor of the verdict.
  */
 export async function compare(view, stream) {
   const plain = new Answer({ params: plainParams(view.answer) });
@@ -52,18 +55,21 @@ export async function compare(view, stream) {
   view.comparison.hidden = false;
   view.comparison.scrollIntoView({ block: "start" });
   view.comparison.setAttribute("aria-busy", "true");
-  await stream(plain.params, plain, () => right.update());
+  await stream(plain, () => right.update());
   right.draw();
   rightFigures.textContent = figures(plain);
   view.comparison.setAttribute("aria-busy", "false");
+  let factor = null;
   if (plain.finish === "error" || plain.finish === "stopped") {
     result.textContent = plain.error ?? "The comparison was stopped.";
   } else {
-    const { isSame, text } = verdict(view.answer, plain);
+    const { isSame, factor: measured, text } = verdict(view.answer, plain);
     result.textContent = text;
     result.dataset.same = String(isSame);
+    factor = measured;
   }
   result.scrollIntoView({ block: "nearest" }); // wherever its reader is by now
+  return factor;
 }
 
 function column(title, ...children) {

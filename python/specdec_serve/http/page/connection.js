@@ -1,17 +1,23 @@
-// Whether the server lets the page in, beside the name of its model.
+// The heading: the model that is served, and whether the server lets the page in.
 
-import { modelName } from "./api.js";
+import { servedModel } from "./api.js";
 import { byId } from "./dom.js";
 import { apiKey } from "./settings.js";
 
 export const UNAUTHORIZED = 401;
 
 export class Connection {
-  /** `wantKey(why)` hears that the server answers nothing with this key, or without one. */
-  constructor(wantKey) {
+  /**
+   * wantKey(why) hears that the server answers nothing with this key, or without one, and
+   * connected() that it does.
+   */
+  constructor({ wantKey, connected }) {
     this._wantKey = wantKey;
+    this._connected = connected;
     this._isAsked = false; // whether the server has answered, or is about to
     this._numChecks = 0;
+    /** {name, contextLength} of the model, once the server has told. */
+    this.model = null;
   }
 
   /** Hears whether there is a server at all. */
@@ -27,17 +33,19 @@ export class Connection {
     this._isAsked = true;
     this._numChecks += 1;
     const check = this._numChecks;
-    let name = null;
+    let model = null;
     let failure = null;
     try {
-      name = await modelName(apiKey());
+      model = await servedModel(apiKey());
     } catch (error) {
       failure = error;
     }
     if (check !== this._numChecks) return; // the key is another meanwhile
     if (failure === null) {
-      byId("model").textContent = name;
+      this.model = model;
+      showModel(model);
       show("connected", true);
+      this._connected();
     } else if (failure.status === UNAUTHORIZED) this.refuse();
     else {
       this._isAsked = false;
@@ -56,4 +64,11 @@ export class Connection {
 function show(text, isOk) {
   byId("connection").textContent = text;
   byId("connection").dataset.ok = String(isOk);
+}
+
+function showModel({ name, contextLength }) {
+  byId("model").textContent = name;
+  document.title = name;
+  const text = contextLength === null ? "" : `${contextLength.toLocaleString("en")} tokens`;
+  byId("context").textContent = text;
 }

@@ -1,19 +1,20 @@
-// The list of conversations: choose, rename, delete.
+// The list of conversations: choose, rename, save, delete.
 
-import { byId, make } from "./dom.js";
+import { byId, icon, make } from "./dom.js";
 
-/** Shows conversations; `actions` are {open(c), rename(c, title), remove(c)}. */
+/** Shows conversations; `actions` are {open(c), rename(c, title), save(c), remove(c)}. */
 export class ConversationList {
   constructor(actions) {
     this._root = byId("conversations");
     this._actions = actions;
   }
 
-  /** Shows `conversations`; `current` is the open one. */
+  /** Shows `conversations` but those that are empty; `current` is the open one. */
   show(conversations, current) {
     const focused = document.activeElement?.closest("#conversations li")?.dataset.id;
+    const begun = conversations.filter(({ path }) => path.length > 0);
     this._root.replaceChildren(
-      ...conversations.map((conversation) => this._item(conversation, conversation === current)),
+      ...begun.map((conversation) => this._item(conversation, conversation === current)),
     );
     if (focused) this._find(focused)?.querySelector("button").focus();
   }
@@ -35,11 +36,15 @@ export class ConversationList {
       name,
     );
     const item = make("li", { "data-id": conversation.id }, open);
-    const small = (label, text, onclick) =>
-      make("button", { type: "button", class: "small", "aria-label": label, title: label, onclick }, text);
+    const small = (what, drawing, onclick) => {
+      const label = `${what} ${name}`;
+      const attributes = { type: "button", class: "small", "aria-label": label, title: label };
+      return make("button", { ...attributes, onclick }, icon(drawing));
+    };
     item.append(
-      small(`Rename ${name}`, "✎", () => this._rename(item, conversation)),
-      small(`Delete ${name}`, "✕", () => {
+      small("Rename", "rename", () => this._rename(item, conversation)),
+      small("Export", "save", () => this._actions.save(conversation)),
+      small("Delete", "remove", () => {
         if (window.confirm(`Delete the conversation "${name}"?`)) this._actions.remove(conversation);
       }),
     );
@@ -54,7 +59,7 @@ export class ConversationList {
       if (isOver) return;
       isOver = true;
       const title = field.value.trim();
-      this._actions.rename(conversation, isKept && title ? title : conversation.title);
+      this._actions.rename(conversation, isKept && title && title !== conversation.name ? title : conversation.title);
       this._find(conversation.id)?.querySelector("button").focus();
     };
     field.addEventListener("keydown", (event) => {

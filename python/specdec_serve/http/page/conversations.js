@@ -2,67 +2,89 @@
 // do not overwrite each other's.
 
 import { Answer } from "./answer.js";
+import { withFiles } from "./files.js";
 import * as storage from "./storage.js";
 
 const START = "conversation:";
-const TITLE_LENGTH = 40;
+const TITLE_LENGTH = 60;
 
 /**
- * A conversation: its turns are {role: "user", text} and {role: "assistant", answer}, by turns.
+ * A conversation is a tree of turns, because a question can be changed and an answer made again. A
+ * turn is {role, parent, versions, chosen} and what its role has:
+ *
+ * - "user": `text` and `files`, each {name, text}
+ * - "assistant": `answer`
+ * - "tool": `results` of the calls of the answer before, each {id, text}
+ *
+ * `versions` are the turns that may follow, and `chosen` is the one of them that is shown.
  */
 export class Conversation {
   constructor(kept = {}) {
-    this.id = kept.id ?? Array.from(crypto.getRandomValues(new Uint8Array(8)), hex).join("");
+    this.id = kept.id ?? newId();
     this.title = kept.title ?? "";
     this.changed = kept.changed ?? Date.now();
-    this.turns = (kept.turns ?? []).map((turn) =>
-      turn.role === "user" ? turn : { role: "assistant", answer: revived(turn.answer) },
-    );
+    this._root = { versions: [], chosen: null };
+    this._turns = []; // every turn behind its parent
+    for (const turn of kept.turns ?? []) this._revive(turn);
   }
 
-  /** The entries of the list. */
+  /** Its entry in the list. */
   get name() {
-    return this.title || "New conversation";
+    const [first] = this.path;
+    return this.title || (first ? titleOf(first) : "");
   }
 
-  /** Adds a question; the first is the title. */
-  ask(text) {
-    this.turns.push({ role: "user", text });
-    this.title ||= titleOf(text);
+  /** The turns that are shown, from the first to the last. */
+  get path() {
+    const path = [];
+    for (let turn = this._root.chosen; turn !== null; turn = turn.chosen) path.push(turn);
+    return path;
   }
 
-  /** Forgets the turns from `index` on, and the title that the first of them gave. */
-  cut(index) {
-    if (index === 0 && this.title === titleOf(this.turns[0].text)) this.title = "";
-    this.turns.length = index;
+  /** Adds a turn behind `parent`, or a first one behind null, and shows it. */
+  add(parent, content) {
+    const turn = { ...content, parent, versions: [], chosen: null };
+    this._turns.push(turn);
+    this.versionsOf(turn).push(turn);
+    this.choose(turn);
+    return turn;
+  }
+
+  /** The turns that have the place of `turn`, itself among them. */
+  versionsOf(turn) {
+    return (turn.parent ?? this._root).versions;
+  }
+
+  /** Shows `turn` rather than its other versions. */
+  choose(turn) {
+    (turn.parent ?? this._root).chosen = turn;
   }
 
   /**
-   * Messages of a request for the answer at `turn`. Questions whose answer failed before its first
-   * word are left out, so that roles alternate.
+   * Messages of a request for what comes behind `turn`. Questions whose answer failed before its
+   * first word are left out, so that roles alternate.
    */
-  messages(turn, system) {
-    const messages = system ? [{ role: "system", content: system }] : [];
-    for (let i = 0; i < turn; i += 2) {
-      messages.push({ role: "user", content: this.turns[i].text });
-      if (i + 1 === turn) break;
-      const { text } = this.turns[i + 1].answer;
-      if (text === "") messages.pop();
-      else messages.push({ role: "assistant", content: text });
+  messagesTo(turn, system) {
+    const messages = [];
+    for (let each = turn; each; each = each.parent) {
+      if (each.answer && isEmpty(each.answer)) each = each.parent;
+      else messages.unshift(...messagesOf(each));
     }
+    if (system) messages.unshift({ role: "system", content: system });
     return messages;
   }
 
   /** Keeps it. Returns whether there was room, perhaps for want of old answers' drafts. */
   save() {
     this.changed = Date.now();
-    if (storage.save(START + this.id, this._kept((answer) => answer.toJSON()))) return true;
+    const name = START + this.id;
+    if (storage.save(name, this.toJSON())) return true;
     for (const other of all().reverse()) {
       if (other.id === this.id) continue;
-      storage.save(START + other.id, other._kept((answer) => answer.withoutTokens()));
-      if (storage.save(START + this.id, this._kept((answer) => answer.toJSON()))) return true;
+      storage.save(START + other.id, other.withoutTokens());
+      if (storage.save(name, this.toJSON())) return true;
     }
-    return storage.save(START + this.id, this._kept((answer) => answer.withoutTokens()));
+    return storage.save(name, this.withoutTokens());
   }
 
   /** Forgets it. */
@@ -70,12 +92,36 @@ export class Conversation {
     storage.forget(START + this.id);
   }
 
+  /** The state that the browser stores, in the form that the constructor takes. */
+  toJSON() {
+    return this._kept((answer) => answer.toJSON());
+  }
+
+  /** The state without what makes it long. */
+  withoutTokens() {
+    return this._kept((answer) => answer.withoutTokens());
+  }
+
   _kept(pack) {
     const { id, title, changed } = this;
-    const turns = this.turns.map((turn) =>
-      turn.role === "user" ? turn : { role: "assistant", answer: pack(turn.answer) },
-    );
+    const places = new Map(this._turns.map((turn, i) => [turn, i]));
+    const turns = this._turns.map((turn) => {
+      const { parent, versions, chosen, answer, ...content } = turn;
+      if (answer) content.answer = pack(answer);
+      const isChosen = (parent ?? this._root).chosen === turn;
+      return { parent: parent === null ? -1 : places.get(parent), isChosen, ...content };
+    });
     return { id, title, changed, turns };
+  }
+
+  /** Adds a turn that was kept; before turns had parents, each followed the one before. */
+  _revive({ parent = this._turns.length - 1, isChosen = true, ...content }) {
+    if (content.answer) content.answer = revived(content.answer);
+    const before = this._turns[parent] ?? null;
+    const shown = (before ?? this._root).chosen;
+    const turn = this.add(before, content);
+    if (!isChosen && shown) this.choose(shown);
+    return turn;
   }
 }
 
@@ -90,16 +136,39 @@ export function all() {
   return found.sort((a, b) => b.changed - a.changed);
 }
 
+export function newId() {
+  const hex = (byte) => byte.toString(16).padStart(2, "0");
+  return Array.from(crypto.getRandomValues(new Uint8Array(8)), hex).join("");
+}
+
+function isEmpty({ text, calls }) {
+  return text === "" && calls.length === 0;
+}
+
+/** The messages that a turn is in a request. */
+function messagesOf({ role, text, files, answer, results }) {
+  if (role === "user") return [{ role, content: withFiles(text, files) }];
+  if (role === "tool") {
+    return results.map((each) => ({ role, tool_call_id: each.id, content: each.text }));
+  }
+  if (answer.calls.length === 0) return [{ role, content: answer.text }];
+  // Templates show the reasoning before calls to the model, but not that of earlier answers.
+  const calls = answer.calls.map((call) => ({
+    id: call.id,
+    type: "function",
+    function: { name: call.name, arguments: call.text },
+  }));
+  const reasoning = answer.reasoning === "" ? {} : { reasoning: answer.reasoning };
+  return [{ role, content: answer.text, ...reasoning, tool_calls: calls }];
+}
+
 function revived(kept) {
   const answer = new Answer(kept);
   if (answer.finish === null) answer.end("stopped"); // the page was left while it came
   return answer;
 }
 
-function titleOf(text) {
-  return text.trimStart().split("\n")[0].slice(0, TITLE_LENGTH);
-}
-
-function hex(byte) {
-  return byte.toString(16).padStart(2, "0");
+function titleOf({ text, files }) {
+  const line = text.trimStart().split("\n")[0] || files?.[0]?.name || "";
+  return line.slice(0, TITLE_LENGTH);
 }

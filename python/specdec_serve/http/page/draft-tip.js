@@ -35,11 +35,19 @@ export function addDraftTip(root, answerOf) {
     place(tip, token);
   }
 
+  /** Stays at its token, which has moved, as long as that is in sight. */
+  function follow() {
+    const { top, bottom } = root.getBoundingClientRect();
+    const at = anchor.getBoundingClientRect();
+    if (at.bottom < top || at.top > bottom) hide();
+    else place(tip, anchor);
+  }
+
   root.addEventListener("mouseover", (event) => show(event.target));
   root.addEventListener("mouseleave", () => show(document.activeElement ?? root));
   root.addEventListener("focusin", (event) => show(event.target));
   root.addEventListener("focusout", hide);
-  document.addEventListener("scroll", hide, { capture: true, passive: true });
+  root.addEventListener("scroll", () => anchor && follow(), { capture: true, passive: true });
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
   root.addEventListener("keydown", (event) => {
     const token = event.target.closest("[data-token]");

@@ -16,7 +16,7 @@ export function kindOf(drafter) {
 }
 
 /**
- * Nodes of answer.text[start, end): an element a token, a <mark> with data-kind where a drafter
+ * Nodes of answer.transcript[start, end): an element a token, a <mark> with data-kind where a drafter
  * proposed it. data-token is the token's index.
  */
 export function tokenNodes(answer, start, end) {
@@ -27,14 +27,14 @@ export function tokenNodes(answer, start, end) {
     const from = Math.max(token.start, position);
     const to = Math.min(token.end, end);
     if (to <= from) continue;
-    if (from > position) nodes.push(answer.text.slice(position, from));
+    if (from > position) nodes.push(answer.transcript.slice(position, from));
     const node = answer.draftOf(i)?.node;
     const attributes = { "data-token": String(i), tabindex: "-1" };
     if (node) attributes["data-kind"] = kindOf(node.drafter);
-    nodes.push(make(node ? "mark" : "span", attributes, answer.text.slice(from, to)));
+    nodes.push(make(node ? "mark" : "span", attributes, answer.transcript.slice(from, to)));
     position = to;
   }
-  if (position < end) nodes.push(answer.text.slice(position, end));
+  if (position < end) nodes.push(answer.transcript.slice(position, end));
   return nodes;
 }
 

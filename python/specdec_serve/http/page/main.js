@@ -1,51 +1,91 @@
 // The chat page: puts its parts together.
 
-import { chat, RequestError } from "./api.js";
 import { Answer } from "./answer.js";
-import { answerOf, AnswerView } from "./answer-view.js";
+import { ArchiveError, download, read } from "./archive.js";
 import { compare } from "./compare.js";
+import { Composer } from "./composer.js";
 import { Connection, UNAUTHORIZED } from "./connection.js";
 import { ConversationList } from "./conversation-list.js";
 import { all, Conversation } from "./conversations.js";
-import { byId, make, onEnter } from "./dom.js";
+import { byId, onFiles } from "./dom.js";
 import { addDraftTip } from "./draft-tip.js";
-import { showMenu } from "./menu.js";
-import { questionView } from "./question-view.js";
+import { answerOf } from "./part-views.js";
+import { Requests } from "./requests.js";
+import { Scroller } from "./scroller.js";
 import * as settings from "./settings.js";
 import { Strip } from "./strip.js";
+import { TurnViews } from "./turn-views.js";
 
-const NEAR_THE_END = 80; // pixels within which the page scrolls on by itself
+const WIDE = window.matchMedia("(min-width: 60rem)"); // conversations are a column, as in page.css
 
-const messages = byId("messages");
-const prompt = byId("prompt");
-const logs = new WeakMap(); // conversation -> the element of its turns, kept while answers come
+const drawer = byId("conversations-drawer");
 let conversations = all();
 let current = null;
-let running = null; // {controller, conversation} while an answer comes
 
-const connection = new Connection((why) => {
-  say(why);
-  const field = settings.show("key");
-  if (prompt.value === "") field.focus(); // nobody is writing
+const requests = new Requests({
+  begun() {
+    composer.setBusy(true);
+    strip.begin();
+  },
+  over() {
+    composer.setBusy(false);
+    strip.look();
+  },
+  progress: (answer) => strip.showAnswer(answer, connection.model),
+  refused(status) {
+    if (status === UNAUTHORIZED) connection.refuse();
+    strip.look();
+  },
+  say,
+});
+
+const composer = new Composer({
+  ask: (text, files) => ask(current, current.path.at(-1) ?? null, { role: "user", text, files }),
+  stop: () => requests.stop(),
+  say,
+});
+
+const connection = new Connection({
+  wantKey(why) {
+    say(why);
+    const field = settings.show("key");
+    if (composer.isEmpty) field.focus(); // nobody is writing
+  },
+  connected: showFigures,
 });
 
 const strip = new Strip(
-  () => running !== null,
+  () => requests.conversation !== null,
   (isThere) => connection.hear(isThere),
 );
+
+const scroller = new Scroller(byId("messages"), byId("to-end"));
+
+const turns = new TurnViews(byId("messages"), {
+  ask,
+  again(conversation, turn) {
+    if (isReady()) answerTo(conversation, turn.parent);
+  },
+  compare: compareWithPlain,
+  chosen(conversation) {
+    keep(conversation);
+    showFigures();
+  },
+});
 
 const list = new ConversationList({
   open(conversation) {
     open(conversation);
-    showMenu(false);
+    drawer.hidePopover();
   },
   rename(conversation, title) {
     conversation.title = title;
-    if (conversation.turns.length > 0 || title) keep(conversation);
+    keep(conversation);
     showList();
   },
+  save: (conversation) => download([conversation]),
   remove(conversation) {
-    if (running?.conversation === conversation) running.controller.abort();
+    if (requests.conversation === conversation) requests.stop();
     conversation.remove();
     conversation.isRemoved = true;
     conversations = conversations.filter((each) => each !== conversation);
@@ -70,177 +110,102 @@ function keep(conversation) {
   say("The browser has no room to keep this conversation; delete others.");
 }
 
-function say(text) {
+/** Says something below the messages; what is no news to those who see only to screen readers. */
+function say(text, isSeen = true) {
   byId("status").textContent = text;
+  byId("status").classList.toggle("off-screen", !isSeen);
 }
 
 function open(conversation) {
   current = conversation;
-  if (!logs.has(conversation)) {
-    const log = make("div", { class: "log" });
-    logs.set(conversation, log);
-    conversation.turns.forEach((_, i) => showTurn(conversation, i));
-  }
-  messages.replaceChildren(logs.get(conversation));
-  messages.scrollTop = messages.scrollHeight;
+  turns.show(conversation);
+  scroller.toEnd();
   showList();
+  showFigures();
 }
 
-/** Adds the element of a turn; returns the view of an answer. */
-function showTurn(conversation, index) {
-  const turn = conversation.turns[index];
-  const log = logs.get(conversation);
-  if (turn.role === "user") {
-    log.append(questionView(turn.text, (text) => ask(conversation, index, text)));
-    return null;
-  }
-  const view = new AnswerView(turn.answer, {
-    compare: (each) =>
-      run(conversation, "Comparing", (signal) =>
-        compare(each, (params, answer, update) =>
-          stream(conversation, index, params, answer, update, signal),
-        ),
-      ),
-    again: () => again(conversation, index),
-  });
-  log.append(view.node);
-  return view;
-}
-
-/** Fills in `answer`; errors become a part of it. */
-async function stream(conversation, turn, params, answer, update, signal) {
-  const { system, ...body } = params;
-  body.messages = conversation.messages(turn, system);
-  Object.assign(body, { logprobs: true, top_logprobs: 0, draft_trees: true });
-  try {
-    for await (const chunk of chat(body, settings.apiKey(), signal)) {
-      for (const choice of chunk.choices) answer.add(choice);
-      update();
-      strip.showAnswer(answer);
-    }
-    if (answer.finish === null) answer.end("stop");
-  } catch (error) {
-    if (error.name === "AbortError") answer.end("stopped");
-    else if (error instanceof RequestError) {
-      answer.end("error", error.message);
-      if (error.status === UNAUTHORIZED) connection.refuse();
-      strip.look();
-    } else {
-      answer.end("error", `The page has failed: ${error.message}`);
-      console.error(error);
-    }
-  }
-  update();
-}
-
-function scrollAlong(update) {
-  const isAtEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < NEAR_THE_END;
-  update();
-  if (isAtEnd) requestAnimationFrame(() => (messages.scrollTop = messages.scrollHeight));
-}
-
-/** One request at a time: `work(signal)` while the page shows that it is under way. */
-async function run(conversation, what, work) {
-  if (running) {
-    say("Another answer is under way: stop it first.");
-    return;
-  }
-  running = { controller: new AbortController(), conversation };
-  document.body.dataset.busy = "true";
-  byId("send").hidden = true;
-  byId("stop").hidden = false;
-  say(`${what} ...`);
-  strip.begin();
-  try {
-    await work(running.controller.signal);
-    say("");
-  } finally {
-    const stopHadFocus = document.activeElement === byId("stop");
-    running = null;
-    document.body.dataset.busy = "false";
-    byId("send").hidden = false;
-    byId("stop").hidden = true;
-    if (stopHadFocus) prompt.focus();
-    strip.look();
-  }
+/** Shows the figures of the last answer in the strip. */
+function showFigures() {
+  const answers = current.path.filter(({ role }) => role === "assistant");
+  strip.showAnswer(answers.at(-1)?.answer ?? null, connection.model);
 }
 
 /** Whether a question may go out now; says why not. */
 function isReady() {
-  if (running) say("Another answer is under way: stop it first.");
-  return !running && settings.areRight();
+  return requests.isFree() && settings.areRight();
 }
 
-function send() {
-  if (prompt.value.trim() === "") return;
-  ask(current, current.turns.length, prompt.value);
-}
-
-/** Asks `text` as turn `index`, in place of what was there and behind. */
-function ask(conversation, index, text) {
-  if (!isReady()) return;
-  if (index < conversation.turns.length) cut(conversation, index);
-  else prompt.value = "";
+/** Asks a question, or gives results of calls, behind `parent`. Returns whether it has gone out. */
+function ask(conversation, parent, content) {
+  if (!isReady()) return false;
   // The first line keeps its indentation.
-  conversation.ask(text.replace(/^(?:[^\S\n]*\n)+/, "").trimEnd());
-  showTurn(conversation, index);
-  answerLast(conversation);
+  const text = content.text?.replace(/^(?:[^\S\n]*\n)+/, "").trimEnd();
+  answerTo(conversation, conversation.add(parent, { ...content, ...(content.text && { text }) }));
+  return true;
 }
 
-/** Answers again what turn `index` answers, without what came behind. */
-function again(conversation, index) {
-  if (!isReady()) return;
-  cut(conversation, index);
-  answerLast(conversation);
-}
-
-function cut(conversation, index) {
-  conversation.cut(index);
-  for (const node of [...logs.get(conversation).children].slice(index)) node.remove();
-}
-
-/** Answers the last question. */
-async function answerLast(conversation) {
-  const system = settings.systemPrompt();
-  const params = { ...settings.parameters(), ...(system && { system }) };
-  const answer = new Answer({ params });
-  const index = conversation.turns.length;
-  conversation.turns.push({ role: "assistant", answer });
+/** Answers the question `asked`. */
+async function answerTo(conversation, asked) {
+  const answer = new Answer({ params: settings.parameters() });
+  const turn = conversation.add(asked, { role: "assistant", answer });
   keep(conversation);
   conversations.sort((a, b) => b.changed - a.changed);
   showList();
-  const view = showTurn(conversation, index);
-  messages.scrollTop = messages.scrollHeight;
-  prompt.focus(); // the button that had it goes
-  const update = () => scrollAlong(() => view.update());
-  await run(conversation, "Answering", (signal) =>
-    stream(conversation, index, params, answer, update, signal),
-  );
+  turns.show(conversation);
+  scroller.toEnd();
+  composer.focus(); // the button that had it goes
+  await requests.run(conversation, "Answering", () => stream(conversation, turn, answer));
   keep(conversation);
 }
 
-byId("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  send();
-});
-onEnter(prompt, send);
+/** Fills in `answer` in the place of `turn`; `update()` shows it. */
+function stream(conversation, turn, answer, show = () => turns.viewOf(conversation, turn).update()) {
+  const messages = conversation.messagesTo(turn.parent, answer.params.system);
+  return requests.stream(messages, answer, () => scroller.along(show));
+}
+
+async function compareWithPlain(conversation, turn, view) {
+  await requests.run(conversation, "Comparing", async () => {
+    const factor = await compare(view, (answer, show) => stream(conversation, turn, answer, show));
+    if (factor !== null && connection.model) strip.keepFactor(factor, connection.model);
+    showFigures();
+  });
+}
+
+async function importFiles([file]) {
+  try {
+    const found = read(await file.text());
+    found.forEach(keep);
+    conversations = [...found, ...conversations].sort((a, b) => b.changed - a.changed);
+    showList();
+    say(`${found.length} ${found.length === 1 ? "conversation" : "conversations"} imported.`);
+  } catch (error) {
+    if (!(error instanceof ArchiveError)) throw error;
+    say(`Not imported: ${error.message}`);
+  }
+}
+
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.controller.abort();
+  const isDrawers = document.querySelector(":popover-open") !== null; // which it closes
+  if (event.key === "Escape" && !isDrawers) requests.stop();
 });
-byId("stop").addEventListener("click", () => running?.controller.abort());
 byId("new-conversation").addEventListener("click", () => {
-  open(conversations.find((each) => each.turns.length === 0) ?? begin());
-  showMenu(false);
-  prompt.focus();
+  open(conversations.find((each) => each.path.length === 0) ?? begin());
+  composer.focus();
 });
+byId("export").addEventListener("click", () => {
+  download(conversations.filter((each) => each.path.length > 0));
+});
+onFiles(byId("import"), byId("import-file"), importFiles);
+WIDE.addEventListener("change", () => drawer.hidePopover());
 settings.addSettings((name) => {
   if (name !== "key") return;
   say("");
-  showMenu(false);
+  settings.hide();
   connection.check();
 });
-addDraftTip(messages, answerOf);
+addDraftTip(byId("messages"), answerOf);
 open(conversations[0] ?? begin());
 connection.check();
 strip.look();
-prompt.focus();
+composer.focus();

@@ -1,6 +1,7 @@
-// Markdown within a paragraph: code, strong, emphasis, strikethrough, links.
+// Markdown within a paragraph: code, formulas, strong, emphasis, strikethrough, links.
 
 import { make } from "./dom.js";
+import { inlineMath } from "./markdown-math.js";
 
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const LINK = /!?\[([^[\]]*)\]\(\s*([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)(?:\s+"[^"]*")?\s*\)/y;
@@ -26,7 +27,9 @@ export function inline(source, start, end, text) {
 
   while (i < end) {
     const char = within[i];
-    if (char === "\\" && ESCAPABLE.test(within[i + 1] ?? "")) {
+    const math = char === "\\" || char === "$" ? inlineMath(within, i) : null;
+    if (math) put(i, math.end, make("code", { class: "math" }, ...text(math.from, math.to)));
+    else if (char === "\\" && ESCAPABLE.test(within[i + 1] ?? "")) {
       put(i, i + 1);
       i += 1;
     } else if (char === "`") {

@@ -4,6 +4,7 @@
 import { copyButton, make } from "./dom.js";
 import { highlight } from "./highlight.js";
 import { inline } from "./markdown-inline.js";
+import { blockMath } from "./markdown-math.js";
 
 const FENCE = /^( {0,3})(`{3,}(?=[^`]*$)|~{3,})(.*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+|$)/;
@@ -109,6 +110,10 @@ function parseBlock(source, lines, i, depth) {
   const { text } = lines[i];
   if (indentOf(lines[i]) >= CODE_INDENT) return parseIndentedCode(lines, i);
   if (FENCE.test(text)) return parseFencedCode(lines, i);
+  const math = blockMath(lines, i);
+  if (math) {
+    return { block: { type: "code", language: "latex", pieces: math.pieces }, next: math.next };
+  }
   const heading = HEADING.exec(text);
   if (heading) {
     const title = text.replace(/(^|[ \t])#+[ \t]*$/, "").trimEnd();
@@ -141,7 +146,7 @@ function goesOn(lines, i) {
   if (indentOf(lines[i]) >= CODE_INDENT) return true;
   const item = ITEM.exec(text);
   const begins = item && (!/\d/.test(item[2]) || /^1[.)]/.test(item[2])) && text.trim() !== item[2];
-  if (begins || alignmentsOf(lines, i)) return false;
+  if (begins || alignmentsOf(lines, i) || blockMath(lines, i)) return false;
   return ![FENCE, HEADING, RULE, QUOTE].some((each) => each.test(text));
 }
 

@@ -1,28 +1,54 @@
-// A question on the page: its text, and a form in which to change it.
+// A question on the page: its text and files, and a form in which to change it.
 
-import { make, onEnter } from "./dom.js";
+import { copyButton, make, onEnter } from "./dom.js";
+import { versionsNav } from "./versions.js";
 
-/** The element of a question. `ask(text)` asks another in its place. */
-export function questionView(text, ask) {
-  const edit = make("button", { type: "button", class: "quiet", onclick: openForm }, "Edit");
-  const shown = [make("p", {}, text), make("div", { class: "buttons" }, edit)];
-  const node = make("article", { class: "question", "aria-label": "You" }, ...shown);
+/**
+ * A question. `ask(text)` asks another version of it; `versions` is what versionsNav() takes.
+ */
+export class QuestionView {
+  constructor({ text, files = [] }, versions, ask) {
+    this._text = text;
+    this._ask = ask;
+    this._versions = versionsNav(versions);
+    const onclick = () => this._openForm();
+    this._edit = make("button", { type: "button", class: "quiet", onclick }, "Edit");
+    const bubble = make("div", { class: "bubble" }, ...files.map(fileView));
+    if (text !== "") bubble.append(make("p", {}, text));
+    const copy = copyButton("Copy message", () => text);
+    this._shown = [
+      bubble,
+      make("div", { class: "buttons" }, this._versions.node, this._edit, copy),
+    ];
+    this.node = make("article", { class: "question", "aria-label": "You" }, ...this._shown);
+  }
 
-  function openForm() {
-    const field = make("textarea", { "aria-label": "Changed message", rows: "4" });
-    field.value = text;
-    const close = () => {
-      node.replaceChildren(...shown);
-      edit.focus();
-    };
+  /** Shows which version this is. */
+  update() {
+    this._versions.update();
+  }
+
+  /** Puts the focus on the button that shows another version. */
+  focusVersions(step) {
+    this._versions.focus(step);
+  }
+
+  _openForm() {
+    const field = make("textarea", { "aria-label": "Changed message", rows: "3" });
+    field.value = this._text;
+    const close = () => this.node.replaceChildren(...this._shown);
     const send = () => {
-      if (field.value.trim() !== "") ask(field.value);
+      if (field.value.trim() !== "" && this._ask(field.value)) close();
+    };
+    const cancel = () => {
+      close();
+      this._edit.focus();
     };
     onEnter(field, send);
-    const cancel = make("button", { type: "button", class: "quiet", onclick: close }, "Cancel");
     const form = make(
       "form",
       {
+        class: "bubble",
         onsubmit(event) {
           event.preventDefault();
           send();
@@ -30,15 +56,24 @@ export function questionView(text, ask) {
         onkeydown(event) {
           if (event.key !== "Escape") return;
           event.stopPropagation(); // which would stop an answer
-          close();
+          cancel();
         },
       },
       field,
-      make("div", { class: "buttons" }, make("button", { type: "submit" }, "Send instead"), cancel),
+      make(
+        "div",
+        { class: "buttons" },
+        make("button", { type: "button", class: "quiet", onclick: cancel }, "Cancel"),
+        make("button", { type: "submit", class: "quiet" }, "Send instead"),
+      ),
     );
-    node.replaceChildren(form);
+    this.node.replaceChildren(form);
     field.focus();
   }
+}
 
-  return node;
+/** A file that went with the question, folded. */
+function fileView({ name, text }) {
+  const pre = make("pre", { tabindex: "0" }, text);
+  return make("details", { class: "file" }, make("summary", {}, name), pre);
 }

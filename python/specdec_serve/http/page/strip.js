@@ -1,7 +1,9 @@
 // The live strip: figures of the answer that comes and of the server.
 
 import { metrics } from "./api.js";
+import { showChart } from "./chart.js";
 import { byId } from "./dom.js";
+import * as storage from "./storage.js";
 
 const BUSY_MS = 1000; // between two looks at the metrics while an answer comes
 const IDLE_MS = 5000;
@@ -24,11 +26,23 @@ export class Strip {
     this.look();
   }
 
-  /** Shows the speed of `answer`. */
-  showAnswer(answer) {
-    const { speed, tokensPerStep } = answer.stats();
+  /** Shows figures of `answer`, none of null, for a model of {name, contextLength} or null. */
+  showAnswer(answer, model) {
+    byId("strip").hidden = answer === null;
+    const { speed = null, tokensPerStep = null } = answer?.stats() ?? {};
     put("strip-speed", speed, 1);
     put("strip-step", tokensPerStep, 2);
+    showChart(answer?.stepLengths() ?? []);
+    const length = model?.contextLength;
+    const isKnown = length && answer?.numContext;
+    put("strip-context", isKnown ? (100 * answer.numContext) / length : null, 0, "%");
+    put("strip-factor", storage.load(`factor:${model?.name}`, null), 2);
+  }
+
+  /** Keeps the factor over plain decoding that the last comparison has measured. */
+  keepFactor(factor, { name }) {
+    storage.save(`factor:${name}`, factor);
+    put("strip-factor", factor, 2);
   }
 
   /** Looks at the metrics now, and again later; not while the page is hidden. */
@@ -49,12 +63,9 @@ export class Strip {
   }
 
   _show(values) {
-    if (values === null) {
-      put("strip-kv", null);
-      return;
-    }
-    const usage = values.get("vllm:kv_cache_usage_perc");
-    byId("strip-kv").textContent = usage === undefined ? "–" : `${(100 * usage).toFixed(1)}%`;
+    const usage = values?.get("vllm:kv_cache_usage_perc") ?? null;
+    put("strip-kv", usage === null ? null : 100 * usage, 1, "%");
+    if (values === null) return;
     const since = (name) => (values.get(name) ?? 0) - (this._base?.get(name) ?? 0);
     if (since(`${LENGTH}_count`) < 0) this._base = null; // the server is a new one
     const drafts = since(`${LENGTH}_count`);
@@ -63,6 +74,6 @@ export class Strip {
   }
 }
 
-function put(id, value, digits) {
-  byId(id).textContent = value === null ? "–" : value.toFixed(digits);
+function put(id, value, digits, unit = "") {
+  byId(id).textContent = value === null ? "–" : value.toFixed(digits) + unit;
 }

@@ -23,12 +23,17 @@ from tiny_text_model import OPTIONS, TEXT_TOKEN_IDS
 
 CHROMIUM = "/usr/bin/chromium"  # Debian's
 CHAT = "**/v1/chat/completions"
-PATIENCE_MS = 60_000
+PATIENCE_MS = 15_000
 # So that a random model writes text, to its end.
 READABLE = {"ignore_eos": True, "allowed_token_ids": TEXT_TOKEN_IDS}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
-SCREEN: ViewportSize = {"width": 1280, "height": 720}
+SCREEN: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
+LOOKS = [
+    pytest.param({"viewport": size, "color_scheme": scheme}, id=f"{name}-{scheme}")
+    for name, size in (("screen", SCREEN), ("phone", PHONE))
+    for scheme in ("light", "dark")
+]
 
 
 @contextlib.contextmanager
@@ -105,12 +110,18 @@ class ChatPage:
         return self.text
 
     def setting(self, label: str, value: str) -> None:
-        """Fills in a setting."""
-        field = self.page.get_by_label(label, exact=True)
-        if not field.is_visible():
-            self.page.get_by_text("Settings", exact=True).click()
-        field.fill(value)
-        field.blur()
+        """Fills in a setting, or chooses one of a list."""
+        drawer = self.page.get_by_role("dialog", name="Settings")
+        if not drawer.is_visible():
+            self.button("Settings").click()
+        chosen = drawer.get_by_role("combobox", name=label, exact=True)
+        field = drawer.get_by_label(label, exact=True).or_(chosen)
+        if field.evaluate("e => e.tagName") == "SELECT":
+            field.select_option(value)
+        else:
+            field.fill(value)
+        self.page.keyboard.press("Escape")
+        expect(field).not_to_be_visible()
 
 
 def drafting_engine(model: Path) -> Engine:
@@ -119,13 +130,15 @@ def drafting_engine(model: Path) -> Engine:
 
 
 @contextlib.contextmanager
-def opened(browser: Browser, url: str, **more: Any) -> Iterator[ChatPage]:
+def opened(
+    browser: Browser, url: str, look: dict[str, Any] | None = None, **more: Any
+) -> Iterator[ChatPage]:
     """The page of the server at `url`, in a browser that has seen nothing before.
 
-    `more` goes into every request for a chat. In the end nothing has been loaded from another host
-    and the browser has no complaint.
+    `look` are options of its context, and `more` goes into every request for a chat. In the end
+    nothing has been loaded from another host and the browser has no complaint.
     """
-    context = browser.new_context()
+    context = browser.new_context(**(look or {}))
     page = context.new_page()
     if more:
 

@@ -9,6 +9,7 @@ import pytest
 from server_world import World, serving
 from specdec_native import Engine
 from specdec_serve.http import page
+from specdec_serve.http.protocol.chat import ChatCompletionRequest
 
 FOLDER = Path(page.__file__).parent / "page"
 FILES = sorted(path.name for path in FOLDER.iterdir())
@@ -115,7 +116,8 @@ def test_another_host_would_be_noticed() -> None:
 
 def test_what_files_name_is_there() -> None:
     named = {*INDEX.all("src"), *INDEX.all("href")} - {"#prompt"}
-    files = ("main.js", "page.css", "messages.css", "icon.svg")
+    styles = ("theme.css", "page.css", "messages.css")
+    files = ("main.js", "theme.js", *styles, "icon.svg")
     assert named == {f"page/{name}" for name in files}
     for script in SCRIPTS:
         for name in re.findall(r'from "\./([^"]+)"', source(script)):
@@ -134,23 +136,30 @@ def test_every_id_that_scripts_use_is_there() -> None:
         for name in name
         if name
     }
-    (names,) = re.findall(r"const NUMBERS = \[(.+)\]", source("settings.js"))
-    fields = [*re.findall(r'"(\w+)"', names), "system", "key"]
-    used |= {f"setting-{name.replace('_', '-')}" for name in fields}
+    used |= {*INDEX.all("for"), *INDEX.all("popovertarget")}
     assert used <= set(ids) and len(used) > 15
-    assert {f"#{each}" for each in INDEX.all("for")} == {"#prompt"} and "prompt" in ids
 
 
 def test_fields_and_buttons_have_names() -> None:
-    """Labels around the fields, or for them; text in the buttons."""
+    """Labels around the fields, or for them; text in the buttons, or a label of theirs."""
     text = source("index.html")
     for tag, attributes in INDEX.found:
-        if tag in {"input", "textarea"}:
-            name = attributes["id"]
-            around = rf'<label>\s*\w[^<]+<{tag}\s[^>]*id="{name}"'
-            assert f'for="{name}"' in text or re.search(around, text), name
-    assert len(re.findall(r"<button[^>]*>\s*\w", text)) == text.count("<button")
+        if tag in {"input", "textarea", "select"} and "hidden" not in attributes:
+            name = attributes.get("name") or ""
+            around = rf'<label[^>]*>\s*\w[^<]+<{tag}\s[^>]*name="{name}"'
+            for_it = f'for="{attributes.get("id")}"'
+            assert for_it in text or (name and re.search(around, text)), attributes
+    named = re.findall(r'<button[^>]*aria-label="\w|<button[^>]*>\s*\w', text)
+    assert len(named) == text.count("<button")
     assert 'lang="en"' in text and INDEX.all("aria-live") == ["polite"]
+
+
+def test_settings_are_fields_of_requests() -> None:
+    """All but those that the page itself reads: the server knows them by their names."""
+    own = {"system", "schema", "theme", "key"}
+    names = set(INDEX.all("name")) - {"viewport", "color-scheme"}
+    assert own <= names
+    assert names - own <= set(ChatCompletionRequest.model_fields) and len(names) > 15
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

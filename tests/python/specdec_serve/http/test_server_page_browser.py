@@ -67,7 +67,7 @@ def raw_text(chat: ChatPage) -> str:
     kept = chat.page.evaluate(
         """() => Object.entries(localStorage).filter(([name]) => name.includes("conversation:"))
             .map(([, text]) => JSON.parse(text)).sort((a, b) => b.changed - a.changed)[0]
-            .turns.at(-1).answer.text"""
+            .turns.at(-1).answer.parts.map(({ text }) => text).join("")"""
     )
     assert isinstance(kept, str)
     return kept
@@ -75,7 +75,7 @@ def raw_text(chat: ChatPage) -> str:
 
 def test_a_conversation_is_what_the_api_answers(chat: ChatPage, world: World) -> None:
     chat.setting("Temperature", "0.7")
-    chat.setting("Greatest number of tokens", "12")
+    chat.setting("Max tokens", "12")
     chat.setting("System prompt", "be")
     chat.setting("Seed", "5")
     messages = [{"role": "system", "content": "be"}]
@@ -92,7 +92,7 @@ def test_a_conversation_is_what_the_api_answers(chat: ChatPage, world: World) ->
 
 def test_text_shows_as_it_is_made(browser: Browser, paced: Engine, pace: Pace) -> None:
     with serving(paced) as world, opened(browser, world.url, **READABLE) as chat:
-        chat.setting("Greatest number of tokens", "8")
+        chat.setting("Max tokens", "8")
         pace.gate.clear()
         chat.send("hello")
         expect(chat.answer.locator("> .body [data-token]").first).to_be_attached()
@@ -121,19 +121,19 @@ def test_an_answer_can_be_stopped(browser: Browser, paced: Engine, pace: Pace, w
         wait_until(lambda: is_idle(paced))
         # Compared with as many tokens, the text is the same.
         pace.seconds = 0
-        chat.button("Compare without speculation").click()
+        chat.button("Compare").click()
         expect(chat.answer.locator(".verdict")).to_contain_text("The text is the same.")
         assert chat.asked[1]["max_tokens"] <= len(raw_text(chat))
-        chat.setting("Greatest number of tokens", "4")
+        chat.setting("Max tokens", "4")
         chat.ask("again")
         assert "4 tokens" in str(chat.answer.text_content())
 
 
 def test_compare_runs_the_request_without_drafts(chat: ChatPage, world: World) -> None:
-    chat.setting("Greatest number of tokens", "16")
+    chat.setting("Max tokens", "16")
     chat.setting("Temperature", "0")
     chat.ask(QUESTION)
-    chat.button("Compare without speculation").click()
+    chat.button("Compare").click()
     chat.answer.locator('.verdict[data-same="true"]').wait_for()
     first, second = chat.asked
     assert isinstance(first["seed"], int) and "num_speculative_tokens" not in first
@@ -210,7 +210,7 @@ def test_compare_tells_texts_apart(chat: ChatPage) -> None:
     chat.ask("go")
     chat.page.unroute(CHAT)
     answer_with(chat, chunk(["The ", "car"]), chunk([" sat"], finish="stop"))
-    chat.button("Compare without speculation").click()
+    chat.button("Compare").click()
     chat.answer.locator('.verdict[data-same="false"]').wait_for()
     assert "The texts differ from character 7 on." in str(chat.answer.text_content())
 
@@ -220,10 +220,10 @@ def test_the_page_survives_a_restart(browser: Browser, paced: Engine, pace: Pace
         url = life.url
         context = opened(browser, url, **READABLE)
         chat = context.__enter__()
-        chat.setting("Greatest number of tokens", "6")
+        chat.setting("Max tokens", "6")
         chat.ask("before")
         before = raw_text(chat)
-        chat.setting("Greatest number of tokens", "1000")
+        chat.setting("Max tokens", "1000")
         pace.seconds = 0.02
         chat.send("during")
         chat.answer.locator("> .body [data-token]").nth(2).wait_for(state="attached")
@@ -235,12 +235,12 @@ def test_the_page_survives_a_restart(browser: Browser, paced: Engine, pace: Pace
         }
         assert life.ended()
     pace.seconds = 0
-    chat.setting("Greatest number of tokens", "6")
+    chat.setting("Max tokens", "6")
     chat.ask("while it is down")
     assert chat.answer.get_by_role("alert").inner_text() == "The server cannot be reached."
     expect(chat.page.locator("#connection")).to_have_text("server not reachable")
     with living(paced, {"port": int(url.rpartition(":")[2])}):
-        chat.button("Again").click()
+        chat.button("Again").last.click()
         expect(chat.answer.locator("> .body [data-token]").first).to_be_attached()
         chat.wait()
         assert "6 tokens" in str(chat.answer.text_content())
@@ -269,6 +269,7 @@ def test_keys(browser: Browser, engine: Engine, size: ViewportSize) -> None:
         chat.page.keyboard.type("wrong")
         chat.page.keyboard.press("Enter")
         expect(connection).to_have_text("API key refused")
+        chat.page.keyboard.press("Escape")  # which closes the settings
         chat.ask("hello")
         assert "API key" in chat.answer.get_by_role("alert").inner_text()
         expect(key).to_be_focused()
@@ -285,12 +286,13 @@ def test_keys(browser: Browser, engine: Engine, size: ViewportSize) -> None:
         expect(connection).to_have_text("connected")
 
 
-def test_a_message_is_changed_and_asked_again(chat: ChatPage, world: World) -> None:
-    chat.setting("Greatest number of tokens", "4")
+def test_a_message_is_changed_and_both_versions_stay(chat: ChatPage, world: World) -> None:
+    chat.setting("Max tokens", "4")
     chat.setting("Seed", "3")
     for question in ("one", "two", "three"):
         chat.ask(question)
     articles = chat.page.get_by_role("article")
+    questions = chat.page.get_by_role("article", name="You").locator("p")
     first = chat.asked[1]["messages"][1]
     chat.button("Edit").nth(1).click()
     field = chat.page.get_by_label("Changed message")
@@ -306,10 +308,18 @@ def test_a_message_is_changed_and_asked_again(chat: ChatPage, world: World) -> N
     messages = [{"role": "user", "content": "one"}, first, {"role": "user", "content": "another"}]
     assert chat.asked[-1]["messages"] == messages
     assert raw_text(chat) == content(world, messages, max_tokens=4, seed=3)
-    chat.page.reload()
-    assert articles.locator("p").first.inner_text() == "one"
-    assert articles.nth(2).locator("p").inner_text() == "another"
-    expect(articles).to_have_count(4)
+    for _ in range(2):  # as it is kept, too
+        expect(questions).to_have_text(["one", "another"])
+        expect(articles.nth(2).get_by_role("group", name="Versions")).to_contain_text("2 of 2")
+        chat.button("Version before").click()
+        expect(questions).to_have_text(["one", "two", "three"])
+        expect(chat.button("Version after")).to_be_focused()
+        chat.page.reload()
+        expect(questions).to_have_text(["one", "two", "three"])
+        chat.button("Version after").click()
+        chat.page.reload()
+    chat.ask("behind it")
+    assert [each["content"] for each in chat.asked[-1]["messages"][2::2]] == ["another", "behind it"]
     chat.button("Edit").first.click()
     field.fill("first of all")
     chat.button("Send instead").click()
@@ -319,19 +329,32 @@ def test_a_message_is_changed_and_asked_again(chat: ChatPage, world: World) -> N
     expect(chat.page.locator("#conversations button.open")).to_have_text(["first of all"])
 
 
-def test_the_last_answer_is_made_again(chat: ChatPage) -> None:
-    chat.setting("Greatest number of tokens", "4")
+def test_an_answer_is_made_again_and_both_stay(chat: ChatPage) -> None:
+    chat.setting("Max tokens", "4")
     for question in ("one", "two"):
         chat.ask(question)
-    expect(chat.button("Again")).to_have_count(1)
-    chat.button("Again").click()
+    old = chat.text
+    articles = chat.page.get_by_role("article")
+    chat.button("Again").last.click()
     expect(chat.prompt).to_be_focused()
-    chat.page.wait_for_function("document.body.dataset.busy === 'false'")
+    chat.wait()
     before, after = chat.asked[1:]
     assert after["messages"] == before["messages"] and after["seed"] != before["seed"]
-    expect(chat.page.get_by_role("article")).to_have_count(4)
+    expect(articles).to_have_count(4)
+    new = chat.text
     chat.page.reload()
-    expect(chat.page.get_by_role("article")).to_have_count(4)
+    expect(articles).to_have_count(4)
+    assert chat.text == new
+    chat.button("Version before").click()
+    assert chat.text == old
+    # What comes behind the first answer is not lost by another.
+    chat.button("Again").first.click()
+    expect(articles).to_have_count(2)
+    chat.wait()
+    assert chat.asked[-1]["messages"] == [{"role": "user", "content": "one"}]
+    chat.button("Version before").click()
+    expect(articles).to_have_count(4)
+    assert chat.text == old
 
 
 def test_nothing_is_changed_while_an_answer_comes(
@@ -359,14 +382,14 @@ def test_what_the_server_refuses_is_shown(chat: ChatPage) -> None:
     chat.send("y")
     assert chat.prompt.input_value() == "y" and len(chat.asked) == 1  # the field says why
     chat.setting("Temperature", "0")
-    chat.setting("Greatest number of tokens", "4")
+    chat.setting("Max tokens", "4")
     chat.send("y")
     chat.wait()
     assert chat.asked[-1]["messages"] == [{"role": "user", "content": "y"}]
 
 
 def test_conversations_are_kept_renamed_and_deleted(chat: ChatPage) -> None:
-    chat.setting("Greatest number of tokens", "4")
+    chat.setting("Max tokens", "4")
     chat.ask("first question")
     first = chat.text
     chat.button("New conversation").click()
@@ -378,6 +401,7 @@ def test_conversations_are_kept_renamed_and_deleted(chat: ChatPage) -> None:
     assert len(chat.asked[1]["messages"]) == 1
     chat.button("first question").click()
     assert chat.text == first
+    chat.button("first question").hover()
     chat.button("Rename first question").click()
     chat.page.keyboard.type("a name")
     chat.page.keyboard.press("Enter")

@@ -148,6 +148,48 @@ GROWING_CODE = """async (source) => {
 CODE = "def f(x):\n    if x:\n\n        return [\n\t\tx,  \n        ]\n\n\n    return None"
 
 
+@pytest.mark.parametrize(
+    ("source", "blocks", "rest"),
+    [
+        ("$$\nx_1 *\n  y_2\n$$\nbehind", ["x_1 *\n  y_2"], "behind"),
+        ("The sum is:\n\\[\n\\sum_i a_i\n\\]\nso", ["\\sum_i a_i"], "The sum is: so"),
+        ("$$ a $$", [" a "], ""),
+        ("- in a list\n  \\[ b \\]", [" b "], "in a list"),
+        ("$$\nnever closed", ["never closed"], ""),
+        ("$$ is the shell's own\n\n# and", [], "$$ is the shell's own and"),
+        ("\\[x\\](y)", [], "[x](y)"),
+    ],
+)
+def test_formulas_are_blocks_of_their_source(
+    module_page: Page, source: str, blocks: list[str], rest: str
+) -> None:
+    assert module_page.evaluate(GROWING_CODE, source)[-1] == blocks
+    shown = module_page.evaluate(MARKDOWN, source)
+    outside = re.sub(r"<figure.*?</figure>|<[^>]*>", " ", shown, flags=re.DOTALL)
+    assert outside.split() == rest.split()
+    assert shown.count(">latex<") == len(blocks)
+
+
+@pytest.mark.parametrize(
+    ("source", "formulas"),
+    [
+        (r"where \(a_1 * b_2 * c\) and \(d\)", ["a_1 * b_2 * c", "d"]),
+        ("$x^2$ and $$y_1$$, $\\frac{1}{2}$.", ["x^2", "y_1", "\\frac{1}{2}"]),
+        (r"so \[ x = 1 \] holds", [" x = 1 "]),
+        ("$5 and $6, $HOME/$USER, US$1$2, a$b$c, $ x $", []),
+        (r"\(open and \[link\](x) and $open", []),
+        (r"`$a$` and **$b_1$**", ["b_1"]),
+    ],
+)
+def test_formulas_in_lines_keep_their_source(
+    module_page: Page, source: str, formulas: list[str]
+) -> None:
+    shown = module_page.evaluate(MARKDOWN, source)
+    assert re.findall(r'<code class="math">(.*?)</code>', shown) == formulas
+    if formulas:
+        assert "<em>" not in shown
+
+
 def code_of(source: str) -> list[str]:
     """What markdown-it-py finds of code."""
     kinds = {"fence", "code_block"}
@@ -299,6 +341,7 @@ def test_pieces_of_text_keep_their_order_and_growing_ends_the_same(module_page: 
     draw = random.Random(5)
     letters = ["*", "**", "_", "`", "```", "~~", "[", "](", ")", "\n", "\n\n", " ", "  ", "- "]
     letters += ["1. ", "# ", "a", "b ", "\\", "http://a", "<b>", "😀", "---", "\t"]
+    letters += ["$", "$$", "\\(", "\\)", "\\[", "\\]"]
     letters += ["> ", "|", "|a|b|\n", "|-|:-|\n", "~~~", "```py\n", "\n    ", "if 'a' # 1\n"]
     sources = ["".join(draw.choices(letters, k=draw.randint(1, 30))) for _ in range(600)]
     for source, result in zip(sources, module_page.evaluate(PIECES, sources), strict=True):

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from chat_page import ChatPage, answer_with, chunk, node
 
@@ -76,7 +76,7 @@ def test_arrow_keys_go_from_token_to_token(chat: ChatPage) -> None:
     answer_with(chat, *STREAM)
     chat.ask("go")
     tip = chat.page.get_by_role("tooltip")
-    chat.button("Edit").focus()
+    chat.button("Copy message").focus()
     chat.page.keyboard.press("Tab")
     assert "␣quick" in tip.inner_text()  # the first draft
     focused = chat.page.locator(":focus")
@@ -117,7 +117,7 @@ VERDICT = """async ([texts, milliseconds, finish]) => {
     const { Answer } = await import("/page/answer.js");
     const { verdict } = await import("/page/compare.js");
     const [drafted, plain] = texts.map((text, i) => new Answer({
-        text,
+        parts: [{ kind: "content", text, start: 0 }],
         tokens: [...text].map((each) => ({ text: each, logprob: 0 })),
         finish: i === 0 ? finish : "stop",
         times: { first: 100, last: 100 + milliseconds[i], numFirst: 2 },
@@ -153,7 +153,8 @@ def test_what_is_said_of_two_answers(
     said: str,
 ) -> None:
     verdict = module_page.evaluate(VERDICT, [texts, milliseconds, finish])
-    assert verdict == {"isSame": same, "text": said}
+    assert verdict["isSame"] == same and verdict["text"] == said
+    assert verdict["factor"] == (2 if "2.00 times" in said else None)
 
 
 def test_tints_survive_a_reload(chat: ChatPage) -> None:
@@ -204,7 +205,8 @@ def test_the_strip_shows_the_servers_metrics(chat: ChatPage) -> None:
     chat.page.route("**/metrics", page_of_metrics)
     chat.page.reload()
     strip = chat.page.locator("#strip")
-    strip.get_by_text("37.5%").wait_for()
+    expect(strip.locator("#strip-kv")).to_have_text("37.5%")
+    assert not strip.is_visible()  # there is no answer yet
     answer_with(chat, *STREAM)
     chat.ask("go")
     strip.get_by_text("5.0", exact=True).wait_for()  # (40 - 10) / (10 - 4)
