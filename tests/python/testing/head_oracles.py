@@ -68,6 +68,14 @@ class Target:
             output = self.model(tokens.reshape(-1, tokens.shape[-1]), output_hidden_states=True)
         return [state.reshape(*tokens.shape, -1) for state in output.hidden_states]
 
+    def output(self, tokens: Tensor) -> Tensor:
+        """What the last layer puts out, which the final norm reads."""
+        seen: list[Tensor] = []
+        hook = self.model.model.norm.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+        with hook:
+            self.states(tokens)
+        return seen[0].reshape(*tokens.shape, -1)
+
     def logits(self, tokens: Tensor) -> Tensor:
         with torch.no_grad():
             logits: Tensor = self.model(tokens.reshape(-1, tokens.shape[-1])).logits
@@ -486,6 +494,7 @@ class MtpForm:
     prefix: str = ""  # of all names; "{}" is the number of the target's layers
     norm_offset: int = 0
     features_first: bool = False
+    reads_normed: bool = True  # the target's state, after the target's last norm
     feeds_back_normed: bool = True
 
     def of(self, config: Any) -> MtpForm:
@@ -503,6 +512,7 @@ MTP_FORMS = {
         *("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
         prefix="model.mtp_layers.0.",
         features_first=True,
+        reads_normed=False,  # vLLM's MiMoModel, by MiMo's authors, returns the state without norm
     ),
     "glm4_moe": MtpForm(
         *("eh_proj", "enorm", "hnorm", "shared_head.norm"),
@@ -566,6 +576,9 @@ class Mtp(EagleHead):
     def norm(self, x: Tensor, name: str) -> Tensor:
         weight = self.form.norm_offset + self.weights[f"{name}.weight"]
         return rms_norm(x, weight, self.target.config.rms_norm_eps)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        return super().features(tokens) if self.form.reads_normed else self.target.output(tokens)
 
     def fuse(self, features: Tensor) -> Tensor:
         return features

@@ -1,7 +1,8 @@
 // Layers for multi-token prediction (MTP), which today's checkpoints have beside the model's own: a
 // row joins the normalised embedding of a token with the normalised final state of the token
 // before, runs one layer and predicts the next token. Deeper drafts run the layer again on its own
-// output.
+// output. The final state is the LM head's input; MiMo's is the last layer's output, which vLLM's
+// model, written by MiMo's authors, leaves without its norm for the MTP layer's sake.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -20,6 +21,7 @@ struct MtpFamily {
   std::string prefix;  // of all its tensors
   std::string layer;   // of those of the decoder layer
   bool features_first = false;
+  bool reads_normed = true;  // the target's state, after the target's final norm
   bool feeds_back_normed = true;
   bool repeats_ends = false;  // its embedding and output matrix are copies of the target's
 };
@@ -53,7 +55,8 @@ MtpFamily family_of(const ModelConfig& target) {
                                       .final_norm = "final_layernorm"}),
             .prefix = "model.mtp_layers.",
             .layer = layer,
-            .features_first = true};
+            .features_first = true,
+            .reads_normed = false};
   }
   if (name == "Glm4MoeForCausalLM") {
     const std::string layer = str_cat("model.layers.", target.num_layers, ".");
@@ -167,7 +170,11 @@ DraftHeadConfig parse_mtp(const DrafterConfig& drafter, const DraftHeadTarget& t
   model.final_norm = !family.names.final_norm.empty();
   model.num_layers = 1;
   model.layers = {spec_of(target.config, tensors, family)};
-  config.taps.final_hidden = true;
+  if (family.reads_normed) {
+    config.taps.final_hidden = true;
+  } else {
+    config.taps.layer_inputs = {target.config.num_layers};
+  }
   config.taps.least_width = model.hidden_size;
   config.eagle = {.names = family.names,
                   .feature_norm = EagleConfig::FeatureNorm::kWhole,

@@ -34,6 +34,7 @@ class MtpFamily:
         layer: what the names of the decoder layer begin with.
         repeats: tensors that are copies of the target's.
         features_first: whether the target's state precedes the embedding where they are joined.
+        reads_normed: whether the target's state is that after its final norm; else before.
         feeds_back_normed: whether the next draft reads the state after the last norm.
         rotated_share: share of each head that is rotated, where config.json does not say.
     """
@@ -48,6 +49,7 @@ class MtpFamily:
     layer: str = ""
     repeats: tuple[str, ...] = ()
     features_first: bool = False
+    reads_normed: bool = True
     feeds_back_normed: bool = True
     rotated_share: float = 1.0
 
@@ -69,6 +71,7 @@ FAMILIES = {
         *("MiMoMTPModel", "num_nextn_predict_layers", "model.mtp_layers.0."),
         *("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
         features_first=True,
+        reads_normed=False,
     ),
     "glm4_moe": MtpFamily(
         *("Glm4MoeMTPModel", "num_nextn_predict_layers", "model.layers.{}."),
@@ -147,9 +150,11 @@ class Mtp(EagleHead):
         return self._rows
 
     def fuse(self, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
-        """See EagleHead."""
+        """See EagleHead. A state before the target's final norm is taken from the one after: its
+        scale is lost, which the layer's own norm would take away."""
         del generator
-        return batch.final_hidden[:, :-1]
+        state = batch.final_hidden[:, :-1]
+        return state if self.family.reads_normed else state / self.target.norm
 
     def begin(self, embedded: Tensor, state: Tensor) -> Tensor:
         """See EagleHead."""

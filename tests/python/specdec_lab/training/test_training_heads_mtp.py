@@ -1,5 +1,6 @@
 """Trained MTP layers compute what the transcription of their formulas does, in every family."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -150,7 +151,15 @@ class Shifted(head_oracles.Mtp):
         return features.roll(-1, 0)
 
 
-@pytest.mark.parametrize("fault", [Swapped, OtherState, Shifted])
+class OtherFeatures(head_oracles.Mtp):
+    """Reads the target's state before the target's last norm, or after it, as the family does not."""
+
+    def __init__(self, directory: Path, target: head_oracles.Target) -> None:
+        super().__init__(directory, target)
+        self.form = dataclasses.replace(self.form, reads_normed=not self.form.reads_normed)
+
+
+@pytest.mark.parametrize("fault", [Swapped, OtherState, OtherFeatures, Shifted])
 def test_planted_faults_are_noticed(
     target: Path, tmp_path: Path, fault: type[head_oracles.Mtp]
 ) -> None:

@@ -170,12 +170,27 @@ class Shifted(head_oracles.Mtp):
         return torch.cat([features[:1], features[:-1]])
 
 
-@pytest.mark.parametrize("fault", [Swapped, Unnormed, Shifted])
+class OtherFeatures(head_oracles.Mtp):
+    """Reads the target's state before the target's last norm, or after it, as the family does not."""
+
+    def __init__(self, directory: Path, target: head_oracles.Target) -> None:
+        super().__init__(directory, target)
+        self.form = dataclasses.replace(self.form, reads_normed=not self.form.reads_normed)
+
+
+@pytest.mark.parametrize(
+    ("fault", "target"),
+    [
+        *((fault, "qwen3_5") for fault in (Swapped, Unnormed, OtherFeatures, Shifted)),
+        (OtherFeatures, "qwen2"),  # as a MiMo
+    ],
+)
 def test_a_faulty_formula_is_noticed(
     pair: Pairs,  # noqa: F811
     fault: type[head_oracles.Mtp],
+    target: str,
 ) -> None:
-    right = pair("mtp", "qwen3_5")
+    right = pair("mtp", target)
     wrong = dataclasses.replace(right, oracle=fault(right.directory, right.oracle.target))
     for compare in (check_logits, lambda given: check_drafts(given, PROMPTS[:3])):
         compare(right)
