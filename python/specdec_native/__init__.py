@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         GuidedDecodingParams,
         StructuredOutputsParams,
     )
+    from specdec_native.text.infill import InfillPrompt
     from specdec_vllm.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
     from specdec_vllm.engine_args import EngineArgs, FlexibleArgumentParser
     from specdec_vllm.llm import LLM
@@ -71,6 +72,7 @@ __all__ = [
     "Gauge",
     "GuidedDecodingParams",
     "Histogram",
+    "InfillPrompt",
     "LLMEngine",
     "Logprob",
     "Metric",
@@ -104,6 +106,7 @@ _MODULES = {
     "requests.sampling_params": "RequestOutputKind SamplingParams",
     "requests.stream": "RequestStream",
     "requests.structured_outputs": "GuidedDecodingParams StructuredOutputsParams",
+    "text.infill": "InfillPrompt",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
