@@ -207,7 +207,7 @@ _FORMATS = (
     CallFormat(
         ("jamba", "hunyuan_a13b"),
         (("<tool_calls>",),),
-        Frame((("<tool_calls>", "</tool_calls>"),), lists="maybe"),
+        Frame((("<tool_calls>", "</tool_calls>"),), lists="maybe", repeats=True),
         ObjectCalls(),
     ),
     CallFormat(
@@ -242,7 +242,7 @@ _FORMATS = (
     ),
     CallFormat(
         ("xlam",),
-        (),
+        (('[{"name": "tool_call_name", "arguments":',),),
         Frame(
             (
                 *(("<tool_call>", "</tool_call>"), ("[TOOL_CALLS]", "")),
@@ -256,7 +256,7 @@ _FORMATS = (
     ),
     CallFormat(
         ("hermes", "qwen3_json", "granite4"),
-        (("<tool_call>",),),
+        (("<tool_call>", '"name"'), ("<tool_call>", r"\"name\"")),
         Frame((("<tool_call>", "</tool_call>"),), lists="maybe"),
         ObjectCalls(),
     ),

@@ -12,9 +12,9 @@ from specdec_serve.http.tools.literal_scanner import LiteralScanner
 from specdec_serve.http.tools.object_scanner import Step
 from specdec_serve.http.tools.value_types import ParameterTypes, json_of
 
-_BEGIN = "call:"
-_NAME = re.compile(r"call:\s*([\w.\-:/]+)\s*(?={)")
-_NAME_SO_FAR = re.compile(r"call:\s*[\w.\-:/]*\s*")
+_BEGIN = "call:"  # models leave the word out at times
+_NAME = re.compile(r"(?:call)?:\s*([\w.\-/]+)\s*(?={)")
+_NAME_SO_FAR = re.compile(r"(?:call)?:\s*[\w.\-/]*\s*")
 
 
 @dataclasses.dataclass(frozen=True)

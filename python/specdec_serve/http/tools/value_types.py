@@ -21,6 +21,10 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     dict: ("object",),
     list: ("array",),
 }
+_TYPES = {name: name for names in _NAMES.values() for name in names}
+# Names of other languages, which clients write though JSON schema has no such types.
+_TYPES |= {"str": "string", "int": "integer", "float": "number", "double": "number"}
+_TYPES |= {"bool": "boolean", "list": "array", "dict": "object"}
 
 
 class ParameterTypes:
@@ -61,10 +65,9 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
     if isinstance(reference := schema.get("$ref"), str):
         return _types_of(_referred(reference, root), root, depth + 1)
     named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset({named})
-    if isinstance(named, list):
-        return frozenset(name for name in named if isinstance(name, str))
+    if named is not None:
+        names = named if isinstance(named, list) else [named]
+        return frozenset(_TYPES[n] for n in names if isinstance(n, str) and n in _TYPES)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         return frozenset(_NAMES[type(value)][0] for value in values if type(value) in _NAMES)

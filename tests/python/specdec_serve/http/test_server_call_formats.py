@@ -95,7 +95,7 @@ CASES: dict[str, dict[str, Answer]] = {
         "<|tool_call>call:f{s:12,enum:1,any:12:30 h}<tool_call|>": called(
             ("f", '{"s": "12", "enum": "1", "any": "12:30 h"}')
         ),
-        "<|tool_call>call:f{}call:f{}": called(F, F),
+        "<|tool_call>call:f{}call:f{}<|tool_call>:f{}": called(F, F, F),
         '<|tool_call>call:f{<|"|>a b<|"|>:1}': called(("f", '{"a b": 1}')),
         '<|tool_call>call:f{s:<|"|>a': [
             *called(("f", '{"s": "a')),
@@ -235,6 +235,8 @@ l2''', d="", e='''''')]""": called(
     },
     "jamba": {
         '<tool_calls>[\n  {"name": "f", "arguments": {}}\n]</tool_calls>': called(F),
+        '<tool_calls>\n{"name": "f", "arguments": {}}\n{"name": "f", "arguments": {}}\n'
+        "</tool_calls>": called(F, F),
     },
     "longcat": {
         '<longcat_tool_call>{"name": "f", "arguments": {}}</longcat_tool_call>': called(F),
@@ -370,7 +372,7 @@ def test_values_have_the_types_of_the_schema(parameter: str, text: str, expected
 
 
 def test_odd_schemas_say_nothing() -> None:
-    loop = {"properties": {"a": {"$ref": "#/properties/a"}, "b": 7, "c": {"type": ["string", 7]}}}
+    loop = {"properties": {"a": {"$ref": "#/properties/a"}, "b": 7, "c": {"type": ["str", 7]}}}
     types = ParameterTypes([Function("f", loop), Function("g", {"properties": []})])
     assert types.of("f", "a") == types.of("f", "b") == types.of("g", "a") == frozenset()
     assert types.of("f", "c") == {"string"}
@@ -386,7 +388,8 @@ def template_with(*marks: str) -> str:
 @pytest.mark.parametrize(
     ("name", "marks"),
     [
-        ("hermes", ["<tool_call>", "</tool_call>"]),
+        ("hermes", ["<tool_call>", '{"name": ...}']),
+        ("hermes", ["<tool_call>", r"{\"name\": ...}"]),
         ("qwen3_coder", ["<tool_call>", "<function=f>", "<parameter=p>"]),
         ("glm45", ["<tool_call>", "<arg_key>", "<arg_value>"]),
         ("granite", ["<|tool_call|>"]),
@@ -407,4 +410,5 @@ def test_every_format_is_told_by_its_own_marks() -> None:
         for marks in call_format.template_marks:
             assert call_format_of(template_with(*marks)) is call_format
     assert call_format_of(template_with("")) is None
+    assert call_format_of(template_with("<tool_call>", '<invoke name="f">')) is None  # MiniMax M3
     assert call_format_of("") is None
