@@ -19,8 +19,8 @@ export function figures(answer) {
 const ENDS = { length: "The answer has reached its greatest length.", stopped: "Stopped." };
 
 /**
- * An answer. `actions` are {compare(view), again(), answerCalls(results)}; `versions` is what
- * versionsNav() takes.
+ * An answer. `actions` are {compare(view), again(), goOn(), answerCalls(results)}; `versions` is
+ * what versionsNav() takes.
  */
 export class AnswerView {
   constructor(answer, versions, actions) {
@@ -41,12 +41,14 @@ export class AnswerView {
       },
       "Compare",
     );
+    this._goOn = button({ class: "quiet", onclick: actions.goOn }, "Continue");
     this._buttons = make(
       "div",
       { class: "buttons", hidden: true },
       this._versions.node,
       button({ class: "quiet", onclick: actions.again }, "Again"),
       copyButton("Copy answer", () => answer.text),
+      this._goOn,
       this._compare,
     );
     /** Where the calls of the answer get their results. */
@@ -69,6 +71,7 @@ export class AnswerView {
     this.node.setAttribute("aria-busy", String(!isOver));
     this._versions.update();
     this._body.update();
+    if (!isOver) this._buttons.hidden = this._note.hidden = true;
     if (!isOver || !this._buttons.hidden) return;
     this._body.draw();
     show(this._error, answer.error);
@@ -77,7 +80,10 @@ export class AnswerView {
     this._legend.replaceChildren(...legend(answer));
     this._legend.hidden = answer.steps.length === 0;
     this._buttons.hidden = false;
-    this._compare.hidden = answer.transcript === "" || answer.finish === "error";
+    this._goOn.hidden = !answer.canResume;
+    // A continued answer may have its tokens cut in other places.
+    const isWhole = answer.transcript !== "" && !answer.isContinued;
+    this._compare.hidden = !isWhole || answer.finish === "error";
     if (answer.calls.length > 0 && answer.finish !== "error") {
       this._results.replaceChildren(resultsForm(answer.calls, this._actions.answerCalls));
     }

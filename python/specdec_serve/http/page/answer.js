@@ -25,9 +25,12 @@ export class Answer {
     this.times = kept.times ?? null;
     /** Tokens of the request and of the answer together, where the server has told. */
     this.numContext = kept.numContext ?? null;
+    /** Whether it was made by more than one request. */
+    this.isContinued = kept.isContinued ?? false;
     /** All texts of reasoning and content, one after another. */
     this.transcript = "";
     this._begun = now();
+    this._numBefore = 0; // tokens of requests before
     this._position = 0; // in `transcript`, where the next token begins
     this._placed = 0; // tokens that have a place
     this._drafts = new Map(); // token -> {step, node}
@@ -61,7 +64,8 @@ export class Answer {
     for (const { token, logprob } of entries) {
       this.tokens.push({ text: token, logprob, start: null, end: null });
     }
-    for (const step of choice.draft_trees ?? []) {
+    for (const { at, nodes } of choice.draft_trees ?? []) {
+      const step = { at: at + this._numBefore, nodes };
       this.steps.push(step);
       this._index(step);
     }
@@ -82,6 +86,20 @@ export class Answer {
     this.finish = finish;
     this.error = error;
     this._place();
+  }
+
+  /** Another request goes on behind what there is. */
+  resume() {
+    this.finish = null;
+    this.isContinued = true;
+    this._numBefore = this.tokens.length;
+    this._begun = now() - (this.times?.last ?? 0);
+  }
+
+  /** Whether another request may go on: one that was cut off in its content. */
+  get canResume() {
+    const isCut = this.finish === "stopped" || this.finish === "length";
+    return isCut && this.text !== "" && this.parts.every(({ kind }) => kind === "content");
   }
 
   /**
@@ -136,8 +154,8 @@ export class Answer {
 
   /** The state that the browser stores, in the form that the constructor takes. */
   toJSON() {
-    const { parts, tokens, steps, params, finish, error, times, numContext } = this;
-    return { parts, tokens, steps, params, finish, error, times, numContext };
+    const { parts, tokens, steps, params, finish, error, times, numContext, isContinued } = this;
+    return { parts, tokens, steps, params, finish, error, times, numContext, isContinued };
   }
 
   /** The answer without what makes it long. */

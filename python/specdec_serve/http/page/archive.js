@@ -69,13 +69,16 @@ function checkTurn({ role, parent, text, files = [], answer, results }, index, p
   }
 }
 
+/** Whether `part` is what an Answer has in `parts`. */
+function isPart({ kind, text, start, id, name, times }) {
+  if (!isText(text)) return false;
+  if (kind === "call") return isText(id) && isText(name);
+  if (!isNumber(start)) return false;
+  if (kind === "reasoning") return isNumber(times?.first) && isNumber(times.last);
+  return kind === "content";
+}
+
 function checkAnswer(answer, path) {
-  const isPart = (part) =>
-    isText(part.text) &&
-    (part.kind === "call"
-      ? isText(part.id) && isText(part.name)
-      : isNumber(part.start) &&
-        (part.kind === "content" || (part.kind === "reasoning" && isNumber(part.times?.last - part.times?.first))));
   check(answer !== null && typeof answer === "object", path, "must be an object");
   checkList(answer.parts, `${path}.parts`, isPart, "is not a part of an answer");
   const isToken = (token) => isText(token.text) && isNumber(token.logprob);

@@ -35,13 +35,15 @@ export function verdict(drafted, plain) {
 }
 
 /**
- * Runs the comparison of a view. `stream(answer, update)` fills in `answer`; it does not throw. Returns the factor of the verdict.
+ * Runs the comparison of a view. `stream(answer, update)` fills in `answer`; it does not
+ * throw. Returns the factor of the verdict.
  */
 export async function compare(view, stream) {
   const plain = new Answer({ params: plainParams(view.answer) });
   const right = new AnswerBody(plain);
   const left = new AnswerBody(view.answer);
-  const result = make("p", { class: "verdict", role: "status" }, "Answering without speculation ...");
+  const waiting = "Answering without speculation …";
+  const result = make("p", { class: "verdict", role: "status" }, waiting);
   const rightFigures = make("p", { class: "figures" });
   view.comparison.replaceChildren(
     result,

@@ -1,6 +1,6 @@
 // The form in which a message is written: text, files, Send and Stop.
 
-import { byId, icon, isTouched, make, onEnter, onFiles } from "./dom.js";
+import { byId, iconButton, isTouched, make, onEnter, onFiles } from "./dom.js";
 import { FileError, readFile } from "./files.js";
 
 const KEYS = " (Enter sends, Shift+Enter begins a line, Escape stops)";
@@ -83,18 +83,10 @@ export class Composer {
       this._showFiles();
       prompt.focus();
     };
-    const items = this._files.map((file) =>
-      make(
-        "li",
-        {},
-        file.name,
-        make(
-          "button",
-          { type: "button", class: "small", "aria-label": `Remove ${file.name}`, onclick: () => remove(file) },
-          icon("remove"),
-        ),
-      ),
-    );
+    const items = this._files.map((file) => {
+      const button = iconButton(`Remove ${file.name}`, "remove", () => remove(file));
+      return make("li", {}, file.name, button);
+    });
     byId("files").replaceChildren(...items);
     byId("files").hidden = items.length === 0;
   }

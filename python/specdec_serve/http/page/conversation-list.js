@@ -1,6 +1,6 @@
 // The list of conversations: choose, rename, save, delete.
 
-import { byId, icon, make } from "./dom.js";
+import { byId, iconButton, make } from "./dom.js";
 
 /** Shows conversations; `actions` are {open(c), rename(c, title), save(c), remove(c)}. */
 export class ConversationList {
@@ -36,11 +36,7 @@ export class ConversationList {
       name,
     );
     const item = make("li", { "data-id": conversation.id }, open);
-    const small = (what, drawing, onclick) => {
-      const label = `${what} ${name}`;
-      const attributes = { type: "button", class: "small", "aria-label": label, title: label };
-      return make("button", { ...attributes, onclick }, icon(drawing));
-    };
+    const small = (what, drawing, onclick) => iconButton(`${what} ${name}`, drawing, onclick);
     item.append(
       small("Rename", "rename", () => this._rename(item, conversation)),
       small("Export", "save", () => this._actions.save(conversation)),
@@ -59,7 +55,8 @@ export class ConversationList {
       if (isOver) return;
       isOver = true;
       const title = field.value.trim();
-      this._actions.rename(conversation, isKept && title && title !== conversation.name ? title : conversation.title);
+      const isNew = isKept && title !== "" && title !== conversation.name;
+      this._actions.rename(conversation, isNew ? title : conversation.title);
       this._find(conversation.id)?.querySelector("button").focus();
     };
     field.addEventListener("keydown", (event) => {

@@ -20,9 +20,12 @@ export function draw(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** A small drawing of lines. */
-export function icon(name) {
-  return draw("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, draw("path", { d: ICONS[name] }));
+/** A small button with a drawing of lines, one of ICONS. */
+export function iconButton(label, name, onclick) {
+  const attributes = { type: "button", class: "small", "aria-label": label, title: label, onclick };
+  const path = draw("path", { d: ICONS[name] });
+  const drawing = draw("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, path);
+  return make("button", attributes, drawing);
 }
 
 function filled(node, attributes, children) {

@@ -16,8 +16,8 @@ export function kindOf(drafter) {
 }
 
 /**
- * Nodes of answer.transcript[start, end): an element a token, a <mark> with data-kind where a drafter
- * proposed it. data-token is the token's index.
+ * Nodes of answer.transcript[start, end): an element a token, a <mark> with data-kind where a
+ * drafter proposed it. data-token is the token's index.
  */
 export function tokenNodes(answer, start, end) {
   const nodes = [];

@@ -66,6 +66,7 @@ const turns = new TurnViews(byId("messages"), {
   again(conversation, turn) {
     if (isReady()) answerTo(conversation, turn.parent);
   },
+  goOn,
   compare: compareWithPlain,
   chosen(conversation) {
     keep(conversation);
@@ -154,14 +155,25 @@ async function answerTo(conversation, asked) {
   turns.show(conversation);
   scroller.toEnd();
   composer.focus(); // the button that had it goes
-  await requests.run(conversation, "Answering", () => stream(conversation, turn, answer));
+  await requests.run(conversation, "Answering", () => stream(conversation, turn));
   keep(conversation);
 }
 
-/** Fills in `answer` in the place of `turn`; `update()` shows it. */
-function stream(conversation, turn, answer, show = () => turns.viewOf(conversation, turn).update()) {
+/** Goes on with the answer of `turn`, which was cut off. */
+async function goOn(conversation, turn) {
+  if (!isReady()) return;
+  turn.answer.resume();
+  turns.viewOf(conversation, turn).update();
+  composer.focus();
+  await requests.run(conversation, "Answering", () => stream(conversation, turn));
+  keep(conversation);
+}
+
+/** Fills in the answer of `turn`, or another one in its place; `show()` draws it. */
+function stream(conversation, turn, answer = turn.answer, show = null) {
   const messages = conversation.messagesTo(turn.parent, answer.params.system);
-  return requests.stream(messages, answer, () => scroller.along(show));
+  const view = turns.viewOf(conversation, turn);
+  return requests.stream(messages, answer, () => scroller.along(show ?? (() => view.update())));
 }
 
 async function compareWithPlain(conversation, turn, view) {

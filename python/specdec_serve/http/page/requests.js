@@ -5,8 +5,8 @@ import { apiKey } from "./settings.js";
 
 export class Requests {
   /**
-   * `hears` are {begun(), over(), progress(answer), refused(status), say(text, isSeen)}: of runs, of an
-   * answer that grows, of requests that the server or the way there has refused.
+   * `hears` are {begun(), over(), progress(answer), refused(status), say(text, isSeen)}: of runs, of
+   * an answer that grows, of requests that the server or the way there has refused.
    */
   constructor(hears) {
     this._hears = hears;
@@ -44,12 +44,16 @@ export class Requests {
   }
 
   /**
-   * Fills in `answer` to the messages before it, calling update() as it grows. Errors become a part
-   * of the answer.
+   * Fills in `answer` to the messages before it, calling update() as it grows; one that has begun
+   * goes on. Errors become a part of the answer.
    */
   async stream(messages, answer, update) {
     const { system, ...params } = answer.params;
     const body = { ...params, messages, logprobs: true, top_logprobs: 0, draft_trees: true };
+    if (answer.isContinued) {
+      body.messages = [...messages, { role: "assistant", content: answer.text }];
+      Object.assign(body, { add_generation_prompt: false, continue_final_message: true });
+    }
     try {
       for await (const chunk of chat(body, apiKey(), this._controller.signal)) {
         if (chunk.usage) answer.numContext = chunk.usage.total_tokens;

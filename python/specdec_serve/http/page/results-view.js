@@ -4,9 +4,10 @@ import { make, onEnter } from "./dom.js";
 
 /** A form with a field for each call; `send(results)` gets their {id, text}. */
 export function resultsForm(calls, send) {
-  const fields = calls.map(({ name }) =>
-    make("textarea", { rows: "1", "aria-label": `Result of ${name}`, placeholder: `Result of ${name}` }),
-  );
+  const fields = calls.map(({ name }) => {
+    const label = `Result of ${name}`;
+    return make("textarea", { rows: "1", "aria-label": label, placeholder: label });
+  });
   const submit = () => send(calls.map(({ id }, i) => ({ id, text: fields[i].value })));
   for (const field of fields) onEnter(field, submit);
   return make(

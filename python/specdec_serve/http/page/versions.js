@@ -7,12 +7,10 @@ import { make } from "./dom.js";
  * place() is {index, count}, and go() shows the version before (-1) or after (1).
  */
 export function versionsNav(versions) {
-  const button = (label, text, step) =>
-    make(
-      "button",
-      { type: "button", class: "quiet", "aria-label": label, title: label, onclick: () => versions.go(step) },
-      text,
-    );
+  const button = (label, text, step) => {
+    const attributes = { type: "button", class: "quiet", "aria-label": label, title: label };
+    return make("button", { ...attributes, onclick: () => versions.go(step) }, text);
+  };
   const before = button("Version before", "‹", -1);
   const after = button("Version after", "›", 1);
   const text = make("span");

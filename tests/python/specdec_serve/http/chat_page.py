@@ -23,7 +23,7 @@ from tiny_text_model import OPTIONS, TEXT_TOKEN_IDS
 
 CHROMIUM = "/usr/bin/chromium"  # Debian's
 CHAT = "**/v1/chat/completions"
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 # So that a random model writes text, to its end.
 READABLE = {"ignore_eos": True, "allowed_token_ids": TEXT_TOKEN_IDS}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}

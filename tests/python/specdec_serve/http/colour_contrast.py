@@ -35,8 +35,9 @@ _TEXTS = """() => {
     }
     for (const field of document.querySelectorAll("input, textarea, select")) {
         if (!isShown(field)) continue;
+        const hint = field.placeholder;
         note(field, field.name, getComputedStyle(field));
-        if (field.placeholder) note(field, field.placeholder, getComputedStyle(field, "::placeholder"));
+        if (hint) note(field, hint, getComputedStyle(field, "::placeholder"));
     }
     return found;
 }"""

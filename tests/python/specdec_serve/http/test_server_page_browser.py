@@ -319,7 +319,8 @@ def test_a_message_is_changed_and_both_versions_stay(chat: ChatPage, world: Worl
         chat.button("Version after").click()
         chat.page.reload()
     chat.ask("behind it")
-    assert [each["content"] for each in chat.asked[-1]["messages"][2::2]] == ["another", "behind it"]
+    contents = [each["content"] for each in chat.asked[-1]["messages"]]
+    assert contents[2::2] == ["another", "behind it"]
     chat.button("Edit").first.click()
     field.fill("first of all")
     chat.button("Send instead").click()
@@ -355,6 +356,20 @@ def test_an_answer_is_made_again_and_both_stay(chat: ChatPage) -> None:
     chat.button("Version before").click()
     expect(articles).to_have_count(4)
     assert chat.text == old
+
+
+def test_a_continued_answer_is_that_of_the_api(chat: ChatPage, world: World) -> None:
+    chat.setting("Max tokens", "4")
+    chat.setting("Temperature", "0")
+    messages = [{"role": "user", "content": QUESTION}]
+    chat.ask(QUESTION)
+    first = raw_text(chat)
+    chat.button("Continue").click()
+    expect(chat.answer.locator(".figures")).to_contain_text("8 tokens")
+    messages.append({"role": "assistant", "content": first})
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    expected = first + content(world, messages, max_tokens=4, temperature=0, **more)
+    assert raw_text(chat) == expected
 
 
 def test_nothing_is_changed_while_an_answer_comes(

@@ -11,9 +11,12 @@ from chat_page import CHAT, LOOKS, ChatPage, answer_with, chunk, node, opened
 from colour_contrast import contrasts, luminance
 from server_world import World
 
-TEXT = """# A title of several words
+TEXT = (
+    """# A title of several words
 
-A `line of code` and a-word-without-end-""" + "x" * 120 + """.
+A `line of code` and a-word-without-end-"""
+    + "x" * 120
+    + """.
 
 | a column | another column | a third column | a fourth column | a fifth column |
 |---|:-:|--:|---|---|
@@ -31,6 +34,7 @@ def function(argument: str = "text") -> float:
 
 - [a link](https://example.org/)
 """
+)
 TREE = {
     "at": 0,
     "nodes": [
