@@ -14,12 +14,13 @@ from starlette.responses import Response
 
 from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.outputs import CompletionOutput
+from specdec_serve.http.answer_items import Written
 from specdec_serve.http.chunks import dumps
 from specdec_serve.http.errors import ApiError, bad_request
 from specdec_serve.http.logprobs import TokenNames, chat_logprobs
 from specdec_serve.http.protocol.common import check_max_tokens
 from specdec_serve.http.protocol.responses import ResponsesRequest
-from specdec_serve.http.response_items import OutputItems, Written
+from specdec_serve.http.response_items import OutputItems
 from specdec_serve.http.service import Call, Generation, Service
 from specdec_serve.http.sse import unless_disconnected
 from specdec_serve.http.templates import template_options
