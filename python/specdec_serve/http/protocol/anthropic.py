@@ -10,7 +10,7 @@ import pydantic
 from specdec_native.requests.request_builder import GenerationDefaults
 from specdec_native.requests.sampling_params import SamplingParams
 from specdec_serve.http.errors import bad_request
-from specdec_serve.http.protocol.anthropic_messages import chat_messages
+from specdec_serve.http.protocol.anthropic_messages import ChatMessages, chat_messages
 from specdec_serve.http.protocol.body import Body, Fields, warn_of_unknown
 from specdec_serve.http.protocol.common import GenerationFields
 from specdec_serve.http.protocol.structured import schema_params
@@ -73,8 +73,8 @@ class Conversation(Body):
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def chat_messages(self) -> dict[str, dict[str, Any]]:
-        """System and messages as chat messages, by their location, such as "messages[0]".
+    def chat_messages(self) -> ChatMessages:
+        """System and messages as chat messages.
 
         Raises ApiError for what no chat template can show, such as images.
         """
@@ -99,12 +99,10 @@ class Conversation(Body):
             return None
         return read_tools(tools, choice, parallel=not asked.disable_parallel_tool_use)
 
-    def template_variables(self) -> dict[str, Any]:
-        """Variables of the chat template that the request sets."""
-        given: dict[str, Any] = {}
-        if self.thinking is not None:
-            given["enable_thinking"] = self.thinking.type != "disabled"
-        return given | (self.chat_template_kwargs or {})
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model is to think; None: as its template says."""
+        return None if self.thinking is None else self.thinking.type != "disabled"
 
     @property
     def effort(self) -> str | None:
@@ -143,13 +141,13 @@ class MessagesRequest(Conversation, GenerationFields):
                 raise bad_request(f"{name}: {advice}", name)
         if self.n != 1:
             raise bad_request("n must be 1: a message is one answer", "n")
-        if self.thinking is not None and self.thinking.type == "enabled":
-            if self.thinking.budget_tokens is None:
-                raise bad_request(
-                    "thinking.budget_tokens is missing: say how many tokens the model may think, "
-                    'or set thinking.type to "adaptive"',
-                    "thinking",
-                )
+        thinking = self.thinking
+        if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
+            raise bad_request(
+                "thinking.budget_tokens is missing: say how many tokens the model may think, or "
+                'set thinking.type to "adaptive"',
+                "thinking",
+            )
 
     def grammar(self) -> Grammar | None:
         """The answer's grammar: calls where they are required, else the requested format."""
@@ -183,11 +181,9 @@ class MessagesRequest(Conversation, GenerationFields):
 
     def message_params(self, defaults: GenerationDefaults) -> SamplingParams:
         """The sampling parameters."""
-        params = self.sampling_params(
+        return self.sampling_params(
             defaults, max_tokens=self.max_tokens, stop=self.stop_sequences or None
         )
-        # thinking.budget_tokens belongs here: params.thinking_token_budget = budget_tokens.
-        return params
 
 
 def _chat_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
