@@ -238,6 +238,46 @@ def test_the_clients_loop_runs_tools(world: World, says: Says) -> None:
     assert last.content[1].text == "It rains in Rome."  # type: ignore[union-attr]
 
 
+def test_what_a_coding_agent_sends(world: World, says: Says) -> None:
+    """The shape of the second request of Anthropic's own agent, after it has run a tool."""
+    says("<think>I know.</think>42.")
+    cached = {"cache_control": {"type": "ephemeral"}}
+    call = {"type": "tool_use", "id": "1", "name": "weather", "input": {"city": "Rome"}}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "SG0u"}
+    body = {
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2;"},
+            {"type": "text", "text": "You help.", **cached},
+        ],
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+            {"role": "system", "content": "There are agents."},
+            {"role": "assistant", "content": [thought, {"type": "text", "text": "I look."}, call]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "1", "content": "Rain.", **cached}
+                ],
+            },
+        ],
+        "tools": TOOLS,
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "metadata": {"user_id": "{}"},
+        "max_tokens": 32_000,
+    }
+    message = ask(world, **body)
+    assert told(message) == ["<I know.>", "42."]
+    shown = "system:You help.;user:a\nb;system:There are agents.;assistant:I look.;tool:Rain.;"
+    usage = message.usage
+    counted = world.ask("/tokenize", prompt=f"{shown}assistant:")["count"]
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted
+
+
 def test_tools_that_nobody_could_read_are_refused(engine: Engine) -> None:
     with serving(engine) as world:
         assert "--tool-call-parser" in refusal(world, tools=TOOLS)
