@@ -89,7 +89,7 @@ def test_more_tokens_than_fit_are_those_that_fit(world: World) -> None:
 def test_a_last_message_of_the_assistant_is_continued(world: World, engine: Engine) -> None:
     messages = [HELLO, {"role": "assistant", "content": "So "}]
     (output,) = engine.chat(
-        messages,  # type: ignore[arg-type]
+        messages,
         text_params(),
         use_tqdm=False,
         add_generation_prompt=False,
@@ -422,12 +422,13 @@ def test_errors_of_these_paths_have_anthropics_form(
 def test_a_key_comes_in_either_header(engine: Engine) -> None:
     body: Any = {"model": MODEL, "messages": [HELLO], "max_tokens": 1}
     with serving(engine, api_keys=("secret",)) as world:
-        for key in ({"api_key": "secret"}, {"api_key": None, "auth_token": "secret"}):
-            with client_of(world, **key) as client:
-                assert client.messages.create(**body).type == "message"
-        for key in ({"api_key": "other"}, {"api_key": None, "auth_token": "other"}):
-            with client_of(world, **key) as client, pytest.raises(anthropic.AuthenticationError):
-                client.messages.create(**body)
+        for key, status in (("secret", 200), ("other", 401)):
+            for headers in ({"x-api-key": key}, {"authorization": f"Bearer {key}"}):
+                assert world.client.post(PATH, json=body, headers=headers).status_code == status
+        with client_of(world, api_key="secret") as client:
+            assert client.messages.create(**body).type == "message"
+        with client_of(world) as client, pytest.raises(anthropic.AuthenticationError):
+            client.messages.create(**body)
 
 
 def test_a_full_queue_is_an_overloaded_server(engine: Engine) -> None:
