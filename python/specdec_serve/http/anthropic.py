@@ -25,8 +25,9 @@ from specdec_serve.http.sse import unless_disconnected
 from specdec_serve.http.templates import located, template_options
 from specdec_serve.http.tokenize import of_tokens
 from specdec_serve.http.tools.answer import AnswerReader
+from specdec_serve.http.tools.answer_params import adapt_params, check_served
 from specdec_serve.http.tools.harmony import EFFORTS as HARMONY_EFFORTS
-from specdec_serve.http.tools.request import ToolUse, check_served, reads_calls
+from specdec_serve.http.tools.request import ToolUse
 from specdec_serve.http.usage import reasoning_tokens
 
 _PING = named_event("ping", {})
@@ -71,8 +72,7 @@ def call_of(
     template = _template_of(body, tools, service)
     reasoning = service.answer_format.reasoning
     params = body.message_params(service.defaults)
-    params.shown_special_tokens = service.answer_format.tags(reads_calls=reads_calls(tools))
-    params.reasoning = reasoning
+    adapt_params(params, service.answer_format, tools, body.grammar(), service.engine.tokenizer)
     if body.thinking is not None and reasoning is not None and reasoning.can_be_cut:
         params.thinking_token_budget = body.thinking.budget_tokens
 
