@@ -79,11 +79,11 @@ class SpeculativeDecodingMetrics:
         num_emitted_tokens: tokens these steps added to the output.
         proposed_per_position: steps that drafted the first, second, ... token.
         accepted_per_position: steps that kept the first, second, ... token.
+        num_accepted_prediction_tokens: tokens of the request's prediction that were kept.
+        num_prediction_tokens: tokens of the request's prediction that were drafted and verified.
         per_step_accepted: drafted tokens that each step kept, in order, one completion after the
             other. None before the end, or without record_draft_steps.
         per_step_drafted: drafted tokens that each of these steps verified.
-        num_accepted_prediction_tokens: tokens of the request's prediction that were kept.
-        num_prediction_tokens: tokens of the request's prediction that were drafted and verified.
     """
 
     mean_acceptance_length: float
@@ -96,10 +96,10 @@ class SpeculativeDecodingMetrics:
     num_emitted_tokens: int
     proposed_per_position: list[int]
     accepted_per_position: list[int]
-    per_step_accepted: list[int] | None = None
-    per_step_drafted: list[int] | None = None
     num_accepted_prediction_tokens: int = 0
     num_prediction_tokens: int = 0
+    per_step_accepted: list[int] | None = None
+    per_step_drafted: list[int] | None = None
 
     @classmethod
     def from_counts(

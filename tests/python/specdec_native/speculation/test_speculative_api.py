@@ -183,6 +183,8 @@ def counts(**values: Any) -> Any:
         "proposed_per_position": [],
         "accepted_per_position": [],
         "histogram": [],
+        "num_predicted_draft_tokens": 0,
+        "num_predicted_accepted_tokens": 0,
     }
     return SimpleNamespace(**(empty | values))
 
@@ -192,6 +194,8 @@ FIRST = {
     "num_draft_tokens": 8,
     "num_accepted_tokens": 3,
     "num_emitted_tokens": 6,
+    "num_predicted_draft_tokens": 5,
+    "num_predicted_accepted_tokens": 2,
     "proposed_per_position": [3, 3, 2],
     "accepted_per_position": [2, 1],
     "histogram": [1, 1, 1],
@@ -201,6 +205,8 @@ SECOND = {
     "num_draft_tokens": 4,
     "num_accepted_tokens": 4,
     "num_emitted_tokens": 5,
+    "num_predicted_draft_tokens": 3,
+    "num_predicted_accepted_tokens": 3,
     "proposed_per_position": [1, 1, 1, 1],
     "accepted_per_position": [1, 1, 1, 1],
     "histogram": [0, 0, 0, 0, 1],
@@ -220,6 +226,8 @@ def test_metrics_add_up() -> None:
         num_emitted_tokens=11,
         proposed_per_position=[4, 4, 3, 1],
         accepted_per_position=[3, 2, 1, 1],
+        num_accepted_prediction_tokens=5,
+        num_prediction_tokens=8,
     )
 
 
