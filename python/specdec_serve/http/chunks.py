@@ -37,3 +37,8 @@ class ChunkWriter:
 def error_event(error: ApiError) -> bytes:
     """An error as an event of a stream that has begun."""
     return f"data: {dumps(error.body())}\n\n".encode()
+
+
+def named_event(kind: str, members: Mapping[str, Any]) -> bytes:
+    """An event of a stream whose events have names."""
+    return f"event: {kind}\ndata: {dumps({'type': kind, **members})}\n\n".encode()

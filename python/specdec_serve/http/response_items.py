@@ -1,7 +1,4 @@
-"""The items of a response's output: messages, reasoning and calls, as they grow.
-
-The result does not depend on how an answer is split into steps: a whole answer is one step.
-"""
+"""The items of a response's output: messages, reasoning and calls, as OpenAI has them."""
 
 from __future__ import annotations
 
@@ -11,47 +8,50 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+from specdec_serve.http.answer_items import AnswerItems, Item, Written
 from specdec_serve.http.tools.answer import AnswerReader
-from specdec_serve.http.tools.events import (
-    Arguments,
-    CallBegins,
-    CallFails,
-    Content,
-    Event,
-    MessageEnds,
-    Reasoning,
-)
+from specdec_serve.http.tools.events import CallBegins, Content, Event
 
-Written: TypeAlias = tuple[str, dict[str, Any]]  # an event of the stream: type and members
 Logprobs: TypeAlias = list[dict[str, Any]]
 
 
-class Item(abc.ABC):
-    """One item. Its `status` is OpenAI's."""
+class OutputItem(Item):
+    """An item with an id."""
 
     def __init__(self, prefix: str) -> None:
+        super().__init__()
         self.id = f"{prefix}_{uuid.uuid4().hex}"
-        self.status = "in_progress"
+
+    def begins(self, index: int) -> list[Written]:
+        """The item is added, and its part begins."""
+        added = ("response.output_item.added", {"output_index": index, "item": self.json()})
+        return [added, *self._opening(self._address(index))]
+
+    def ends(self, index: int, status: str) -> list[Written]:
+        """Text, part and item are done."""
+        written = self._closing(self._address(index))
+        self.status = status
+        done = ("response.output_item.done", {"output_index": index, "item": self.json()})
+        return [*written, done]
 
     @abc.abstractmethod
-    def json(self) -> dict[str, Any]:
-        """The item as it is now."""
+    def _opening(self, address: dict[str, Any]) -> list[Written]:
+        """Events after the item's announcement; `address` has members that name the item."""
 
     @abc.abstractmethod
-    def opening(self, address: dict[str, Any]) -> list[Written]:
-        """Events after the item's announcement, before its first content."""
-
-    @abc.abstractmethod
-    def closing(self, address: dict[str, Any]) -> list[Written]:
+    def _closing(self, address: dict[str, Any]) -> list[Written]:
         """Events before the item's end."""
 
+    def _address(self, index: int) -> dict[str, Any]:
+        return {"item_id": self.id, "output_index": index}
 
-class MessageItem(Item):
+
+class MessageItem(OutputItem):
     """A message of one text."""
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self) -> None:
         super().__init__("msg")
-        self.text = text
+        self.text = ""
         self.logprobs: Logprobs = []
         self._is_new = True
 
@@ -74,22 +74,21 @@ class MessageItem(Item):
             "content": [] if self._is_new else [self.part()],
         }
 
-    def opening(self, address: dict[str, Any]) -> list[Written]:
-        """The part begins."""
+    def _opening(self, address: dict[str, Any]) -> list[Written]:
         self._is_new = False
         return [
             ("response.content_part.added", {**address, "content_index": 0, "part": self.part()})
         ]
 
-    def add(self, text: str, logprobs: Logprobs, address: dict[str, Any]) -> list[Written]:
-        """More text."""
+    def add(self, text: str, index: int, logprobs: Sequence[dict[str, Any]] = ()) -> list[Written]:
+        """More text, with the logprobs of its tokens."""
         self.text += text
         self.logprobs += logprobs
-        members = {**address, "content_index": 0, "delta": text, "logprobs": logprobs}
+        address = self._address(index)
+        members = {**address, "content_index": 0, "delta": text, "logprobs": [*logprobs]}
         return [("response.output_text.delta", members)]
 
-    def closing(self, address: dict[str, Any]) -> list[Written]:
-        """The text and its part end."""
+    def _closing(self, address: dict[str, Any]) -> list[Written]:
         address = {**address, "content_index": 0}
         return [
             (
@@ -100,7 +99,7 @@ class MessageItem(Item):
         ]
 
 
-class ReasoningItem(Item):
+class ReasoningItem(OutputItem):
     """What the model thinks, in one text."""
 
     def __init__(self) -> None:
@@ -118,19 +117,17 @@ class ReasoningItem(Item):
             "encrypted_content": None,
         }
 
-    def opening(self, address: dict[str, Any]) -> list[Written]:
-        """The part begins."""
+    def _opening(self, address: dict[str, Any]) -> list[Written]:
         members = {**address, "content_index": 0, "part": self._part()}
         return [("response.content_part.added", members)]
 
-    def add(self, text: str, address: dict[str, Any]) -> list[Written]:
+    def add(self, text: str, index: int) -> list[Written]:
         """More text."""
         self.text += text
-        members = {**address, "content_index": 0, "delta": text}
+        members = {**self._address(index), "content_index": 0, "delta": text}
         return [("response.reasoning_text.delta", members)]
 
-    def closing(self, address: dict[str, Any]) -> list[Written]:
-        """The text and its part end."""
+    def _closing(self, address: dict[str, Any]) -> list[Written]:
         address = {**address, "content_index": 0}
         return [
             ("response.reasoning_text.done", {**address, "text": self.text}),
@@ -141,12 +138,12 @@ class ReasoningItem(Item):
         return {"type": "reasoning_text", "text": self.text}
 
 
-class CallItem(Item):
+class CallItem(OutputItem):
     """A call of a function."""
 
-    def __init__(self, call_id: str, name: str, arguments: str = "") -> None:
+    def __init__(self, call_id: str, name: str) -> None:
         super().__init__("fc")
-        self.arguments = arguments
+        self.arguments = ""
         self._call_id = call_id
         self._name = name
 
@@ -161,42 +158,34 @@ class CallItem(Item):
             "arguments": self.arguments,
         }
 
-    def opening(self, address: dict[str, Any]) -> list[Written]:
-        """Nothing: arguments have no part of their own."""
-        return []
+    def _opening(self, address: dict[str, Any]) -> list[Written]:
+        return []  # arguments have no part of their own
 
-    def add(self, arguments: str, address: dict[str, Any]) -> list[Written]:
+    def add(self, text: str, index: int) -> list[Written]:
         """More of the arguments."""
-        self.arguments += arguments
-        return [("response.function_call_arguments.delta", {**address, "delta": arguments})]
+        self.arguments += text
+        members = {**self._address(index), "delta": text}
+        return [("response.function_call_arguments.delta", members)]
 
-    def closing(self, address: dict[str, Any]) -> list[Written]:
-        """The arguments end."""
+    def _closing(self, address: dict[str, Any]) -> list[Written]:
         members = {**address, "name": self._name, "arguments": self.arguments}
         return [("response.function_call_arguments.done", members)]
 
 
-class OutputItems:
+class OutputItems(AnswerItems):
     """All items of a response; the last one may still grow.
 
     A message has the logprobs of its text's tokens, and of tokens without text that come while it
-    is open. White space around calls and reasoning makes no message.
+    is open.
     """
 
     def __init__(self, reader: AnswerReader | None) -> None:
         """`reader` finds calls and reasoning; None if there can be none."""
-        self._reader = reader
+        super().__init__(reader)
         self._tokens = _TextOfTokens()
-        self._items: list[Item] = []
-        self._is_open = False
-        self._space = ""  # white space before the next message, if one follows
         self._num_ahead = 0  # held-back characters of a token whose logprobs were sent already
         # Number of characters and logprobs of tokens whose item is not known yet.
         self._waiting: list[tuple[int, dict[str, Any]]] = []
-
-    def json(self) -> list[dict[str, Any]]:
-        """The items as they are now."""
-        return [item.json() for item in self._items]
 
     @property
     def reasoning(self) -> str:
@@ -219,7 +208,7 @@ class OutputItems:
         else:
             written += self._read(text, None)
         if is_last and self._reader is not None:
-            written += self._take(self._reader.read("", is_last=True))
+            written += self._take(self._events_of("", is_last=True))
             if not self._space:
                 self._waiting = [token for token in self._waiting if token[0] == 0]
             if isinstance(self._open_item, CallItem):  # others end with the answer's status
@@ -237,9 +226,7 @@ class OutputItems:
         """Reads the text of one token, or any text where there are no logprobs."""
         if entry is not None:
             self._waiting.append((len(text), entry))
-        if self._reader is None:
-            return self._take([Content(text)] if text else [], text)
-        return self._take(self._reader.read(text, is_last=False), text)
+        return self._take(self._events_of(text, is_last=False), text)
 
     def _take(self, events: Sequence[Event], text: str = "") -> list[Written]:
         written: list[Written] = []
@@ -256,46 +243,18 @@ class OutputItems:
         return written
 
     def _add(self, event: Event) -> list[Written]:
-        if isinstance(event, Content):
-            if self._message is None and not event.text.strip():
-                self._space += event.text
-                return []
-            return self._say(event.text)
-        self._space = ""
-        self._num_ahead = 0
-        del self._waiting[:-1]  # keeps the last: its token may also have text after the call
-        match event:
-            case CallBegins():
-                return self._close("completed") + self._open(CallItem(event.id, event.name))
-            case Reasoning():
-                return self._think(event.text)
-            case Arguments():
-                call = self._items[-1]
-                assert isinstance(call, CallItem)
-                return call.add(event.text, self._address)
-            case MessageEnds() | CallFails():
-                return self._close("completed" if event == MessageEnds() else "incomplete")
-
-    def _think(self, text: str) -> list[Written]:
-        """Adds to the open reasoning, or to a new one."""
-        written: list[Written] = []
-        if not isinstance(self._open_item, ReasoningItem):
-            written += self._close("completed") + self._open(ReasoningItem())
-        item = self._items[-1]
-        assert isinstance(item, ReasoningItem)
-        return written + item.add(text, self._address)
+        if not isinstance(event, Content):
+            self._num_ahead = 0
+            del self._waiting[:-1]  # keeps the last: its token may also have text after the call
+        return super()._add(event)
 
     def _say(self, text: str) -> list[Written]:
         """Adds to the open message, or to a new one, with the logprobs of the text's tokens.
 
         An empty text takes the logprobs of all waiting tokens.
         """
-        written: list[Written] = []
-        if self._message is None:
-            written += self._close("completed") + self._open(MessageItem())
-        message = self._message
-        assert message is not None
-        text, self._space = self._space + text, ""
+        message, written = self._continued(MessageItem)
+        text = self._with_space(text)
         logprobs: Logprobs = []
         num_left = len(text) - self._num_ahead
         while self._waiting and (num_left > 0 or not text):
@@ -304,8 +263,15 @@ class OutputItems:
             logprobs.append(entry)
         self._num_ahead = max(0, -num_left)
         if text or logprobs:
-            written += message.add(text, logprobs, self._address)
+            written += message.add(text, self._last, logprobs)
         return written
+
+    def _think(self, text: str) -> list[Written]:
+        item, written = self._continued(ReasoningItem)
+        return written + item.add(text, self._last)
+
+    def _call(self, event: CallBegins) -> Item:
+        return CallItem(event.id, event.name)
 
     @property
     def _message(self) -> MessageItem | None:
@@ -314,32 +280,8 @@ class OutputItems:
         return item if isinstance(item, MessageItem) else None
 
     @property
-    def _open_item(self) -> Item | None:
-        return self._items[-1] if self._is_open else None
-
-    @property
-    def _address(self) -> dict[str, Any]:
-        return {"item_id": self._items[-1].id, "output_index": len(self._items) - 1}
-
-    def _open(self, item: Item) -> list[Written]:
-        self._items.append(item)
-        self._is_open = True
-        index = len(self._items) - 1
-        added = ("response.output_item.added", {"output_index": index, "item": item.json()})
-        return [added, *item.opening(self._address)]
-
-    def _close(self, status: str) -> list[Written]:
-        if not self._is_open:
-            return []
-        self._is_open = False
-        item = self._items[-1]
-        written = item.closing(self._address)
-        item.status = status
-        index = len(self._items) - 1
-        return [
-            *written,
-            ("response.output_item.done", {"output_index": index, "item": item.json()}),
-        ]
+    def _in_text(self) -> bool:
+        return self._message is not None
 
 
 class _TextOfTokens:

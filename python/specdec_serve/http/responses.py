@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
@@ -14,18 +13,20 @@ from starlette.responses import Response
 
 from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.outputs import CompletionOutput
-from specdec_serve.http.chunks import dumps
-from specdec_serve.http.errors import ApiError, bad_request
+from specdec_serve.http.answer_items import Written
+from specdec_serve.http.chunks import dumps, named_event
+from specdec_serve.http.errors import ApiError
 from specdec_serve.http.logprobs import TokenNames, chat_logprobs
 from specdec_serve.http.protocol.common import check_max_tokens
 from specdec_serve.http.protocol.responses import ResponsesRequest
-from specdec_serve.http.response_items import OutputItems, Written
+from specdec_serve.http.response_items import OutputItems
 from specdec_serve.http.service import Call, Generation, Service
 from specdec_serve.http.sse import unless_disconnected
-from specdec_serve.http.templates import template_options
+from specdec_serve.http.templates import located, template_options
 from specdec_serve.http.tools.answer import AnswerReader
 from specdec_serve.http.tools.answer_params import adapt_params, check_served
 from specdec_serve.http.tools.request import ToolUse
+from specdec_serve.http.usage import reasoning_tokens
 
 
 def add_routes(app: fastapi.FastAPI, service: Service) -> None:
@@ -79,7 +80,7 @@ def call_of(
         try:
             prompt = service.engine.chat_prompt([*messages.values()], **template)
         except ValueError as error:
-            raise _of_input(error, [*messages]) from error
+            raise located(error, [*messages], "input") from error
         prompt.truncate_to = truncate_to
         prompt.keeps_beginning = body.truncation_side == "right"
         prompt.cache_salt = body.cache_salt
@@ -94,15 +95,6 @@ def call_of(
         params=params,
         is_plain=not body.chat_template_kwargs,
     )
-
-
-def _of_input(error: ValueError, paths: list[str]) -> ApiError:
-    """Translates an error about chat messages to the locations in the client's input."""
-    message = str(error)
-    if found := re.match(r"messages(?:\[(\d+)\])?", message):
-        path = "input" if found[1] is None else paths[int(found[1])]
-        return bad_request(path + message[found.end() :], path.partition("[")[0])
-    return bad_request(message, "input")
 
 
 class _Answer:
@@ -207,17 +199,13 @@ class _Answer:
                 "cache_write_tokens": 0,
             },
             "output_tokens": self._num_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._num_reasoning()},
+            "output_tokens_details": {
+                "reasoning_tokens": reasoning_tokens(
+                    self._service, self._items.reasoning, self._num_tokens
+                )
+            },
             "total_tokens": num_prompt + self._num_tokens,
         }
-
-    def _num_reasoning(self) -> int:
-        """The tokens of the reasoning, counted by its text."""
-        text = self._items.reasoning
-        if not text:
-            return 0
-        tokenizer = self._service.engine.tokenizer
-        return min(self._num_tokens, len(tokenizer.encode(text, add_special_tokens=False)))
 
 
 async def _whole(answer: _Answer, generation: Generation) -> dict[str, Any]:
@@ -235,9 +223,9 @@ class _EventWriter:
 
     def event(self, kind: str, **members: Any) -> bytes:
         """One event."""
-        data = {"type": kind, "sequence_number": self._number, **members}
+        data = {"sequence_number": self._number, **members}
         self._number += 1
-        return f"event: {kind}\ndata: {dumps(data)}\n\n".encode()
+        return named_event(kind, data)
 
     def events(self, written: Iterable[Written]) -> bytes:
         """Several events, as items write them."""

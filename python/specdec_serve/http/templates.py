@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec_serve.http.errors import bad_request
+from specdec_serve.http.errors import ApiError, bad_request
 from specdec_serve.http.service import Service
 from specdec_serve.http.tools.harmony import EFFORTS as HARMONY_EFFORTS
 from specdec_serve.http.tools.request import ToolUse
@@ -25,10 +26,12 @@ def template_options(
     chat_template: str | None,
     chat_template_kwargs: Mapping[str, Any] | None,
     reasoning_effort: str | None = None,
+    thinks: bool | None = None,
 ) -> dict[str, Any]:
     """Arguments of Engine.chat_prompt. Raises ApiError for what this server does not allow.
 
-    `reasoning_effort` is a variable of templates, and goes over chat_template_kwargs.
+    `reasoning_effort` is a variable of templates, and goes over chat_template_kwargs. `thinks` sets
+    the template's own switch of reasoning, as the effort "none" does; None leaves it.
     """
     if service.options.exclude_unused_tools and tool_use is not None and tool_use.choice == "none":
         tools = None
@@ -57,14 +60,27 @@ def template_options(
                 "reasoning_effort",
             )
         given["reasoning_effort"] = reasoning_effort
-        if reasoning_effort == "none":
-            source = service.engine.tokenizer.chat_template or ""
-            given = {name: False for name in _THINKING_SWITCHES if name in source} | given
+        thinks = False if reasoning_effort == "none" else thinks
+    if thinks is not None:
+        source = service.engine.tokenizer.chat_template or ""
+        given = dict.fromkeys((n for n in _THINKING_SWITCHES if n in source), thinks) | given
     return {
         "tools": tools or None,
         "chat_template": chat_template,
         "template_kwargs": _variables(service.options.default_chat_template_kwargs, given),
     }
+
+
+def located(error: ValueError, paths: Sequence[str], field: str) -> ApiError:
+    """An error about chat messages with the locations in the client's request.
+
+    `paths` has the location of each chat message; `field` is that of the conversation.
+    """
+    message = str(error)
+    if found := re.match(r"messages(?:\[(\d+)\])?", message):
+        path = field if found[1] is None else paths[int(found[1])]
+        return bad_request(path + message[found.end() :], re.split(r"[.\[]", path, maxsplit=1)[0])
+    return bad_request(message, field)
 
 
 def _variables(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,18 +34,11 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
     async def tokenize(body: TokenizeRequest, http: fastapi.Request) -> Response:
         service.check_model(body.model)
         body.check()
-        num_bytes = body_bytes(http.headers)
-        make_text = _text_maker(body, service)
-        text = await in_thread(num_bytes, lambda _: make_text())
         adds_specials = body.add_special_tokens
         if adds_specials is None:
             adds_specials = body.messages is None  # a template writes special tokens itself
 
-        def work(tokenizer: Tokenizer) -> str:
-            if is_long(len(text)):  # shorter texts may be counted even if they do not fit
-                field = "prompt" if body.messages is None else "messages"
-                check_length(field, text, tokenizer, service.max_model_len)
-            [token_ids] = tokenizer.encode_batch([text], adds_specials)
+        def write(tokenizer: Tokenizer, token_ids: list[int]) -> str:
             names = tokenizer.convert_ids_to_tokens(token_ids) if body.return_token_strs else None
             return dumps(
                 {
@@ -56,7 +49,14 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
                 }
             )
 
-        answer = await in_thread(max(num_bytes, len(text)), work)
+        answer = await of_tokens(
+            service,
+            body_bytes(http.headers),
+            _text_maker(body, service),
+            write,
+            field="prompt" if body.messages is None else "messages",
+            add_special_tokens=adds_specials,
+        )
         return Response(answer, media_type="application/json")
 
     @app.post("/detokenize")
@@ -72,6 +72,35 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         if not service.options.tokenizer_info:
             raise ApiError(404, "start the server with --enable-tokenizer-info-endpoint")
         return await in_thread(0, _tokenizer_config)
+
+
+async def of_tokens(
+    service: Service,
+    num_bytes: int,
+    make_text: Callable[[], str],
+    use: Callable[[Tokenizer, list[int]], Result],
+    *,
+    field: str,
+    add_special_tokens: bool,
+) -> Result:
+    """What `use` makes of a text's tokens. All functions run in threads.
+
+    `num_bytes` is the length of the request's body, `field` the text's name in errors. Raises
+    ApiError.
+    """
+
+    def work(text: str) -> Result:
+        tokenizer = service.engine.tokenizer
+        if is_long(len(text)):  # shorter texts may be counted even if they do not fit
+            check_length(field, text, tokenizer, service.max_model_len)
+        [token_ids] = tokenizer.encode_batch([text], add_special_tokens)
+        return use(tokenizer, token_ids)
+
+    try:
+        text = await service.in_thread(num_bytes, make_text)
+        return await service.in_thread(max(num_bytes, len(text)), work, text)
+    except Exception as error:
+        raise service.as_api_error(error) from error
 
 
 def _text_maker(body: TokenizeRequest, service: Service) -> Callable[[], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specdec_native.requests.outputs import CompletionOutput, SpeculativeDecodingMetrics
 from specdec_serve.http.server_options import ServerOptions
-from specdec_serve.http.service import Generation
+from specdec_serve.http.service import Generation, Service
 
 
 class UsageCounter:
@@ -55,6 +55,13 @@ class UsageCounter:
             self._num_cached[prompt_index] if self._shows_cached else None,
             None if self._predicted is None else list(filter(None, [self._predicted.get(index)])),
         )
+
+
+def reasoning_tokens(service: Service, text: str, num_tokens: int) -> int:
+    """The tokens of the reasoning, counted by its text; of `num_tokens` in all."""
+    if not text:
+        return 0
+    return min(num_tokens, len(service.engine.tokenizer.encode(text, add_special_tokens=False)))
 
 
 def _usage(
