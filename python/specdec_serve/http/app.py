@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specdec_serve.http import (
+    anthropic,
     chat,
     completions,
     infill,
@@ -50,7 +51,9 @@ def make_app(service: Service) -> fastapi.FastAPI:
         redirect_slashes=False,  # a redirect fails where the query is not UTF-8
         lifespan=lifespan,
     )
-    for routes in (models, completions, infill, chat, responses, tokenize, operator, page):
+    for routes in (
+        *(models, completions, infill, chat, responses, anthropic, tokenize, operator, page),
+    ):
         routes.add_routes(app, service)
     describe(app, service)
     _add_error_handlers(app)
@@ -64,29 +67,31 @@ def make_app(service: Service) -> fastapi.FastAPI:
 
 def _add_error_handlers(app: fastapi.FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> Response:
-        return error.response()
+    async def api_error(http: Request, error: ApiError) -> Response:
+        return error.response(http.scope)
 
     @app.exception_handler(fastapi.exceptions.RequestValidationError)
-    async def bad_body(_: Request, error: fastapi.exceptions.RequestValidationError) -> Response:
+    async def bad_body(http: Request, error: fastapi.exceptions.RequestValidationError) -> Response:
         if isinstance(error.body, bytes):  # FastAPI has not parsed it
-            return bad_request("Content-Type must be application/json", "body").response()
-        return as_bad_request(error.errors()).response()
+            wrong = bad_request("Content-Type must be application/json", "body")
+        else:
+            wrong = as_bad_request(error.errors())
+        return wrong.response(http.scope)
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
+    async def http_error(http: Request, error: HTTPException) -> Response:
         message = str(error.detail)
         if isinstance(error.__cause__, (ValueError, RecursionError)):  # FastAPI read a body
             message = f"body: {error.__cause__!s:.200}"
-        return ApiError(error.status_code, message, headers=error.headers).response()
+        return ApiError(error.status_code, message, headers=error.headers).response(http.scope)
 
     @app.exception_handler(Disconnected)
     async def disconnected(_: Request, __: Disconnected) -> Response:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(Exception)
-    async def failed(_: Request, __: Exception) -> Response:
-        return ApiError(500, "An internal error has ended the request.").response()
+    async def failed(http: Request, _: Exception) -> Response:
+        return ApiError(500, "An internal error has ended the request.").response(http.scope)
 
 
 def as_bad_request(errors: Any) -> ApiError:

@@ -1,13 +1,15 @@
-"""Errors in the format of OpenAI's clients."""
+"""Errors in the formats of OpenAI's and of Anthropic's clients."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 _TYPES = {
     400: "BadRequestError",
@@ -21,6 +23,16 @@ _TYPES = {
     503: "ServiceUnavailableError",
 }
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_ANTHROPIC_PATH = re.compile(r"/v1/messages(/|$)")  # a proxy's prefix may stand before it
 _MAX_MESSAGE = 1000  # characters; a message may quote what a client sent
 _MAX_PARAM = 100
 
@@ -59,14 +71,31 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
-        """The answer."""
+    def anthropic_body(self, request_id: str | None) -> dict[str, Any]:
+        """The same in Anthropic's form, whose message alone names the field."""
+        kind = "invalid_request_error" if self.status < 500 else "api_error"
+        return {
+            "type": "error",
+            "error": {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": str(self)},
+            "request_id": request_id,
+        }
+
+    def response(self, scope: Scope) -> Response:
+        """The answer, in the form of the API that the request's path belongs to."""
+        body = self.body()
+        if is_anthropic(scope["path"]):
+            body = self.anthropic_body(scope.get("state", {}).get("request_id"))
         return Response(
-            json.dumps(self.body()),
+            json.dumps(body),
             status_code=self.status,
             media_type="application/json",
             headers=self.headers,
         )
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path belongs to Anthropic's Messages API."""
+    return _ANTHROPIC_PATH.search(path) is not None
 
 
 def _cut(text: str, length: int) -> str:

@@ -17,7 +17,8 @@ _TEXT_KEYS = {
     "refusal": "refusal",
 }
 _MEDIA = ("image_url", "image_embeds", "image_pil", "input_audio", "audio_url", "video_url", "file")
-_OF_ANSWERS = ("annotations", "logprobs")  # members of answers' parts that clients send back
+# Members of parts that change nothing: of answers that clients send back, and of caches elsewhere.
+_NOT_OF_TEXT = ("annotations", "logprobs", "citations", "cache_control")
 # Members of messages that would be ignored, with the advice what to send instead.
 _NOT_READ = {
     "function_call": 'send "tool_calls", and answers to them in messages of the role "tool"',
@@ -66,11 +67,12 @@ def text_of(content: Any, path: str, field: str) -> str:
         return _checked(content, path, field)
     if not isinstance(content, list):
         raise bad_request(f"{path} must be a string or a list of text parts", field)
-    parts = (_text_of_part(part, f"{path}[{i}]", field) for i, part in enumerate(content))
+    parts = (text_of_part(part, f"{path}[{i}]", field) for i, part in enumerate(content))
     return "\n".join(parts)
 
 
-def _text_of_part(part: Any, path: str, field: str) -> str:
+def text_of_part(part: Any, path: str, field: str) -> str:
+    """The text of one part. Raises ApiError for parts of other kinds."""
     if isinstance(part, str):
         return _checked(part, path, field)
     if not isinstance(part, Mapping):
@@ -85,7 +87,7 @@ def _text_of_part(part: Any, path: str, field: str) -> str:
             'answers text only, whatever else a model reads: send parts of the type "text"',
             field,
         )
-    warn_of_unknown(part, {"type", key, *_OF_ANSWERS})
+    warn_of_unknown(part, {"type", key, *_NOT_OF_TEXT})
     text = part.get(key)
     if not isinstance(text, str):
         raise bad_request(f'{path} needs a string "{key}"', field)

@@ -16,7 +16,7 @@ import fastapi
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specdec_serve.http.errors import ApiError, bad_request
+from specdec_serve.http.errors import ApiError, bad_request, is_anthropic
 from specdec_serve.http.server_options import ServerOptions
 
 # Requests to these paths need a key.
@@ -42,8 +42,7 @@ def add_middleware(app: fastapi.FastAPI, options: ServerOptions) -> None:
             allow_headers=options.allowed_headers,
             allow_credentials=options.allow_credentials,
         )
-    if options.request_id_headers:
-        app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds, of_all=options.request_id_headers)
     for path in options.middleware:
         function = import_middleware(path)
         if inspect.isclass(function):
@@ -102,14 +101,21 @@ class Heads:
 
 
 class RequestIds:
-    """Sets X-Request-Id of answers: the request header's, the body's request_id, or a new id."""
+    """Sets the id of answers: the request header's, the body's request_id, or a new id.
 
-    def __init__(self, app: ASGIApp) -> None:
+    It is X-Request-Id, if `of_all`, and request-id in answers of Anthropic's API.
+    """
+
+    def __init__(self, app: ASGIApp, *, of_all: bool) -> None:
         self._app = app
+        self._of_all = of_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Adds the header."""
-        if scope["type"] != "http":
+        names = [b"x-request-id"] if self._of_all else []
+        if scope["type"] == "http" and is_anthropic(scope["path"]):
+            names.append(b"request-id")
+        if scope["type"] != "http" or not names:
             await self._app(scope, receive, send)
             return
         given = _header(scope, b"x-request-id")
@@ -122,7 +128,8 @@ class RequestIds:
             if message["type"] == "http.response.start":
                 chosen = scope["state"]["request_id"].encode()  # may have come from the body
                 shown = chosen if _SAFE_ID.fullmatch(chosen) else given
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", shown)]
+                ids = [(name, shown) for name in names]
+                message["headers"] = [*message.get("headers", ()), *ids]
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -137,16 +144,16 @@ class Keys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers requests without a key with 401."""
-        if scope["type"] == "http" and scope["method"] != "OPTIONS" and _is_guarded(scope):
-            kind, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
-            if kind.lower() != b"bearer" or not self._is_known(key.strip()):
-                error = ApiError(
-                    401,
-                    "A valid API key is needed: send the header 'Authorization: Bearer KEY'.",
-                    headers={"www-authenticate": "Bearer"},
-                )
-                await error.response()(scope, receive, send)
-                return
+        needs_key = scope["type"] == "http" and scope["method"] != "OPTIONS" and _is_guarded(scope)
+        if needs_key and not any(map(self._is_known, _keys(scope))):
+            error = ApiError(
+                401,
+                "A valid API key is needed: send the header 'Authorization: Bearer KEY' or "
+                "'x-api-key: KEY'.",
+                headers={"www-authenticate": "Bearer"},
+            )
+            await error.response(scope)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
     def _is_known(self, key: bytes) -> bool:
@@ -265,7 +272,7 @@ class _Deadline:
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Sends the error, then reads on for a while: closing at once would lose the answer."""
-    response = error.response()
+    response = error.response(scope)
     await send(
         {
             "type": "http.response.start",
@@ -289,6 +296,14 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
             found: bytes = value
             return found
     return None
+
+
+def _keys(scope: Scope) -> list[bytes]:
+    """The keys that a request gives, as OpenAI's clients send them and as Anthropic's do."""
+    kind, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
+    keys = [key.strip()] if kind.lower() == b"bearer" else []
+    other = _header(scope, b"x-api-key")
+    return keys if other is None else [*keys, other.strip()]
 
 
 def _set_length(scope: Scope, length: int) -> None:

@@ -7,8 +7,24 @@ from typing import Any
 import fastapi
 from fastapi.openapi.utils import get_openapi
 
+from specdec_serve.http.errors import is_anthropic
 from specdec_serve.http.service import Service
 
+_ANTHROPIC_ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "additionalProperties": False,
+        },
+        "request_id": {"type": ["string", "null"]},
+    },
+    "additionalProperties": False,
+}
 _ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
@@ -22,8 +38,10 @@ _ERROR: dict[str, Any] = {
                 "param": {"type": ["string", "null"], "description": "The field that is wrong."},
                 "code": {"type": "integer", "description": "The status."},
             },
+            "additionalProperties": False,
         }
     },
+    "additionalProperties": False,
 }
 _STATUSES = {
     "400": "The request is wrong; `param` names the field.",
@@ -55,9 +73,10 @@ def _schema(app: fastapi.FastAPI, service: Service) -> dict[str, Any]:
     for part in parts.values():
         if "model" in part.get("properties", {}):
             part["properties"]["model"]["enum"] = [*service.options.model_names, None]
-    parts["Error"] = _ERROR
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for operations in schema["paths"].values():
+    parts |= {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
+    for path, operations in schema["paths"].items():
+        name = "AnthropicError" if is_anthropic(path) else "Error"
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
         for operation in operations.values():
             answers = operation["responses"]
             answers.pop("422", None)

@@ -25,7 +25,7 @@ from specdec_serve.http.admission import RETRY_SECONDS, QueueFull, check_queue
 from specdec_serve.http.errors import ApiError, bad_request
 from specdec_serve.http.served_engine import EngineStatistics, OutputGroup, ServedEngine
 from specdec_serve.http.server_options import ServerOptions
-from specdec_serve.http.sse import EventStream
+from specdec_serve.http.sse import KEEP_ALIVE, EventStream
 from specdec_serve.http.structured import Grammar
 from specdec_serve.http.tools.parsers import AnswerFormat
 
@@ -280,11 +280,22 @@ class Service:
         self.observer.ended(generation)
 
     def event_stream(
-        self, generation: Generation, events: AsyncGenerator[bytes, None]
+        self,
+        generation: Generation,
+        events: AsyncGenerator[bytes, None],
+        *,
+        pulse: bytes = KEEP_ALIVE,
     ) -> EventStream:
-        """The response that sends a generation's `events` and closes the generation."""
-        keep_alive_seconds = self.options.sse_keep_alive_seconds
-        return EventStream(events, close=generation.close, keep_alive_seconds=keep_alive_seconds)
+        """The response that sends a generation's `events` and closes the generation.
+
+        `pulse` is what a client gets that waits for long.
+        """
+        return EventStream(
+            events,
+            close=generation.close,
+            keep_alive_seconds=self.options.sse_keep_alive_seconds,
+            pulse=pulse,
+        )
 
     def abort_all(self) -> None:
         """Aborts all calls; their answers have finish_reason "abort"."""

@@ -11,6 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 Result = TypeVar("Result")
 
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment
+
 
 class Disconnected(Exception):
     """The client has left: nobody reads the answer."""
@@ -53,14 +55,19 @@ class EventStream(Response):
         *,
         close: Callable[[], None],
         keep_alive_seconds: float = 0.0,
+        pulse: bytes = KEEP_ALIVE,
     ) -> None:
-        """`close` is called at the end, even if `events` never began."""
+        """`close` is called at the end, even if `events` never began.
+
+        After `keep_alive_seconds` without events `pulse` is sent.
+        """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
         self._last_sent = 0.0
         self._keep_alive = keep_alive_seconds
+        self._pulse = pulse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events until they or the client end."""
@@ -91,7 +98,7 @@ class EventStream(Response):
         while True:
             await asyncio.sleep(self._keep_alive)
             if loop.time() - self._last_sent >= self._keep_alive:
-                await send(_body(b": keep-alive\n\n"))
+                await send(_body(self._pulse))
 
 
 def _body(data: bytes, *, more: bool = True) -> Message:

@@ -9,6 +9,8 @@ from typing import Any
 import pydantic
 
 from asgi_caller import JSON_HEADERS, Answer, Headers
+from specdec_serve.http.errors import is_anthropic
+from specdec_serve.http.protocol.anthropic import CountTokensRequest, MessagesRequest
 from specdec_serve.http.protocol.chat import ChatCompletionRequest
 from specdec_serve.http.protocol.completions import CompletionRequest
 from specdec_serve.http.protocol.infill import InfillRequest
@@ -34,8 +36,11 @@ STRUCTURES: list[Any] = [
     {"type": "structural_tag", "structures": [{"begin": "a", "end": 1}], "triggers": ["a"]},
     [{"type": "function", "function": {"name": "f", "parameters": {"type": "thing"}}}],
     [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+    *([{"name": "f", "input_schema": {"type": "object"}}], {"type": "any"}, {"type": "tool"}),
 ]
-STRUCTURED_FIELDS = ("tools", "tool_choice", "response_format", "structured_outputs", "text")
+STRUCTURED_FIELDS = (
+    *("tools", "tool_choice", "response_format", "structured_outputs", "text", "output_format"),
+)
 PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
@@ -52,6 +57,8 @@ PATHS = (
     "/infill",
     "/server_info",
     "/reset_prefix_cache",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/metrics",
     "/tokenizer_info",
     "/openapi.json",
@@ -63,6 +70,8 @@ BODIES: dict[str, type[pydantic.BaseModel]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/responses": ResponsesRequest,
     "/infill": InfillRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -124,7 +133,10 @@ class RequestMaker:
                 "input": draw.choice(["hi", [{"role": "user", "content": "hi"}]]),
             }
         content: Any = draw.choice(["hello", [{"type": "text", "text": "hello"}]])
-        return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": content}]}
+        body["messages"] = [{"role": "user", "content": content}]
+        if draw.random() < 0.2:
+            return draw.choice(["/v1/messages", "/v1/messages/count_tokens"]), body
+        return "/v1/chat/completions", body
 
     def _odd_fields(self) -> HostileRequest:
         draw = self._random
@@ -229,11 +241,14 @@ def check_answer(request: HostileRequest, answer: Answer) -> None:
     kind = answer.headers.get("content-type", "")
     if request.method.upper() == "HEAD":
         return
-    if answer.status >= 400:
+    if answer.status >= 400 and is_anthropic(request.path):
+        told = json.loads(answer.body)
+        assert set(told) == {"type", "error", "request_id"} and told["error"]["message"]
+    elif answer.status >= 400:
         check_error(json.loads(answer.body)["error"], answer.status)
     elif kind.startswith("text/event-stream"):
         events = answer.body.split(b"\n\n")
-        if request.path == "/v1/responses":  # whose last event says how it ended
+        if request.path in ("/v1/responses", "/v1/messages"):  # whose last event says the end
             assert answer.body.rstrip().endswith(b"}")
             return
         assert events[-2:] == [b"data: [DONE]", b""], "a stream ends with [DONE]"

@@ -4,6 +4,7 @@ An answer is cut into steps in all ways, or in random ones where there are many,
 item for item with the one whose tokens came one by one and with the whole one.
 """
 
+import base64
 import itertools
 import json
 import random
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+import jiter
 import pytest
 import tokenizers
 
@@ -18,8 +20,10 @@ from core_reports import apply, make_request, report
 from specdec_native import RequestOutputKind
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.text.reasoning import ReasoningStart
+from specdec_serve.http.anthropic import _Message
 from specdec_serve.http.chat_choices import Deltas, Messages
 from specdec_serve.http.completions import _Choices
+from specdec_serve.http.protocol.anthropic import MessagesRequest
 from specdec_serve.http.protocol.chat import ChatCompletionRequest
 from specdec_serve.http.protocol.completions import CompletionRequest
 from specdec_serve.http.protocol.responses import ResponsesRequest
@@ -141,6 +145,7 @@ class Generated:
                 "", tool_call_parser=calls, reasoning_parser=reasoning or None
             ),
             model_name="tiny",
+            max_model_len=4096,
         )
         call = SimpleNamespace(request_id="resp_1", params=self.request.params)
         self.generation: Any = SimpleNamespace(call=call, requests=[self.request])
@@ -245,6 +250,87 @@ def test_items_of_a_response_with_stop_strings(stop: list[str]) -> None:
     for steps in ways(ids):
         items, _ = response_of("bytes", "hermes", steps, logprobs=True, stream=True, stop=stop)
         assert items == whole
+
+
+# -- messages
+
+
+def message_of(
+    kind: str, parser: str, steps: Steps, *, stream: bool, stop: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
+    """A message in Anthropic's form without ids, and the events that tell of it."""
+    choice = {"required": {"type": "any"}, "named": {"type": "tool", "name": "f"}}
+    body = MessagesRequest.model_validate(
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 4096,
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "tool_choice": choice.get(parser, {"type": "auto"}),
+            "stream": stream,
+        }
+    )
+    generated = Generated(kind, parser, stream=stream, stop=stop, logprobs=False)
+    message = _Message(body, body.tool_use(), generated.generation, generated.service)
+    written = []
+    for output in generated.outputs(steps):
+        written += message.add(output.outputs[0], output.num_cached_tokens)
+    told: dict[str, Any] = without_ids(message.json())
+    return told, written
+
+
+def streamed_blocks(written: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The blocks as a client puts them together from the deltas."""
+    blocks: list[dict[str, Any]] = []
+    for kind, members in written:
+        if kind == "content_block_start":
+            blocks.append({**without_ids(members["content_block"]), "json": ""})
+        elif kind == "content_block_delta":
+            block, delta = blocks[members["index"]], members["delta"]
+            assert members["index"] == len(blocks) - 1
+            match delta["type"]:
+                case "text_delta":
+                    block["text"] += delta["text"]
+                case "thinking_delta":
+                    block["thinking"] += delta["thinking"]
+                case "signature_delta":
+                    block["signature"] = delta["signature"]
+                case "input_json_delta":
+                    block["json"] += delta["partial_json"]
+    for block in blocks:
+        if text := block.pop("json"):
+            block["input"] = jiter.from_json(text.encode(), partial_mode=True)
+    return blocks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ANSWERS)
+def test_blocks_of_a_message(name: str, kind: str) -> None:
+    text, parser, messages, calls = ANSWERS[name]
+    ids = [*tokens_of(kind, text), END[kind]]
+    whole, _ = message_of(kind, parser, [ids], stream=False)
+    for steps in ways(ids):
+        message, written = message_of(kind, parser, steps, stream=True)
+        assert message == whole
+        assert streamed_blocks(written) == whole["content"]
+    shown = [block["text"] for block in whole["content"] if block["type"] == "text"]
+    assert [text.lstrip(" ") for text in shown] == [text.lstrip(" ") for text in messages]
+    inputs = [block["input"] for block in whole["content"] if block["type"] == "tool_use"]
+    assert len(inputs) == len(calls)
+    thoughts = [block for block in whole["content"] if block["type"] == "thinking"]
+    assert bool(thoughts) == ("thinks" in name.split() and name != "thinks nothing") or (
+        name == "channels"
+    )
+    assert all(base64.b64decode(b["signature"]).decode() == b["thinking"] for b in thoughts)
+
+
+@pytest.mark.parametrize("stop", [["zz", "b <"], ["never"], ["</tool_call>"]])
+def test_blocks_of_a_message_with_stop_strings(stop: list[str]) -> None:
+    ids = tokens_of("bytes", f"z a zb {CALL} 😀 b < c")
+    whole, _ = message_of("bytes", "hermes", [ids], stream=False, stop=stop)
+    for steps in ways(ids):
+        message, written = message_of("bytes", "hermes", steps, stream=True, stop=stop)
+        assert message == whole
+        assert streamed_blocks(written) == whole["content"]
 
 
 # -- chats

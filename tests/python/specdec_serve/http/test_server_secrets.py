@@ -130,6 +130,9 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {**CHAT, "chat_template": SECRET}),
     ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"messages": SECRET}}),
     ("/v1/responses", {"input": SECRET, "max_output_tokens": 1}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 1}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": SECRET}]}]}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": SECRET}]}),
     ("/tokenize", {"prompt": SECRET}),
 ]
 
