@@ -29,7 +29,7 @@ TOOLS: list[dict[str, Any]] = [
         "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
         "cache_control": {"type": "ephemeral"},
     },
-    {"name": "now", "input_schema": PERSON, "type": "custom", "strict": True},
+    {"name": "now", "input_schema": PERSON, "type": "custom", "strict": False},
 ]
 ROME = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 NOW = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
