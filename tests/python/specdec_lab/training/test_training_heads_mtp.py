@@ -152,7 +152,7 @@ class Shifted(head_oracles.Mtp):
 
 
 class OtherFeatures(head_oracles.Mtp):
-    """Reads the target's state before the target's last norm, or after it, as the family does not."""
+    """Reads the target's state before its last norm, or after it, as the family does not."""
 
     def __init__(self, directory: Path, target: head_oracles.Target) -> None:
         super().__init__(directory, target)
