@@ -72,7 +72,7 @@ def call_of(
     template = _template_of(body, tools, service)
     reasoning = service.answer_format.reasoning
     params = body.message_params(service.defaults)
-    adapt_params(params, service.answer_format, tools, body.grammar(), service.engine.tokenizer)
+    adapt_params(params, service.answer_format, tools, body.grammar(), service.engine)
     if body.thinking is not None and reasoning is not None and reasoning.can_be_cut:
         params.thinking_token_budget = body.thinking.budget_tokens
 
@@ -215,13 +215,13 @@ class _Message:
 
     def _usage(self) -> dict[str, Any]:
         """The tokens so far. At Anthropic the input does not include what the cache had."""
-        thinking = reasoning_tokens(self._service, self._blocks.thoughts, self._num_tokens)
+        thinking = reasoning_tokens(self._service, self._blocks.thoughts)
         return {
             "input_tokens": self._num_prompt - self._num_cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": self._num_cached,
             "output_tokens": self._num_tokens,
-            "output_tokens_details": {"thinking_tokens": thinking},
+            "output_tokens_details": {"thinking_tokens": min(thinking, self._num_tokens)},
         }
 
 

@@ -91,7 +91,7 @@ def call_of(
     )
 
     params = body.chat_params(service.defaults)
-    adapt_params(params, service.answer_format, tools, body.grammar(), service.engine.tokenizer)
+    adapt_params(params, service.answer_format, tools, body.grammar(), service.engine)
 
     def make_prompts() -> list[Prompt]:
         prompt = service.engine.chat_prompt(

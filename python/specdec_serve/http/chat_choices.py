@@ -13,6 +13,7 @@ from specdec_serve.http.protocol.chat import ChatCompletionRequest
 from specdec_serve.http.service import Generation, Service
 from specdec_serve.http.tools.answer import AnswerReader, WholeAnswer, deltas_of
 from specdec_serve.http.tools.request import ToolUse
+from specdec_serve.http.usage import reasoning_tokens
 
 
 class _Choices:
@@ -30,7 +31,9 @@ class _Choices:
         self._body = body
         self._tools = tools
         self._params = generation.requests[0].params
+        self._service = service
         self._format = service.answer_format
+        self._all_readers: list[AnswerReader] = []
         self._role = service.options.response_role if body.add_generation_prompt else last["role"]
         self._echoed = ""  # comes before the text of each choice
         if body.echo and last["role"] == self._role:
@@ -38,11 +41,18 @@ class _Choices:
         tokenizer = service.engine.tokenizer if service.engine.has_tokenizer else None
         self._names = TokenNames(tokenizer, as_token_ids=body.return_tokens_as_token_ids)
 
+    def num_reasoning_tokens(self) -> int | None:
+        """The tokens of all reasoning so far; None for a model that does not mark any."""
+        if self._format.reasoning is None:
+            return None
+        return sum(reasoning_tokens(self._service, reader.thoughts) for reader in self._all_readers)
+
     def _make_reader(self) -> AnswerReader | None:
         """The reader of a choice; None where the text is all content."""
-        return AnswerReader.of(
-            self._tools, self._format, self._params, shows_reasoning=self._body.include_reasoning
-        )
+        shows = self._body.include_reasoning
+        reader = AnswerReader.of(self._tools, self._format, self._params, shows_reasoning=shows)
+        self._all_readers += [] if reader is None else [reader]
+        return reader
 
     def _logprobs(self, part: CompletionOutput) -> str:
         if not self._body.logprobs:
@@ -104,8 +114,9 @@ class Deltas(_Choices):
     ) -> None:
         super().__init__(body, messages, tools, generation, service)
         self._begun = [False] * body.n
-        readers = [self._make_reader() for _ in range(body.n)]
-        self._readers = [reader for reader in readers if reader is not None]
+        for _ in range(body.n):
+            self._make_reader()
+        self._readers = self._all_readers  # none, or one for each choice
 
     def opening(self, num_choices: int) -> list[str]:
         """The role, once per choice."""

@@ -125,6 +125,10 @@ class _Choices:
             names = TokenNames(tokenizer, as_token_ids=body.return_tokens_as_token_ids)
             self._logprobs = [CompletionLogprobs(names) for _ in range(num_choices)]
 
+    def num_reasoning_tokens(self) -> int | None:
+        """Completions are text: reasoning is not told apart."""
+        return None
+
     def opening(self, num_choices: int) -> list[str]:
         """Nothing comes before the first token."""
         return []

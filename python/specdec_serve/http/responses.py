@@ -73,7 +73,7 @@ def call_of(
     )
 
     params = body.response_params(service.defaults)
-    adapt_params(params, service.answer_format, tools, body.grammar(), service.engine.tokenizer)
+    adapt_params(params, service.answer_format, tools, body.grammar(), service.engine)
 
     def make_prompts() -> list[Prompt]:
         messages = body.messages()
@@ -200,8 +200,8 @@ class _Answer:
             },
             "output_tokens": self._num_tokens,
             "output_tokens_details": {
-                "reasoning_tokens": reasoning_tokens(
-                    self._service, self._items.reasoning, self._num_tokens
+                "reasoning_tokens": min(
+                    self._num_tokens, reasoning_tokens(self._service, self._items.reasoning)
                 )
             },
             "total_tokens": num_prompt + self._num_tokens,

@@ -18,6 +18,9 @@ from specdec_serve.http.usage import UsageCounter
 class ChoiceWriter(Protocol):
     """Writes the choices of a whole answer, as JSON."""
 
+    def num_reasoning_tokens(self) -> int | None:
+        """The tokens of all reasoning so far; None for a model that does not mark any."""
+
     def choice(self, index: int, part: CompletionOutput, output: RequestOutput) -> str:
         """The choice of this index.
 
@@ -27,6 +30,9 @@ class ChoiceWriter(Protocol):
 
 class StreamWriter(Protocol):
     """Writes the choices of a stream, as JSON."""
+
+    def num_reasoning_tokens(self) -> int | None:
+        """The tokens of all reasoning so far; None for a model that does not mark any."""
 
     def opening(self, num_choices: int) -> list[str]:
         """Choices that come before any token, one chunk each."""
@@ -94,7 +100,8 @@ async def events_of(
             if chunks:
                 yield b"".join(chunks)
         if include_usage:
-            members = f',"usage":{usage.usage()}{fingerprint}{metrics.member(usage)}'
+            told = usage.usage(choices.num_reasoning_tokens())
+            members = f',"usage":{told}{fingerprint}{metrics.member(usage)}'
             yield writer.chunk("", members)
     except ApiError as error:
         yield error_event(error)
@@ -133,6 +140,6 @@ async def answer_of(
             written.append(choices.choice(index, part, output))
     return (
         f'{dumps(dict(head))[:-1]},"choices":[{",".join(written)}],'
-        f'"usage":{usage.usage()},"system_fingerprint":{dumps(options.fingerprint)}'
+        f'"usage":{usage.usage(choices.num_reasoning_tokens())},"system_fingerprint":{dumps(options.fingerprint)}'
         f"{members(outputs)}{metrics.member(usage)}}}"
     ).encode()

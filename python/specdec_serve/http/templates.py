@@ -62,7 +62,8 @@ def template_options(
         given["reasoning_effort"] = reasoning_effort
         thinks = False if reasoning_effort == "none" else thinks
     if thinks is not None:
-        source = service.engine.tokenizer.chat_template or ""
+        engine = service.engine
+            source = (engine.tokenizer.chat_template if engine.has_tokenizer else None) or ""
         given = dict.fromkeys((n for n in _THINKING_SWITCHES if n in source), thinks) | given
     return {
         "tools": tools or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specdec_native.requests.outputs import CompletionOutput, SpeculativeDecodingMetrics
+from specdec_serve.http.chunks import dumps
 from specdec_serve.http.server_options import ServerOptions
 from specdec_serve.http.service import Generation, Service
 
@@ -37,13 +38,14 @@ class UsageCounter:
         if num_cached:
             self._num_cached[index // self._n] = num_cached
 
-    def usage(self) -> str:
-        """The `usage` of the answer, as JSON."""
+    def usage(self, num_reasoning: int | None = None) -> str:
+        """The `usage` of the answer, as JSON; `num_reasoning` of its tokens are reasoning."""
         return _usage(
             sum(self._num_prompt),
             sum(self.num_tokens),
             sum(self._num_cached) if self._shows_cached else None,
             None if self._predicted is None else list(self._predicted.values()),
+            num_reasoning,
         )
 
     def usage_of(self, index: int) -> str:
@@ -57,11 +59,9 @@ class UsageCounter:
         )
 
 
-def reasoning_tokens(service: Service, text: str, num_tokens: int) -> int:
-    """The tokens of the reasoning, counted by its text; of `num_tokens` in all."""
-    if not text:
-        return 0
-    return min(num_tokens, len(service.engine.tokenizer.encode(text, add_special_tokens=False)))
+def reasoning_tokens(service: Service, text: str) -> int:
+    """The tokens of reasoning, counted by its text."""
+    return len(service.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
 
 def _usage(
@@ -69,22 +69,31 @@ def _usage(
     num_completion: int,
     num_cached: int | None,
     predicted: list[SpeculativeDecodingMetrics] | None,
+    num_reasoning: int | None = None,
 ) -> str:
     details = "null" if num_cached is None else f'{{"cached_tokens":{num_cached}}}'
     return (
         f'{{"prompt_tokens":{num_prompt},"completion_tokens":{num_completion},'
         f'"total_tokens":{num_prompt + num_completion},"prompt_tokens_details":{details}'
-        f"{_prediction_details(predicted)}}}"
+        f"{_completion_details(num_completion, predicted, num_reasoning)}}}"
     )
 
 
-def _prediction_details(predicted: list[SpeculativeDecodingMetrics] | None) -> str:
-    """How the drafts from the request's prediction fared; nothing without a prediction."""
-    if predicted is None:
-        return ""
-    accepted = sum(each.num_accepted_prediction_tokens for each in predicted)
-    rejected = sum(each.num_prediction_tokens for each in predicted) - accepted
-    return (
-        f',"completion_tokens_details":{{"accepted_prediction_tokens":{accepted},'
-        f'"rejected_prediction_tokens":{rejected}}}'
-    )
+def _completion_details(
+    num_completion: int,
+    predicted: list[SpeculativeDecodingMetrics] | None,
+    num_reasoning: int | None,
+) -> str:
+    """How many tokens are reasoning, and how the drafts from the request's prediction fared.
+
+    Nothing where neither is known.
+    """
+    details = {}
+    if num_reasoning is not None:
+        details["reasoning_tokens"] = min(num_reasoning, num_completion)
+    if predicted is not None:
+        accepted = sum(each.num_accepted_prediction_tokens for each in predicted)
+        details["accepted_prediction_tokens"] = accepted
+        rejected = sum(each.num_prediction_tokens for each in predicted) - accepted
+        details["rejected_prediction_tokens"] = rejected
+    return f',"completion_tokens_details":{dumps(details)}' if details else ""

@@ -38,6 +38,9 @@ class AnswerReader:
 
     A stream sends a call as it is written. If the call turns out to be malformed, or is cut, the
     arguments sent so far stay, and the rest becomes content. A whole answer does the same.
+
+    Attributes:
+        thoughts: the reasoning so far, whether or not it is shown.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class AnswerReader:
         self._is_forced = tools is not None and tools.is_forced
         self._is_parallel = tools is None or tools.parallel
         self._shows_reasoning = shows_reasoning
+        self.thoughts = ""
         self._calls: set[int] = set()
         self._has_begun_call = False
         self._space: str | None = ""  # leading white space; None once there is text
@@ -135,6 +139,7 @@ class AnswerReader:
         events = self._parser.feed(text)
         if is_last:
             events += self._parser.finish()
+        self.thoughts += "".join(event.text for event in events if isinstance(event, Reasoning))
         events = [event for event in events if self._keeps(event)]
         for event in events:
             if isinstance(event, CallBegins):

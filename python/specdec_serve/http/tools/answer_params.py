@@ -7,8 +7,8 @@ import importlib.util
 import logging
 
 from specdec_native.requests.sampling_params import SamplingParams
-from specdec_native.text.tokenizer import Tokenizer
 from specdec_serve.http.errors import bad_request
+from specdec_serve.http.served_engine import ServedEngine
 from specdec_serve.http.structured import Grammar
 from specdec_serve.http.tools.call_formats import CallFormat
 from specdec_serve.http.tools.call_grammar import calls_in_text, calls_or_answer, describes_calls
@@ -53,7 +53,7 @@ def adapt_params(
     form: AnswerFormat,
     tools: ToolUse | None,
     grammar: Grammar | None,
-    tokenizer: Tokenizer,
+    engine: ServedEngine,
 ) -> None:
     """Sets what the server has to see of the answer, and the grammar of calls beside text or JSON.
 
@@ -63,7 +63,7 @@ def adapt_params(
     params.reasoning = form.reasoning
     if tools is None or not reads_calls(tools) or form.calls is None:
         return
-    token_id = tokenizer.convert_tokens_to_ids
+    token_id = engine.tokenizer.convert_tokens_to_ids
     if grammar is not None and _is_json_beside_calls(tools, grammar):
         params.structured_outputs = calls_or_answer(
             form.calls, tools.functions, grammar.params, token_id, is_parallel=tools.parallel

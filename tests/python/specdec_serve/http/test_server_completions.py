@@ -401,7 +401,7 @@ def test_the_answers_id_is_the_clients(world: World) -> None:
         ({"prompt": "abc"}, True),
         ({"prompt": [1, 2, 3], "n": 16}, True),
         ({"prompt": "abc", "n": 17}, False),  # each completion is made
-        ({"prompt": ["abc"]}, False),
+        ({"prompt": ["abc"]}, True),
         ({"prompt": [[1, 2], [3]]}, False),
     ],
 )

@@ -96,6 +96,16 @@ def test_both_names_of_the_reasoning(world: World, says: Says) -> None:
     assert all(delta["reasoning"] == delta["reasoning_content"] for delta in thoughts)
 
 
+@pytest.mark.parametrize("shows", [True, False])
+def test_usage_tells_how_many_tokens_are_reasoning(world: World, says: Says, shows: bool) -> None:
+    says("<think>Hm.</think>Hi!")
+    body = {"messages": [HELLO], "include_reasoning": shows}
+    usage = world.ask(PATH, **body)["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 3}
+    *_, last = world.events(PATH, **body, stream_options={"include_usage": True})
+    assert last["usage"] == usage
+
+
 def test_reasoning_of_a_response(world: World, says: Says) -> None:
     says(f"<think>Hm.</think>I look.{CALL}")
     tools = [{"type": "function", "name": "now", "parameters": PERSON}]
