@@ -68,6 +68,7 @@ function show(text, isOk) {
 
 function showModel({ name, contextLength }) {
   byId("model").textContent = name;
+  byId("model").title = name; // where it is cut off
   document.title = name;
   const text = contextLength === null ? "" : `${contextLength.toLocaleString("en")} tokens`;
   byId("context").textContent = text;

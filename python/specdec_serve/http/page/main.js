@@ -120,7 +120,8 @@ function say(text, isSeen = true) {
 function open(conversation) {
   current = conversation;
   turns.show(conversation);
-  scroller.toEnd();
+  if (conversation.path.length > 0) scroller.toEnd();
+  else scroller.toStart();
   showList();
   showFigures();
 }

@@ -21,6 +21,12 @@ export class Scroller {
     this._show();
   }
 
+  /** Shows the beginning. */
+  toStart() {
+    this._root.scrollTop = 0;
+    this._show();
+  }
+
   /** Runs update(), which may make the content longer. */
   along(update) {
     const wasAtEnd = this._isAtEnd;

@@ -25,7 +25,7 @@ CHROMIUM = "/usr/bin/chromium"  # Debian's
 CHAT = "**/v1/chat/completions"
 PATIENCE_MS = 60_000
 # So that a random model writes text, to its end.
-READABLE = {"ignore_eos": True, "allowed_token_ids": TEXT_TOKEN_IDS}
+READABLE: dict[str, Any] = {"ignore_eos": True, "allowed_token_ids": TEXT_TOKEN_IDS}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 SCREEN: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}

@@ -71,7 +71,8 @@ def on_a_phone(browser: Browser, url: str, scheme: str, path: Path) -> None:
     chat.button("Compare").click()
     chat.answer.locator(".verdict[data-same]").wait_for()
     chat.button("Send").wait_for()
-    chat.answer.locator("> .buttons").evaluate("e => e.scrollIntoView({ block: 'end' })")
+    chat.page.mouse.move(0, 0)  # off the tokens
+    chat.answer.locator("> .buttons").evaluate("e => e.scrollIntoView({ block: 'center' })")
     saved(chat, path)
 
 

@@ -1,6 +1,6 @@
 """The chat page on screens of any size, by keyboard, for screen readers and in every colour."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +76,13 @@ def test_conversations_are_a_drawer_on_a_phone_and_a_column_beside(chat: ChatPag
     drawer, opener = chat.page.locator("#conversations"), chat.button("Conversations")
     answer_with(chat, chunk(["end"], finish="stop"))
     chat.ask("go")
-    for close in (
+    ways: list[Callable[[], None]] = [
         chat.button("Close the conversations").click,
         drawer.get_by_role("button", name="go", exact=True).click,
         lambda: chat.page.keyboard.press("Escape"),
         lambda: chat.page.mouse.click(PHONE["width"] - 5, 400),  # beside it
-    ):
+    ]
+    for close in ways:
         assert not drawer.is_visible()
         opener.click()
         expect(drawer).to_be_visible()

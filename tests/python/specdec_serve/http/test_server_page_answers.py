@@ -208,7 +208,7 @@ def test_the_heading_names_the_model_and_its_context(chat: ChatPage) -> None:
     expect(chat.page.get_by_role("heading", name="tiny", level=1)).to_be_visible()
     expect(chat.page.locator("#context")).to_have_text("96 tokens")
     assert chat.page.title() == "tiny"
-    chunks = [{"choices": [{"index": 0, **chunk(["a"], finish="stop")}]}]
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, **chunk(["a"], finish="stop")}]}]
     chunks.append({"choices": [], "usage": {"total_tokens": 24}})
     events = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks)
     chat.page.route(
@@ -229,8 +229,10 @@ def test_an_example_is_asked(chat: ChatPage) -> None:
     chat.wait()
     assert "planets" in chat.asked[0]["messages"][0]["content"]
     expect(examples).to_have_count(0)
+    chat.page.set_viewport_size({"width": 320, "height": 480})
     chat.page.locator("#new-conversation").click()
     expect(examples.get_by_role("button")).to_have_count(4)
+    expect(examples.get_by_role("heading")).to_be_in_viewport()
 
 
 def test_the_end_is_one_button_away(chat: ChatPage) -> None:

@@ -11,7 +11,7 @@ from chat_page import ChatPage, answer_with, chunk
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 # Labels, what is entered, and what goes into a request.
-FIELDS = {
+FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Temperature": ("0.5", {"temperature": 0.5}),
     "Max tokens": ("7", {"max_tokens": 7}),
     "top_p": ("0.9", {"top_p": 0.9}),
@@ -35,7 +35,7 @@ FIELDS = {
     ),
     "Tools that the model may call": ("[]", {"tools": []}),
 }
-OF_THE_PAGE = {
+OF_THE_PAGE: dict[str, Any] = {
     "messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "go"}],
     "stream": True,
     "stream_options": {"include_usage": True},
@@ -63,7 +63,7 @@ def test_all_settings_are_sent_and_kept(chat: ChatPage) -> None:
     chat.button("Version before").wait_for()
     seed = chat.asked[1].pop("seed")
     assert isinstance(seed, int)
-    assert chat.asked[1] == {**OF_THE_PAGE, "messages": OF_THE_PAGE["messages"][1:]}  # type: ignore[index]
+    assert chat.asked[1] == {**OF_THE_PAGE, "messages": OF_THE_PAGE["messages"][1:]}
 
 
 @pytest.mark.parametrize(
