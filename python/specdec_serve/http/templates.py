@@ -63,7 +63,7 @@ def template_options(
         thinks = False if reasoning_effort == "none" else thinks
     if thinks is not None:
         engine = service.engine
-            source = (engine.tokenizer.chat_template if engine.has_tokenizer else None) or ""
+        source = (engine.tokenizer.chat_template if engine.has_tokenizer else None) or ""
         given = dict.fromkeys((n for n in _THINKING_SWITCHES if n in source), thinks) | given
     return {
         "tools": tools or None,
