@@ -55,6 +55,9 @@ def number(text: str) -> float:
         raise ValueError(f"{text!r} is not a number") from None
 
 
+_MOST_SHOWN = 8  # choices in place of a value; more are a part of the help
+
+
 @dataclasses.dataclass(frozen=True)
 class Flag:
     """An option of a command.
@@ -86,11 +89,12 @@ class Flag:
         value: Any = self.kind if is_plain else str
         kind = list[value] if self.many else value
         kind_name = "text" if self.kind is str else self.kind.__name__.replace("_", "-")
-        shown = "|".join(self.choices) or kind_name
+        is_short = len(self.choices) <= _MOST_SHOWN
+        shown = "|".join(self.choices) if self.choices and is_short else kind_name
         option = typer.Option(
             f"{name}/--no-{name[2:]}" if kind is bool else name,
             *short,
-            help=self.help,
+            help=self.help if is_short else f"{self.help} One of {', '.join(self.choices)}.",
             rich_help_panel=panel,
             hidden=panel is None,
             parser=None if is_plain else self._read,
