@@ -120,6 +120,7 @@ def test_an_unknown_argument_is_a_type_error() -> None:
 
 
 def test_a_tiny_temperature_is_raised_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    sampling_params._warn_of_low_temperatures.cache_clear()
     with caplog.at_level(logging.WARNING, logger="specdec_native"):
         assert SamplingParams(temperature=0.001).temperature == 0.01
     assert "temperature" in caplog.text
