@@ -7,10 +7,11 @@ const KINDS = {
   suffix: "suffix",
   draft_model: "model",
   grammar: "grammar",
+  prediction: "prediction",
 };
 const MAX_OTHERS = 12; // nodes of a tree that are shown beside the accepted ones
 
-/** The tint of a drafter: ngram, suffix, model, grammar, or head for all others. */
+/** The tint of a drafter: ngram, suffix, model, grammar, prediction, or head for all others. */
 export function kindOf(drafter) {
   return KINDS[drafter] ?? "head";
 }

@@ -169,7 +169,7 @@ def test_text_can_be_read_on_every_tint(browser: Browser, world: World, scheme: 
     with opened(browser, world.url) as chat:
         chat.page.emulate_media(color_scheme=scheme)
         colours = chat.page.evaluate(
-            """() => {
+            """(kinds) => {
                 const probe = document.createElement("mark");
                 const around = document.createElement("span");
                 const pre = document.createElement("pre");
@@ -182,7 +182,7 @@ def test_text_can_be_read_on_every_tint(browser: Browser, world: World, scheme: 
                     getComputedStyle(document.body).backgroundColor]];
                 for (const part of ["", "comment", "string", "number", "keyword"]) {
                     around.className = part;
-                    for (const kind of ["ngram", "suffix", "model", "head", "grammar"]) {
+                    for (const kind of kinds) {
                         probe.dataset.kind = kind;
                         pairs.push([style.color, style.backgroundColor]);
                     }
@@ -190,10 +190,11 @@ def test_text_can_be_read_on_every_tint(browser: Browser, world: World, scheme: 
                 }
                 pre.remove();
                 return pairs.map((pair) => pair.map(rgb));
-            }"""
+            }""",
+            ["ngram", "suffix", "model", "head", "grammar", "prediction"],
         )
     for text, background in colours:
         assert contrast(text, background) >= 4.5, (scheme, text, background)
     assert (luminance(colours[0][1]) < 0.5) == (scheme == "dark")
-    assert len({tuple(background) for _, background in colours}) == 6
+    assert len({tuple(background) for _, background in colours}) == 7
     assert len({tuple(text) for text, _ in colours}) == 5
