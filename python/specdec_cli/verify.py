@@ -32,13 +32,13 @@ from specdec_lab.conformance.own_server import served
 from specdec_lab.conformance.report import Report
 from specdec_lab.conformance.rows import Row, Verdict
 from specdec_lab.conformance.run import run
-from specdec_lab.conformance.server import Refused, Server
+from specdec_lab.conformance.server import Refused, Server, meet_all
 from specdec_native import __version__
 from specdec_native.common.progress import make_step_bar
 
 _DEFAULT_DRAFTS = {"method": "ngram", "num_speculative_tokens": 5}
 _STYLES = {Verdict.HOLDS: "green", Verdict.BROKEN: "bold red", Verdict.NOT_ASKED: "dim"}
-_EXIT_BROKEN, _EXIT_UNREACHABLE = 1, 2
+_EXIT_BROKEN, _EXIT_NOT_ASKED = 1, 2
 
 
 def add_to(app: typer.Typer) -> None:
@@ -91,7 +91,7 @@ def verify_command(
     With drafts and without, alone and in a batch, streamed and whole, with a cold and a warm cache:
     texts, token ids and logprobs; limits, stop strings, penalties, seeds; sampled tokens against
     the server's own logprobs; JSON, tool calls; the speed over plain. What a server lacks is said.
-    The API key is OPENAI_API_KEY's. Exit code 1 if a promise is broken, 2 if nobody answers.
+    The API key is OPENAI_API_KEY's. Exit code 1 if a promise is broken, 2 if nothing was asked.
     """
     names = tuple(only or NAMES)
     all_questions(Subjects(Server("http://host"), None, tokens), names)  # refuses bad names early
@@ -113,7 +113,7 @@ def verify_command(
             rows = asyncio.run(_ask(Subjects(drafted, without, tokens), names, minutes * 60))
         except (ConnectionError, Refused) as error:
             print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(_EXIT_UNREACHABLE) from error
+            raise typer.Exit(_EXIT_NOT_ASKED) from error
     report = Report(
         target=target,
         model=drafted.model,
@@ -134,6 +134,8 @@ def verify_command(
         _print(report)
     if report.num_broken:
         raise typer.Exit(_EXIT_BROKEN)
+    if not any(row.num_cases for row in rows):
+        raise typer.Exit(_EXIT_NOT_ASKED)
 
 
 def _at_urls(
@@ -176,8 +178,7 @@ def _flags(options: Group) -> list[str]:
 async def _ask(subjects: Subjects, names: tuple[str, ...], seconds: float) -> list[Row]:
     servers = [server for server in (subjects.drafted, subjects.plain) if server is not None]
     try:
-        for server in servers:
-            await server.meet()
+        await meet_all(servers)
         questions = all_questions(subjects, names)
         bar = make_step_bar("Questions", len(questions))
         places = {question: place for place, question in enumerate(questions)}

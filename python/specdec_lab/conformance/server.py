@@ -75,16 +75,19 @@ class Server:
         self._http = Connections(self.url, headers)
         self._root = Connections(self.url.rpartition("/")[0], headers)
 
-    async def meet(self) -> None:
+    async def meet(self, *, is_chat: bool = False) -> None:
         """Finds the model, the endpoint and the fields that the server takes.
+
+        is_chat: ask chats even where there are completions, as another server is asked.
 
         Raises ConnectionError where the server cannot be reached, ValueError where it lists no
         model, Refused where it answers neither completions nor chats.
         """
         if not self.model:
             self.model = await self._first_model()
+        self.is_chat = is_chat
         reply = await self._one_token()
-        if reply.status in _NOT_FOUND:
+        if reply.status in _NOT_FOUND and not is_chat:
             self.is_chat = True
             reply = await self._one_token()
         if reply.error is not None:
@@ -227,6 +230,19 @@ class Server:
                     if num_events == cancel_after:
                         return
             raise Unreadable("the stream ended without [DONE]")
+
+
+async def meet_all(subjects: Sequence[Server]) -> None:
+    """Meets servers that are to be asked the same: by chats if one of them has nothing else.
+
+    Raises what Server.meet raises.
+    """
+    for server in subjects:
+        await server.meet()
+    if any(server.is_chat for server in subjects):
+        for server in subjects:
+            if not server.is_chat:
+                await server.meet(is_chat=True)
 
 
 async def _events(body: Any) -> Any:

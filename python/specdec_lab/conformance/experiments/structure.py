@@ -72,8 +72,12 @@ class Structured(Question):
         self._plain.add(text_difference(plain.first, whole.first), fields)
 
     def _wrong_form(self, reply: Reply) -> str | None:
-        # An answer that the limit cuts is not whole; its beginning is not judged.
-        return None if reply.first.finish_reason == "length" else self._form(reply.first)
+        first = reply.first
+        if first.finish_reason == "length":  # what the limit cut can be judged by its beginning
+            texts = [first.text, *(arguments for _, arguments in first.calls)]
+            other = [text for text in texts if text.strip() and not text.lstrip().startswith("{")]
+            return f"begins with {other[0][:24]!r}" if other else None
+        return self._form(first)
 
 
 def _wrong_json(text: str) -> str | None:

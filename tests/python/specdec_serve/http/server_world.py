@@ -5,11 +5,12 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import uvicorn
+from starlette.types import ASGIApp
 
 from specdec_native import Engine
 from specdec_serve.http.app import make_app
@@ -66,12 +67,18 @@ class World:
 
 
 @contextlib.contextmanager
-def serving(engine: ServedEngine, **options: Any) -> Iterator[World]:
-    """A server with these ServerOptions, which the block's end stops; the engine stays."""
+def serving(
+    engine: ServedEngine, wrap: Callable[[ASGIApp], ASGIApp] | None = None, /, **options: Any
+) -> Iterator[World]:
+    """A server with these ServerOptions, which the block's end stops; the engine stays.
+
+    `wrap` makes the application that is served of the server's own.
+    """
     service = Service(engine, ServerOptions(**{"model_names": (MODEL,), **options}))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        app = make_app(service)
+        app: ASGIApp = make_app(service)
+        app = app if wrap is None else wrap(app)
         config = uvicorn.Config(app, log_level="error", loop="uvloop", http=HttpProtocol)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
