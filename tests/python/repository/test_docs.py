@@ -41,6 +41,7 @@ SHORTER = {
         *("--prompts=prompts.jsonl", "--limit=2", "--max-tokens=8", "--temperature=0"),
         "--method=head",
     ],
+    "verify": ["--tokens=8"],
     "plan": [
         *("--batch-sizes=1,2", "--contexts=8", "--spec-tokens=2", "--prompts=prompts.jsonl"),
         "--max-tokens=8",
@@ -57,6 +58,7 @@ def home(
     """A $SPECDEC_HOME in which tiny checkpoints lie where the known models and heads would."""
     home = tmp_path_factory.mktemp("home")
     model = tiny_text_model.add_byte_text(checkpoint("llama"), home / "tiny")
+    tiny_text_model.lengthen(model)
     for known in MODELS:
         (home / _registry_entry(known)).parent.mkdir(exist_ok=True)
         shutil.copytree(model, home / _registry_entry(known))

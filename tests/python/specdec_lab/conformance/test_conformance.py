@@ -11,7 +11,6 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from doctored import Body, Doctored, Fault, Traffic
-from long_context import make_long
 from server_world import serving
 from specdec_lab.conformance.experiments import NAMES, all_questions
 from specdec_lab.conformance.experiments.base import Subjects
@@ -19,6 +18,7 @@ from specdec_lab.conformance.rows import Row, Verdict
 from specdec_lab.conformance.run import run
 from specdec_lab.conformance.server import Server, meet_all
 from specdec_native import Engine
+from tiny_text_model import add_byte_text, lengthen
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "draft_length_policy": "fixed"}
 NUM_TOKENS = 24
@@ -28,7 +28,7 @@ UNTIMED = tuple(name for name in NAMES if name != "speed")
 
 @pytest.fixture(scope="module")
 def long_model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_long(checkpoint("llama"), tmp_path_factory.mktemp("long") / "llama")
+    return lengthen(add_byte_text(checkpoint("llama"), tmp_path_factory.mktemp("long") / "llama"))
 
 
 @pytest.fixture(scope="module")

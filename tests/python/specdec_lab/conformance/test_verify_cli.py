@@ -11,7 +11,6 @@ import pytest
 
 from command_line import run
 from doctored import Doctored, Fault
-from long_context import make_long
 from server_world import serving
 from specdec_lab.conformance.experiments.base import Subjects
 from specdec_lab.conformance.experiments.speed import Speed
@@ -19,13 +18,14 @@ from specdec_lab.conformance.replies import Completion, Reply
 from specdec_lab.conformance.rows import Verdict
 from specdec_lab.conformance.server import Server
 from specdec_native import Engine
+from tiny_text_model import add_byte_text, lengthen
 
 UNREACHABLE = "http://127.0.0.1:1"
 
 
 @pytest.fixture(scope="module")
 def long_model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_long(checkpoint("llama"), tmp_path_factory.mktemp("long") / "llama")
+    return lengthen(add_byte_text(checkpoint("llama"), tmp_path_factory.mktemp("long") / "llama"))
 
 
 def test_a_model_is_served_with_drafts_and_without(long_model: Path, tmp_path: Path) -> None:
