@@ -37,7 +37,8 @@ Prompts = Sequence[Sequence[int]]
 
 _WARM_UP = [range(10, 40)]  # tokens that say nothing about the prompts
 _CACHE_BYTES_OF_REQUEST = 1 << 26
-_NO_POLICY = DraftPolicyStats(0, 0, 0, 0, 0, 0, 0.0, 0.0)  # before anything was decided
+_FIELDS = [field.name for field in dataclasses.fields(DraftPolicyStats)]
+_NO_POLICY = DraftPolicyStats(*[0] * len(_FIELDS))  # before anything was decided
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +137,7 @@ class Contestant:
         after = self._engine.stats()
         self.num_steps = after.num_steps - before.num_steps
         was, now = before.draft_policy or _NO_POLICY, after.draft_policy or _NO_POLICY
-        names = [field.name for field in dataclasses.fields(DraftPolicyStats)]
-        self.policy = DraftPolicyStats(*(getattr(now, n) - getattr(was, n) for n in names))
+        self.policy = DraftPolicyStats(*(getattr(now, n) - getattr(was, n) for n in _FIELDS))
         return answer
 
     def close(self) -> None:

@@ -13,6 +13,10 @@ struct DraftPolicyStats {
   int64_t num_verified_tokens = 0;  // drafts that were worth a row of the target's pass
   int64_t num_probes = 0;           // tries of a drafter that did not pay, to see if it does now
   int64_t num_measuring_steps = 0;  // steps with fewer drafts than best, to learn their cost
+  // A pause: over dozens of steps next to nothing is verified of what could be.
+  bool is_paused = false;
+  int64_t num_pauses_too_costly = 0;  // drafts take longer than the tokens they should add
+  int64_t num_pauses_no_credit = 0;   // drafts have lost as much time as they may
   double saved_seconds = 0;         // against decoding without drafts, by the measured costs
 
   // Mean number of verified drafts, over decisions to verify some; 0 without such decisions.

@@ -82,6 +82,9 @@ inline constexpr std::tuple kFields<DraftPolicyStats> = {
     field("num_verified_tokens", &DraftPolicyStats::num_verified_tokens),
     field("num_probes", &DraftPolicyStats::num_probes),
     field("num_measuring_steps", &DraftPolicyStats::num_measuring_steps),
+    field("is_paused", &DraftPolicyStats::is_paused),
+    field("num_pauses_too_costly", &DraftPolicyStats::num_pauses_too_costly),
+    field("num_pauses_no_credit", &DraftPolicyStats::num_pauses_no_credit),
     field("saved_seconds", &DraftPolicyStats::saved_seconds),
 };
 

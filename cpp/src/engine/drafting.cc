@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/log.h"
 #include "speculation/custom_drafter.h"
 #include "speculation/grammar_drafter.h"
 #include "speculation/ngram_drafter.h"
@@ -244,7 +245,9 @@ void Drafting::record_passes(DraftPlan& step, int num_passes, int num_rows, doub
 }
 
 void Drafting::end_step(const DraftPlan& step, double seconds) {
-  if (DraftPolicy* policy = drafters_->policy()) policy->end_step(step, seconds);
+  DraftPolicy* policy = drafters_->policy();
+  if (policy == nullptr) return;
+  if (const auto news = policy->end_step(step, seconds)) log_info(*news);
 }
 
 void Drafting::finish(const Sequence& sequence) {

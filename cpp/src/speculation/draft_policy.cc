@@ -218,7 +218,14 @@ int DraftPolicy::plan(DraftPlan& step, int drafter, std::span<Ask> asks,
                ? 0.0
                : rate(step, gain_of_others.expected + gain.expected, num_drafts, cost.seconds());
   });
-  if (best.size == 0) return probe(step, drafter, asks, constraint);
+  if (best.size == 0) {
+    if (!nodes.empty()) {
+      DraftingCost first(*this, drafter, shape.width);
+      first.add(asks[nodes.front().request], 1);
+      refuse(step, nodes.front().survival, first.seconds() + extra_seconds(step, 1), false);
+    }
+    return probe(step, drafter, asks, constraint);
+  }
 
   step.planned_rate = best.value;
   probing_[drafter].interval = tuning_.first_probe_interval;
@@ -335,7 +342,14 @@ void DraftPolicy::choose(DraftPlan& step, std::span<const Draft> drafts) {
     const Prefix best = best_prefix(candidates_, rate(step, 0, 0, 0), [&](int size, Gain gain) {
       return safe_rate(step, gain, size);
     });
-    if (best.size > 0) last_gain_ = best.value * decode_seconds(step) / step.num_decoding - 1.0;
+    if (best.size > 0) {
+      last_gain_ = best.value * decode_seconds(step) / step.num_decoding - 1.0;
+    } else if (!candidates_.empty()) {
+      const Prefix wanted = best_prefix(candidates_, rate(step, 0, 0, 0), [&](int size, Gain gain) {
+        return rate(step, gain.expected, size, 0.0);
+      });
+      refuse(step, candidates_.front().survival, extra_seconds(step, 1), wanted.size > 0);
+    }
     num_chosen = cut_to_measure(step, static_cast<int>(best.size));
   }
   for (size_t i = 0; i < drafts.size(); ++i) {
@@ -346,6 +360,26 @@ void DraftPolicy::choose(DraftPlan& step, std::span<const Draft> drafts) {
     }
     keep(step, beliefs_.of(drafts[i].sequence), *drafts[i].tree, chosen_);
   }
+}
+
+void DraftPolicy::refuse(DraftPlan& step, double survival, double seconds, bool is_worth_it) const {
+  step.refusal = {
+      .reason = is_worth_it ? DraftRefusal::Reason::kNoCredit : DraftRefusal::Reason::kTooCostly,
+      .acceptance = survival,
+      .step_factor = 1.0 + seconds / verify_seconds(step, 0)};
+}
+
+std::optional<std::string> DraftPolicy::record_pause(const DraftPlan& step) {
+  std::optional<std::string> news;
+  if (step.num_verified > 0) {
+    news = pause_.record(std::nullopt);
+  } else if (step.refusal.has_value()) {
+    news = pause_.record(step.refusal);
+  }
+  stats_.is_paused = pause_.is_paused();
+  stats_.num_pauses_too_costly = pause_.num_pauses(DraftRefusal::Reason::kTooCostly);
+  stats_.num_pauses_no_credit = pause_.num_pauses(DraftRefusal::Reason::kNoCredit);
+  return news;
 }
 
 void DraftPolicy::keep(DraftPlan& step, Request& request, DraftTree& tree,
@@ -418,8 +452,9 @@ DraftPlan DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
   return step;
 }
 
-void DraftPolicy::end_step(const DraftPlan& step, double seconds) {
+std::optional<std::string> DraftPolicy::end_step(const DraftPlan& step, double seconds) {
   ++num_steps_;
+  const std::optional<std::string> news = record_pause(step);
   if (step.num_decoding > 0) fade(recent_verified_, step.num_verified);
   const double plain = verify_seconds(step, 0);
   const int num_rows = step.num_decoding + step.num_verified;
@@ -438,8 +473,8 @@ void DraftPolicy::end_step(const DraftPlan& step, double seconds) {
     if (!was_measured && target_.is_measured()) credit_.start(verify_seconds(step, 0));
     steps_since_measured_ = step.num_verified > 0 ? steps_since_measured_ + 1 : 0;
   }
-  if (!target_.is_measured()) return;
-  credit_.earn(seconds + step.draft_seconds, plain);
+  if (target_.is_measured()) credit_.earn(seconds + step.draft_seconds, plain);
+  return news;
 }
 
 void DraftPolicy::finish(uint64_t sequence, int num_output_tokens) {

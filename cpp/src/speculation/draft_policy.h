@@ -18,12 +18,14 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "specdec/draft_policy_stats.h"
 #include "speculation/draft_beliefs.h"
 #include "speculation/draft_credit.h"
+#include "speculation/draft_pause.h"
 #include "speculation/draft_tree.h"
 #include "speculation/draft_tuning.h"
 #include "speculation/pass_cost.h"
@@ -72,8 +74,9 @@ struct DraftPlan {
   Measuring measuring = Measuring::kNothing;
   double planned_rate = 0;  // tokens per second
   double draft_seconds = 0;
-  int num_verified = 0;  // drafts
-  int num_tokens = 0;    // emitted for the requests
+  int num_verified = 0;                                // drafts
+  int num_tokens = 0;                                  // emitted for the requests
+  std::optional<DraftRefusal> refusal = std::nullopt;  // set where drafts were possible
 };
 
 class DraftPolicy {
@@ -153,8 +156,9 @@ class DraftPolicy {
     std::optional<Levels> levels = std::nullopt;
   };
   void record(DraftPlan& step, const Outcome& outcome);
-  // Records the seconds of the step's target pass, sampling and commit.
-  void end_step(const DraftPlan& step, double seconds);
+  // Records the seconds of the step's target pass, sampling and commit. Returns a sentence where
+  // drafting is paused or resumed.
+  std::optional<std::string> end_step(const DraftPlan& step, double seconds);
 
   // Forgets a finished request.
   void finish(uint64_t sequence, int num_output_tokens);
@@ -200,6 +204,10 @@ class DraftPolicy {
   bool own_draft_is_better(const DraftPlan& step, int drafter, const Ask& ask);
   int probe(const DraftPlan& step, int drafter, std::span<Ask> asks, const Constraint& constraint);
   double without_outliers(const PassCost& cost, int num_rows, double seconds) const;
+  // Notes why a step verifies none of the drafts whose likeliest node survives with that chance and
+  // takes so many seconds; nothing where the step measures plain decoding.
+  void refuse(DraftPlan& step, double survival, double seconds, bool is_worth_it) const;
+  std::optional<std::string> record_pause(const DraftPlan& step);
   void keep(DraftPlan& step, Request& request, DraftTree& tree, std::span<const char> chosen);
   static void fade(int& recent, int now);
   void count_decision(DraftPlan& step, Request& request, int num_drafted, int num_verified);
@@ -211,6 +219,7 @@ class DraftPolicy {
   PassCost target_;
   std::vector<PassCost> passes_;  // by drafter
   DraftPolicyStats stats_;
+  DraftPause pause_;
 
   double typical_output_ = 128;  // tokens of a request
   struct Probing {

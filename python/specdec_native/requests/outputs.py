@@ -369,6 +369,9 @@ class DraftPolicyStats:
         num_verified_tokens: drafted tokens that were worth verifying.
         num_probes: times a drafter that does not pay was tried again.
         num_measuring_steps: steps with fewer drafts than would be best, to measure their cost.
+        is_paused: for dozens of steps next to nothing was verified of what could be.
+        num_pauses_too_costly: pauses because drafts take longer than the tokens they should add.
+        num_pauses_no_credit: pauses because drafts have lost as much time as they may.
         saved_seconds: time saved against decoding without drafts, by the measured costs.
         mean_draft_length: verified tokens per decision that verified any.
     """
@@ -379,6 +382,9 @@ class DraftPolicyStats:
     num_verified_tokens: int
     num_probes: int
     num_measuring_steps: int
+    is_paused: bool
+    num_pauses_too_costly: int
+    num_pauses_no_credit: int
     saved_seconds: float
     mean_draft_length: float
 

@@ -141,10 +141,14 @@ TEST(DraftPolicy, ACheapDrafterThatIsWrongIsNotVerifiedButStillWatched) {
   options.acceptance = [](int, int64_t token, int) { return token < 1000 ? 0.0 : 0.95; };
   DraftWorld world(options);
   world.run(900);
-  const auto verified_before = world.policy().stats().num_verified_tokens;
-  EXPECT_LT(verified_before, 60);
+  const DraftPolicyStats before = world.policy().stats();
+  EXPECT_LT(before.num_verified_tokens, 60);
+  EXPECT_TRUE(before.is_paused);
+  EXPECT_EQ(before.num_pauses_too_costly, 1);
   world.run(160);  // a hundred past the change; noticing it takes some sixty
   const double rate = world.run(100).tokens_per_second();
+  EXPECT_FALSE(world.policy().stats().is_paused);
+  EXPECT_EQ(world.policy().stats().num_pauses_too_costly, 1);
   options.acceptance = [](int, int64_t, int) { return 0.95; };
   EXPECT_GT(rate, 0.8 * best_fixed_rate(options));
 }

@@ -40,6 +40,12 @@ def _of_policy(field: str) -> Callable[[EngineStats], Any]:
     return read
 
 
+def _pauses(stats: EngineStats) -> dict[str, float] | None:
+    reasons = ("too_costly", "no_credit")
+    counts = {reason: _of_policy(f"num_pauses_{reason}")(stats) for reason in reasons}
+    return None if None in counts.values() else counts
+
+
 def _step_seconds(stats: EngineStats) -> dict[str, float]:
     parts = ("schedule", "draft", "forward", "sample", "commit")
     return {part: getattr(stats, f"{part}_seconds") for part in parts}
@@ -110,6 +116,19 @@ NATIVE_METRICS = (
         Counter,
         "Times a drafter that does not pay was tried again.",
         _of_policy("num_probes"),
+    ),
+    EngineMetric(
+        PREFIX + "drafting_paused",
+        Gauge,
+        "1 where drafting is paused: for dozens of steps next to nothing was worth verifying.",
+        _of_policy("is_paused"),
+    ),
+    EngineMetric(
+        PREFIX + "drafting_pauses",
+        Counter,
+        "Pauses of drafting, by why: too_costly beside what drafts save, or no_credit left.",
+        _pauses,
+        "reason",
     ),
     EngineMetric(
         PREFIX + "draft_length_mean",
