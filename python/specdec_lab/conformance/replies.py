@@ -10,6 +10,7 @@ from typing import Any
 
 _LEAST_LOGPROB = -9999.0  # what OpenAI's API writes for minus infinity
 _SHOWN_CHARS = 24  # of a text around its first difference
+_ID = "token_id:"  # before the id in a token's key
 
 
 class Unreadable(Exception):
@@ -49,6 +50,16 @@ class Completion:
     finish_reason: str | None = None
     calls: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
+    @property
+    def ids(self) -> list[int] | None:
+        """The token ids, also those that logprobs tell; None where the server sent none."""
+        if self.token_ids is not None or self.tokens is None:
+            return self.token_ids
+        keys = [token.key for token in self.tokens]
+        if not all(key.startswith(_ID) for key in keys):
+            return None
+        return [int(key.removeprefix(_ID)) for key in keys]
+
 
 @dataclasses.dataclass
 class Reply:
@@ -61,6 +72,7 @@ class Reply:
         pieces: the texts of the events of a streamed answer whose index is 0.
         num_output_tokens: as the server counts them; None where it does not.
         num_accepted: accepted draft tokens, where the answer says so.
+        has_done: whether a stream ended with [DONE].
         seconds: from the call to the end of the answer.
     """
 
@@ -70,6 +82,7 @@ class Reply:
     pieces: list[str] = dataclasses.field(default_factory=list)
     num_output_tokens: int | None = None
     num_accepted: int | None = None
+    has_done: bool = False
     seconds: float = 0.0
 
     @property
@@ -87,7 +100,7 @@ class Reply:
             for choice in event.get("choices") or ():
                 self._take_choice(choice)
             usage = event.get("usage")
-            if usage:
+            if usage and usage.get("completion_tokens") is not None:
                 self.num_output_tokens = int(usage["completion_tokens"])
             self._take_drafts(event)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -161,7 +174,7 @@ def _tokens(logprobs: Mapping[str, Any] | None) -> list[Token] | None:
 def _key_of(entry: Mapping[str, Any]) -> str:
     """What tells a token from others: its id, or its bytes where they are more than its text."""
     if "id" in entry:
-        return f"token_id:{entry['id']}"
+        return f"{_ID}{entry['id']}"
     token = str(entry["token"])
     return token if "\ufffd" not in token else f"{token}{entry.get('bytes')}"
 
@@ -212,9 +225,9 @@ def _near_tie(a: Completion, b: Completion) -> str:
 
 def id_difference(a: Completion, b: Completion) -> str | None:
     """Where two completions' token ids differ; both must have some."""
-    if a.token_ids == b.token_ids:
+    ours, others = a.ids or [], b.ids or []
+    if ours == others:
         return None
-    ours, others = a.token_ids or [], b.token_ids or []
     at = next(
         (i for i, (x, y) in enumerate(zip(ours, others, strict=False)) if x != y),
         min(len(ours), len(others)),

@@ -15,6 +15,7 @@ class Verdict(enum.Enum):
 
     HOLDS = "holds"
     BROKEN = "broken"
+    FALLS_SHORT = "falls short"
     NOT_ASKED = "could not be asked"
 
 
@@ -28,12 +29,15 @@ class Example:
 
 @dataclasses.dataclass
 class Row:
-    """One promise, with the cases that were tried.
+    """One promise, or one wish, with the cases that were tried.
 
     Attributes:
         subject: the experiment that asks.
         name: the promise, in a few words.
-        reports: public reports of servers that broke it, such as "vllm#41758".
+        reports: public reports of servers where it did not hold, such as "vllm#41758".
+        is_promised: whether OpenAI's API promises it, so that every server that takes the request
+            has to keep it. Equal answers and speed are wishes: a server may promise them, or say
+            that it does not.
         num_cases, num_broken: how many were tried, and how many of them did not hold.
         examples: the first that did not.
         missing: why it could not be asked; None if nothing is missing.
@@ -43,6 +47,7 @@ class Row:
     subject: str
     name: str
     reports: tuple[str, ...] = ()
+    is_promised: bool = True
     num_cases: int = 0
     num_broken: int = 0
     examples: list[Example] = dataclasses.field(default_factory=list)
@@ -51,9 +56,9 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """Broken if any case was, whatever else could not be asked."""
+        """Not holding if any case did not, whatever else could not be asked."""
         if self.num_broken:
-            return Verdict.BROKEN
+            return Verdict.BROKEN if self.is_promised else Verdict.FALLS_SHORT
         return Verdict.HOLDS if self.num_cases else Verdict.NOT_ASKED
 
     @property
@@ -78,6 +83,7 @@ class Row:
         return {
             "subject": self.subject,
             "name": self.name,
+            "is_promised": self.is_promised,
             "verdict": self.verdict.value,
             "num_cases": self.num_cases,
             "num_broken": self.num_broken,

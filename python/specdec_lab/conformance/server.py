@@ -22,7 +22,15 @@ _EXTENSIONS: Mapping[str, Any] = {
     # Fields beside OpenAI's that make answers comparable, with the values that are sent.
     "top_k": 0,
     "min_p": 0.0,
+    "repetition_penalty": 1.0,
     "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+}
+# Of fields that questions are about: a value that makes sense, and one of the wrong type.
+_SENSE: Mapping[str, Any] = {
+    "top_k": 5,
+    "stop_token_ids": [1],
+    "min_tokens": 1,
     "return_tokens_as_token_ids": True,
 }
 _NONSENSE = {"no": "such value"}
@@ -50,6 +58,8 @@ class Server:
         model: the name in requests.
         is_chat: whether questions go to /chat/completions, where there are no completions.
         num_logprobs: how many of the most likely tokens answers list; 0 for none.
+        ignores_logprobs: whether it answers a request for logprobs, without any.
+        max_context: tokens of a prompt and its answer, where the server says it.
     """
 
     def __init__(
@@ -67,6 +77,8 @@ class Server:
         self.model = model
         self.is_chat = False
         self.num_logprobs = 0
+        self.ignores_logprobs = False
+        self.max_context: int | None = None
         self._extra = dict(extra_body or {})
         self._extensions: dict[str, Any] = {}
         self._logprob_fields: dict[str, Any] | None = None
@@ -83,8 +95,7 @@ class Server:
         Raises ConnectionError where the server cannot be reached, ValueError where it lists no
         model, Refused where it answers neither completions nor chats.
         """
-        if not self.model:
-            self.model = await self._first_model()
+        await self._read_models()
         self.is_chat = is_chat
         reply = await self._one_token()
         if reply.status in _NOT_FOUND and not is_chat:
@@ -103,6 +114,12 @@ class Server:
             if reply.error is None and reply.first.tokens:
                 self._logprob_fields, self.num_logprobs = fields, count
                 break
+            self.ignores_logprobs |= reply.error is None
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether answers have logprobs when they are asked for."""
+        return self._logprob_fields is not None
 
     async def ask(self, prompt: str, *, with_logprobs: bool = False, **fields: Any) -> Reply:
         """The whole answer to a question. Raises Missing for logprobs, Refused for no answer."""
@@ -145,10 +162,12 @@ class Server:
         return await self._post(path, body, cancel_after)
 
     async def reads(self, field: str) -> bool:
-        """Whether the server reads a field: it then refuses a value that makes no sense."""
+        """Whether the server reads a field of _SENSE: it takes that value, and refuses another."""
         if field not in self._readings:
-            reply = await self._one_token(**{field: _NONSENSE})
-            self._readings[field] = _BAD_REQUEST <= reply.status < _SERVER_ERROR
+            right = await self._one_token(**{field: _SENSE[field]})
+            wrong = await self._one_token(**{field: _NONSENSE})
+            is_refused = _BAD_REQUEST <= wrong.status < _SERVER_ERROR
+            self._readings[field] = right.error is None and is_refused
         return self._readings[field]
 
     async def num_accepted(self) -> int | None:
@@ -166,7 +185,8 @@ class Server:
         await self._http.close()
         await self._root.close()
 
-    async def _first_model(self) -> str:
+    async def _read_models(self) -> None:
+        """The model's name, unless it is known, and its context, where the server says it."""
         try:
             async with self._http.request("GET", "/models") as response:
                 text = await response.read()
@@ -175,9 +195,16 @@ class Server:
                 f"{self.url} cannot be reached ({error}); start the server, or give another URL"
             ) from error
         try:
-            return str(json.loads(text)["data"][0]["id"])
+            models = {str(entry["id"]): entry for entry in json.loads(text)["data"]}
         except (ValueError, LookupError, TypeError):
-            raise ValueError(f"{self.url}/models names no model; give --model") from None
+            models = {}
+        if not self.model:
+            if not models:
+                raise ValueError(f"{self.url}/models names no model; give --model")
+            self.model = next(iter(models))
+        entry = models.get(self.model) or {}
+        context = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
+        self.max_context = None if context is None else int(context)
 
     async def _one_token(self, **fields: Any) -> Reply:
         return await self.try_ask("Hello", max_tokens=1, temperature=0, **fields)
@@ -224,12 +251,14 @@ class Server:
             async with contextlib.aclosing(_events(response.body)) as events:
                 async for data in events:
                     if data == "[DONE]":
+                        reply.has_done = True
                         return
                     reply.take(json.loads(data))
                     num_events += 1
                     if num_events == cancel_after:
                         return
-            raise Unreadable("the stream ended without [DONE]")
+        if not reply.completions or not all(c.finish_reason for c in reply.completions):
+            raise Unreadable("the stream ended in mid-answer")
 
 
 async def meet_all(subjects: Sequence[Server]) -> None:

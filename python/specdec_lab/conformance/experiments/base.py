@@ -78,24 +78,29 @@ class Question(abc.ABC):
 
 
 class SameAnswers:
-    """Four rows that say how equal two ways of asking are: text, token ids, logprobs."""
+    """Four rows that say how equal two ways of asking are: text, token ids, logprobs.
+
+    OpenAI's API promises none of them: a server may say that it does.
+    """
 
     def __init__(self, subject: str, *reports: str) -> None:
-        self.text = Row(subject, "same text", reports)
-        self.ids = Row(subject, "same token ids", reports)
-        self.loose = Row(subject, f"logprobs within {LOOSE:g}", reports)
-        self.bits = Row(subject, "logprobs to the last bit", reports)
-        self.rows = (self.text, self.ids, self.loose, self.bits)
+        self.text, self.ids, self.loose, self.bits = self.rows = tuple(
+            Row(subject, name, reports, is_promised=False)
+            for name in (
+                "same text",
+                "same token ids",
+                f"logprobs within {LOOSE:g}",
+                "logprobs to the last bit",
+            )
+        )
 
     def add(self, a: Reply, b: Reply, request: Mapping[str, Any]) -> None:
         """Compares two answers to one request, completion by completion."""
+        self.add_texts(a, b, request)
         if len(a.completions) != len(b.completions):
-            counts = f"{len(a.completions)} completions / {len(b.completions)}"
-            self.text.add(counts, request)
             return
         for x, y in zip(a.completions, b.completions, strict=True):
-            self.text.add(text_difference(x, y), request)
-            if x.token_ids is None or y.token_ids is None:
+            if x.ids is None or y.ids is None:
                 self.ids.missing = "the server has no token ids"
             else:
                 self.ids.add(id_difference(x, y), request)
@@ -104,6 +109,15 @@ class SameAnswers:
             else:
                 self.loose.add(logprob_difference(x, y, LOOSE), request)
                 self.bits.add(logprob_difference(x, y, 0.0), request)
+
+    def add_texts(self, a: Reply, b: Reply, request: Mapping[str, Any]) -> None:
+        """Compares what every answer has, as where one of the two was asked without logprobs."""
+        if len(a.completions) != len(b.completions):
+            counts = f"{len(a.completions)} completions / {len(b.completions)}"
+            self.text.add(counts, request)
+            return
+        for x, y in zip(a.completions, b.completions, strict=True):
+            self.text.add(text_difference(x, y), request)
 
 
 def request_of(prompt: str, **fields: Any) -> dict[str, Any]:

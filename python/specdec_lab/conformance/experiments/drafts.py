@@ -41,7 +41,10 @@ class WithAndWithoutDrafts(Question):
         self._is_sampled = bool(self._fields["temperature"])
 
     async def ask(self, number: int) -> None:
-        """Every prompt alone on both servers, and once more beside the others."""
+        """Every prompt alone on both servers, and once more beside the others.
+
+        Those asked beside others come without logprobs: some servers draft nothing with them.
+        """
         plain = self.subjects.plain
         if plain is None:
             raise Missing("second URL without drafts (--plain)")
@@ -49,13 +52,14 @@ class WithAndWithoutDrafts(Question):
         fields: Fields = {"max_tokens": self.subjects.num_tokens, **self._fields}
         if self._is_sampled:
             fields["seed"] = _SEED + number
-        together = await self.server.ask_all(texts, with_logprobs=True, **fields)
+        has_logprobs = self.server.has_logprobs and plain.has_logprobs
+        together = await self.server.ask_all(texts, **fields)
         for text, beside in zip(texts, together, strict=True):
             request = request_of(text, **fields)
-            without = await plain.ask(text, with_logprobs=True, **fields)
-            alone = await self.server.ask(text, with_logprobs=True, **fields)
+            without = await plain.ask(text, with_logprobs=has_logprobs, **fields)
+            alone = await self.server.ask(text, with_logprobs=has_logprobs, **fields)
             self._same.add(without, alone, request)
-            self._same.add(without, beside, request)
+            self._same.add_texts(without, beside, request)
 
 
 class DraftsAreKept(Question):

@@ -7,7 +7,7 @@ import math
 
 from specdec_lab.conformance.experiments.base import LOOSE, Fields, Question, Subjects, request_of
 from specdec_lab.conformance.prompts import prompts
-from specdec_lab.conformance.replies import Reply, Token
+from specdec_lab.conformance.replies import Completion, Reply, Token
 from specdec_lab.conformance.rows import Row
 from specdec_lab.conformance.server import Missing
 
@@ -15,30 +15,42 @@ _SUBJECT = "parameters"
 _PROMPTS_PER_ROUND = 4
 _PRESENCE, _FREQUENCY = 1.0, 0.5
 _REPEATED = "la la la la la la la la la la la la la la la la la la la la"
-_ID = "token_id:"
+_MANY_REPEATS = 30  # of a word: so many penalties move any token behind another
+_SOME_IDS = (300, 500)  # of tokens, in every vocabulary but the smallest
 
 
 class Logprobs(Question):
     """Greedy answers have one entry of logprobs per token, and it is the most likely one."""
 
     def __init__(self, subjects: Subjects) -> None:
+        self._given = Row(_SUBJECT, "logprobs come when they are asked for")
         self._count = Row(_SUBJECT, "logprobs have one entry per token")
+        reports = ("llama.cpp#27972", "vllm#17876")
+        self._listed = Row(_SUBJECT, "each token has its most likely alternatives", reports)
         self._sum = Row(_SUBJECT, "probabilities add up to 1 at most")
         self._best = Row(_SUBJECT, "greedy takes the most likely token")
-        super().__init__(subjects, (self._count, self._sum, self._best))
+        rows = (self._given, self._count, self._listed, self._sum, self._best)
+        super().__init__(subjects, rows)
 
     async def ask(self, number: int) -> None:
         """A few prompts, whole."""
+        if self.server.ignores_logprobs and not self.server.has_logprobs:
+            self._given.add("HTTP 200, without logprobs", {"logprobs": 5})
+            raise Missing("logprobs")
         for text in prompts(number, _PROMPTS_PER_ROUND):
             fields: Fields = {"temperature": 0, "max_tokens": self.subjects.num_tokens}
             reply = await self.server.ask(text, with_logprobs=True, **fields)
             request = request_of(text, **fields)
             tokens = reply.first.tokens or []
+            self._given.add(None if tokens else "no logprobs", request)
             self._count.add(_wrong_count(reply), request)
+            bare = [index for index, token in enumerate(tokens) if not token.top]
+            wrong = f"{len(bare)} of {len(tokens)} tokens have none: {bare[:3]}" if bare else None
+            self._listed.add(wrong, request)
             sums = [sum(math.exp(value) for value in token.top.values()) for token in tokens]
             most = max(sums, default=0.0)
             self._sum.add(None if most <= 1 + LOOSE else f"they add up to {most:.6g}", request)
-            others = [token for token in tokens if _best_of(token) > token.logprob]
+            others = [token for token in tokens if _best_of(token) > token.logprob + LOOSE]
             wrong = f"{others[0].key!r} has {others[0].logprob:.6g}" if others else None
             self._best.add(wrong, request)
 
@@ -57,7 +69,10 @@ def _wrong_count(reply: Reply) -> str | None:
 
 
 class Penalties(Question):
-    """Penalties take a repetitive answer apart, and each token is the best after its penalty."""
+    """Penalties take a repetitive answer apart, and each token is the best after its penalty.
+
+    A server may count the prompt's tokens, too: OpenAI's "text so far" does not say.
+    """
 
     def __init__(self, subjects: Subjects) -> None:
         self._effect = Row(_SUBJECT, "frequency_penalty changes a repetitive answer")
@@ -68,20 +83,23 @@ class Penalties(Question):
         """The same prompts with penalties and without."""
         fields: Fields = {"temperature": 0, "max_tokens": self.subjects.num_tokens}
         penalised = {**fields, "presence_penalty": _PRESENCE, "frequency_penalty": _FREQUENCY}
+        has_logprobs = self.server.has_logprobs
+        counts_answer = await self.server.reads("return_tokens_as_token_ids")  # vLLM's ways
+        if not (has_logprobs and counts_answer):
+            self._law.missing = "not known which tokens the server counts"
         for text in [_REPEATED, *prompts(number, _PROMPTS_PER_ROUND)]:
-            free = (await self.server.ask(text, with_logprobs=True, **fields)).first
-            held = (await self.server.ask(text, with_logprobs=True, **penalised)).first
+            free = (await self.server.ask(text, with_logprobs=has_logprobs, **fields)).first
+            held = (await self.server.ask(text, with_logprobs=has_logprobs, **penalised)).first
             request = request_of(text, **penalised)
-            if _is_repetitive(free.tokens or []):
+            tokens = (free.tokens or []) if counts_answer else []
+            if _is_far_from_best(tokens) or _has_one_word(free.text):
                 is_other = free.text != held.text
                 self._effect.add(None if is_other else "the answer is the same", request)
-            if await self.server.reads("return_tokens_as_token_ids"):
-                self._law.add(_against_penalty(free.tokens or [], held.tokens or []), request)
-            else:  # such a server may count the prompt's tokens, too
-                self._law.missing = "not known which tokens the server counts"
+            if has_logprobs and counts_answer:
+                self._law.add(_against_penalty(tokens, held.tokens or []), request)
 
 
-def _is_repetitive(tokens: list[Token]) -> bool:
+def _is_far_from_best(tokens: list[Token]) -> bool:
     """Whether a token is repeated with so little lead that penalties must take another one."""
     seen: collections.Counter[str] = collections.Counter()
     for token in tokens:
@@ -91,6 +109,12 @@ def _is_repetitive(tokens: list[Token]) -> bool:
             return True
         seen[token.key] += 1
     return False
+
+
+def _has_one_word(text: str) -> bool:
+    """Whether a word is repeated so often that no lead of its tokens outlives their penalties."""
+    words = collections.Counter(text.split())
+    return max(words.values(), default=0) > _MANY_REPEATS
 
 
 def _against_penalty(free: list[Token], held: list[Token]) -> str | None:
@@ -127,28 +151,33 @@ class LogitBias(Question):
         """The tokens are those of an answer without the field."""
         fields: Fields = {"temperature": 0, "max_tokens": 8}
         for text in prompts(number, _PROMPTS_PER_ROUND):
-            ids = _ids_of(await self.server.ask(text, with_logprobs=True, **fields))
-            if len(ids) < 2:
+            free = await self._ask(text, fields)
+            if free.ids is None:
+                await self._ask_for_effect(text, free.text, fields)
                 continue
-            forced = {**fields, "logit_bias": {str(ids[-1]): 100}}
-            got = _ids_of(await self.server.ask(text, with_logprobs=True, **forced))
-            is_held = set(got) == {ids[-1]}
-            request = request_of(text, **forced)
-            self._forced.add(None if is_held else f"token ids {got}, not {ids[-1]}", request)
-            banned = {**fields, "logit_bias": {str(ids[0]): -100}}
-            got = _ids_of(await self.server.ask(text, with_logprobs=True, **banned))
-            wrong = f"token {ids[0]} is in the answer" if ids[0] in got else None
+            first, last = free.ids[0], free.ids[-1]
+            forced = {**fields, "logit_bias": {str(last): 100}}
+            got = (await self._ask(text, forced)).ids or []
+            wrong = None if set(got) == {last} else f"token ids {got}, not {last}"
+            self._forced.add(wrong, request_of(text, **forced))
+            banned = {**fields, "logit_bias": {str(first): -100}}
+            got = (await self._ask(text, banned)).ids or []
+            wrong = f"token {first} is in the answer" if first in got else None
             self._banned.add(wrong, request_of(text, **banned))
 
+    async def _ask(self, text: str, fields: Fields) -> Completion:
+        has_logprobs = self.server.has_logprobs
+        return (await self.server.ask(text, with_logprobs=has_logprobs, **fields)).first
 
-def _ids_of(reply: Reply) -> list[int]:
-    first = reply.first
-    if first.token_ids is not None:
-        return first.token_ids
-    keys = [token.key for token in first.tokens or ()]
-    if not all(key.startswith(_ID) for key in keys):
-        raise Missing("token ids")
-    return [int(key.removeprefix(_ID)) for key in keys]
+    async def _ask_for_effect(self, text: str, free: str, fields: Fields) -> None:
+        """Where answers have no ids: two forced tokens cannot both write the free answer."""
+        self._banned.missing = "the server has no token ids"
+        biases = [{str(token): 100} for token in _SOME_IDS]
+        asked: list[Fields] = [{**fields, "logit_bias": bias} for bias in biases]
+        texts = [(await self._ask(text, forced)).text for forced in asked]
+        is_ignored = texts == [free] * len(texts)
+        wrong = "the answer is the same as without" if is_ignored else None
+        self._forced.add(wrong, request_of(text, **asked[-1]))
 
 
 def questions(subjects: Subjects) -> list[Question]:

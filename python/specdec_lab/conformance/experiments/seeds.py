@@ -20,7 +20,8 @@ class Seeds(Question):
     """A seed names an answer: alone, beside others and among the answers of one prompt."""
 
     def __init__(self, subjects: Subjects) -> None:
-        self._same = Row(_SUBJECT, "one seed gives one answer, alone and in a batch")
+        name = "one seed gives one answer, alone and in a batch"
+        self._same = Row(_SUBJECT, name, is_promised=False)
         self._other = Row(_SUBJECT, "other seeds give other answers")
         self._among = Row(_SUBJECT, "n completions of one seed differ")
         self._without = Row(_SUBJECT, "requests without a seed differ")
@@ -39,6 +40,8 @@ class Seeds(Question):
         for seed, a, b in zip(seeds, alone, batch, strict=True):
             self._same.add(text_difference(a, b.first), request_of(text, seed=seed, **fields))
         self._distinct(self._other, [c.text for c in alone], request_of(text, **fields))
+        without = await self.server.ask_all([text] * _NUM_SEEDS, **fields)
+        self._distinct(self._without, [r.first.text for r in without], request_of(text, **fields))
         several = await self.server.ask(text, n=_NUM_SEEDS, seed=first, **fields)
         texts = [completion.text for completion in several.completions]
         request = request_of(text, n=_NUM_SEEDS, seed=first, **fields)
@@ -46,8 +49,6 @@ class Seeds(Question):
             self._distinct(self._among, texts, request)
         else:
             self._among.add(f"{len(texts)} completions, {_NUM_SEEDS} asked", request)
-        without = await self.server.ask_all([text] * _NUM_SEEDS, **fields)
-        self._distinct(self._without, [r.first.text for r in without], request_of(text, **fields))
 
     def _distinct(self, row: Row, texts: list[str], request: dict[str, Any]) -> None:
         pairs = list(itertools.combinations(texts, 2))

@@ -19,7 +19,8 @@ class Speed(Question):
     """One kind of prompt: seconds per token on both servers, asked in turns."""
 
     def __init__(self, subjects: Subjects, kind: str) -> None:
-        self._row = Row("speed", f"{kind}: not slower than plain", ("llama.cpp#23052",))
+        name = f"{kind}: not slower than plain"
+        self._row = Row("speed", name, ("llama.cpp#23052",), is_promised=False)
         super().__init__(subjects, (self._row,))
         self._kind = KIND_NAMES.index(kind)
         self._factors: list[float] = []

@@ -12,6 +12,7 @@ from specdec_lab.conformance.experiments.base import (
 from specdec_lab.conformance.prompts import KIND_NAMES, prompt, prompts
 from specdec_lab.conformance.rows import Row
 
+_SUBJECT = "streamed and whole"
 _PROMPTS_PER_ROUND = 7
 _REPLACEMENT = "\ufffd"
 
@@ -20,31 +21,36 @@ class StreamedAndWhole(Question):
     """The events of a streamed answer, put together, against the whole answer."""
 
     def __init__(self, subjects: Subjects) -> None:
-        self._same = SameAnswers("streamed and whole")
-        self._usage = Row("streamed and whole", "same count of tokens in usage")
-        super().__init__(subjects, (*self._same.rows, self._usage))
+        self._same = SameAnswers(_SUBJECT)
+        self._usage = Row(_SUBJECT, "usage comes, with the same count of tokens")
+        self._done = Row(_SUBJECT, "a stream ends with [DONE]")
+        super().__init__(subjects, (*self._same.rows, self._usage, self._done))
 
     async def ask(self, number: int) -> None:
         """Each prompt whole, then streamed."""
         for text in prompts(number, _PROMPTS_PER_ROUND):
             fields: Fields = {"max_tokens": self.subjects.num_tokens, "temperature": 0}
             request = request_of(text, **fields)
-            whole = await self.server.ask(text, with_logprobs=True, **fields)
-            streamed = await self.server.ask(text, with_logprobs=True, stream=True, **fields)
+            has_logprobs = self.server.has_logprobs
+            whole = await self.server.ask(text, with_logprobs=has_logprobs, **fields)
+            streamed = await self.server.ask(
+                text, with_logprobs=has_logprobs, stream=True, **fields
+            )
             self._same.add(whole, streamed, request)
-            if streamed.num_output_tokens is None:
-                self._usage.missing = "the server streams no usage"
-                continue
+            self._done.add(None if streamed.has_done else "the last event is another", request)
             counts = (whole.num_output_tokens, streamed.num_output_tokens)
-            are_equal = counts[0] == counts[1]
-            self._usage.add(None if are_equal else f"{counts[0]} / {counts[1]} tokens", request)
+            if streamed.num_output_tokens is None:
+                self._usage.add("no usage, which stream_options.include_usage asks for", request)
+            elif whole.first.text == streamed.first.text:
+                are_equal = counts[0] == counts[1]
+                self._usage.add(None if are_equal else f"{counts[0]} / {counts[1]} tokens", request)
 
 
 class WholeCharacters(Question):
     """Events of a stream never cut a character of several tokens."""
 
     def __init__(self, subjects: Subjects) -> None:
-        self._row = Row("streamed and whole", "no event cuts a character")
+        self._row = Row(_SUBJECT, "no event cuts a character")
         super().__init__(subjects, (self._row,))
 
     async def ask(self, number: int) -> None:

@@ -45,8 +45,8 @@ class Structured(Question):
         form: Callable[[Completion], str | None],
     ) -> None:
         self._valid = Row("structure", f"{what}: valid")
-        self._streamed = Row("structure", f"{what}: streamed as whole")
-        self._plain = Row("structure", f"{what}: with drafts as without")
+        self._streamed = Row("structure", f"{what}: streamed as whole", is_promised=False)
+        self._plain = Row("structure", f"{what}: with drafts as without", is_promised=False)
         super().__init__(subjects, (self._valid, self._streamed, self._plain))
         self._fields = fields
         self._form = form
