@@ -72,8 +72,8 @@ class Reply:
         pieces: the texts of the events of a streamed answer whose index is 0.
         num_output_tokens: as the server counts them; None where it does not.
         num_accepted: accepted draft tokens, where the answer says so.
-        has_done: whether a stream ended with [DONE].
         seconds: from the call to the end of the answer.
+        has_done: whether a stream ended with [DONE].
     """
 
     status: int = 0
@@ -82,8 +82,8 @@ class Reply:
     pieces: list[str] = dataclasses.field(default_factory=list)
     num_output_tokens: int | None = None
     num_accepted: int | None = None
-    has_done: bool = False
     seconds: float = 0.0
+    has_done: bool = False
 
     @property
     def first(self) -> Completion:

@@ -29,9 +29,12 @@ class AloneAndTogether(Question):
         texts = prompts(number, _NUM_TOGETHER)
         fields: Fields = {"max_tokens": self.subjects.num_tokens, "temperature": 0}
         alone = [
-            await self.server.ask(text, with_logprobs=self.server.has_logprobs, **fields) for text in texts[:_NUM_ALONE]
+            await self.server.ask(text, with_logprobs=self.server.has_logprobs, **fields)
+            for text in texts[:_NUM_ALONE]
         ]
-        together = await self.server.ask_all(texts, with_logprobs=self.server.has_logprobs, **fields)
+        together = await self.server.ask_all(
+            texts, with_logprobs=self.server.has_logprobs, **fields
+        )
         for text, a, b in zip(texts, alone, together, strict=False):
             self._same.add(a, b, request_of(text, **fields))
 
@@ -48,12 +51,17 @@ class BesideCancelled(Question):
         texts = prompts(number, _NUM_TOGETHER)
         fields: Fields = {"max_tokens": self.subjects.num_tokens, "temperature": 0}
         kept, leaving = texts[:_NUM_ALONE], texts[_NUM_ALONE:]
-        alone = [await self.server.ask(text, with_logprobs=self.server.has_logprobs, **fields) for text in kept]
+        alone = [
+            await self.server.ask(text, with_logprobs=self.server.has_logprobs, **fields)
+            for text in kept
+        ]
         left = [
             self.server.try_ask(text, cancel_after=i + 1, stream=True, **fields)
             for i, text in enumerate(leaving)
         ]
-        beside = asyncio.ensure_future(self.server.ask_all(kept, with_logprobs=self.server.has_logprobs, **fields))
+        beside = asyncio.ensure_future(
+            self.server.ask_all(kept, with_logprobs=self.server.has_logprobs, **fields)
+        )
         await asyncio.gather(*left)
         answers = await beside
         for text, a, b in zip(kept, alone, answers, strict=True):
