@@ -34,7 +34,10 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/de
     ensure_packages /nonexistent python3-dev /nonexistent python3-venv
   fi
   local venv=${SPECDEC_VENV:-.venv}
-  [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+  if [[ ! -x $venv/bin/python ]]; then
+    "$python" -m venv "$venv"
+    echo '*' >"$venv/.gitignore" # as Python 3.13 does: lints leave it out, whatever its name
+  fi
   PYTHON=$venv/bin/python
   "$PYTHON" -m pip install -q --upgrade "pip>=25.1"
 }

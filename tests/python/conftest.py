@@ -234,6 +234,24 @@ def world(engine: Engine) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
+def thinking_world(
+    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    """A server over a tiny model that thinks as Qwen3 does, and calls as hermes does."""
+    from server_world import serving
+    from thinking import add_thinking_text
+
+    target = tmp_path_factory.mktemp("thinking") / "llama"
+    model = add_thinking_text(checkpoint("llama"), target, "qwen3")
+    longer = {"max_position_embeddings": 1024}
+    with (
+        Engine(model, dtype="float32", max_model_len=1024, hf_overrides=longer) as engine,
+        serving(engine, tool_call_parser="hermes") as world,
+    ):
+        yield world
+
+
+@pytest.fixture(scope="module")
 def client(world: World) -> Iterator[openai.OpenAI]:
     import openai
 

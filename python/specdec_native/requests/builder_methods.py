@@ -65,6 +65,5 @@ class BuilderMethods:
         puts before a text, such as BOS.
         Raises ValueError for a model without fill-in tokens, and a text that can never fit.
         """
-        return self._builder.infill_prompt(
-            prefix, suffix, files, add_special_tokens=add_special_tokens
-        )
+        infiller = self._builder.infiller(prefix=prefix, suffix=suffix, files=files)
+        return infiller.prompt(prefix, suffix, files, add_special_tokens=add_special_tokens)

@@ -31,7 +31,7 @@ from specdec_native.requests.request import Request
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.text.chat_template import Message
-from specdec_native.text.infill import Infiller, InfillPrompt
+from specdec_native.text.infill import Infiller
 from specdec_native.text.reasoning import ReasoningStart
 from specdec_native.text.stop_strings import StopStrings
 from specdec_native.text.tokenizer import Tokenizer
@@ -184,24 +184,19 @@ class RequestBuilder:
         check_text("messages", text)
         return Prompt(text, None, add_special_tokens=False)  # the template has written them
 
-    def infill_prompt(
-        self,
-        prefix: str,
-        suffix: str,
-        files: Sequence[tuple[str, str]] = (),
-        *,
-        add_special_tokens: bool = True,
-    ) -> InfillPrompt:
-        """See Engine.infill_prompt."""
-        pieces = {"prefix": prefix, "suffix": suffix}
-        for i, (name, text) in enumerate(files):
-            pieces[f"files[{i}]"] = f"{name}\n{text}"
+    def infiller(self, files: Sequence[tuple[str, str]], **texts: str) -> Infiller:
+        """What makes fill-in prompts, after a look at the texts, which errors call by their names.
+
+        Raises ValueError for a model without fill-in tokens, and a text that can never fit.
+        """
         tokenizer = self.text.need_tokenizer("suffix")
         infiller = self._infiller
-        for name, text in pieces.items():
+        for i, (name, text) in enumerate(files):
+            texts[f"files[{i}]"] = f"{name}\n{text}"
+        for name, text in texts.items():
             check_text(name, text)
             check_length(name, text, tokenizer, self._model_info.max_model_len)
-        return infiller.prompt(prefix, suffix, files, add_special_tokens=add_special_tokens)
+        return infiller
 
     @functools.cached_property
     def _infiller(self) -> Infiller:

@@ -25,7 +25,7 @@ from specdec_serve.http.sse import unless_disconnected
 from specdec_serve.http.templates import located, template_options
 from specdec_serve.http.tokenize import of_tokens
 from specdec_serve.http.tools.answer import AnswerReader
-from specdec_serve.http.tools.answer_params import adapt_params, check_served
+from specdec_serve.http.tools.answer_params import ANTHROPIC_WORDS, adapt_params, check_served
 from specdec_serve.http.tools.harmony import EFFORTS as HARMONY_EFFORTS
 from specdec_serve.http.tools.request import ToolUse
 from specdec_serve.http.usage import reasoning_tokens
@@ -41,7 +41,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         service.check_model(body.model)
         body.check()
         tools = body.tool_use()
-        check_served(service.answer_format, tools, body.grammar())
+        check_served(service.answer_format, tools, body.grammar(), ANTHROPIC_WORDS)
         generation = await service.start(call_of(body, tools, service, http))
         message = _Message(body, tools, generation, service)
         if body.stream:
@@ -78,9 +78,7 @@ def call_of(
 
     def make_prompts() -> list[Prompt]:
         prompt = _prompt(body, template, service)
-        prompt.truncate_to = truncate_to
-        prompt.keeps_beginning = body.truncation_side == "right"
-        prompt.cache_salt = body.cache_salt
+        body.complete(prompt, truncate_to)
         return [prompt]
 
     return Call.of(

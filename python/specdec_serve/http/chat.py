@@ -102,9 +102,7 @@ def call_of(
         )
         check_text("messages", prompt.text or "")
         prompt.add_special_tokens = body.add_special_tokens
-        prompt.truncate_to = truncate_to
-        prompt.keeps_beginning = body.truncation_side == "right"
-        prompt.cache_salt = body.cache_salt
+        body.complete(prompt, truncate_to)
         prompt.is_continued = body.continue_final_message
         return [prompt]
 

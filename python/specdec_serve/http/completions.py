@@ -86,9 +86,7 @@ def call_of(body: CompletionRequest, service: Service, http: HTTPConnection) -> 
             prompts = parse_prompts(body.prompt)
         for prompt in prompts:
             prompt.add_special_tokens = body.add_special_tokens
-            prompt.cache_salt = body.cache_salt
-            prompt.truncate_to = truncate_to
-            prompt.keeps_beginning = body.truncation_side == "right"
+            body.complete(prompt, truncate_to)
             prompt.is_echoed = body.echo
         return prompts
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -13,6 +16,7 @@ from specdec_native.requests.outputs import CompletionOutput, RequestOutput
 from specdec_native.requests.sampling_params import SamplingParams
 from specdec_serve.http.chunks import dumps, error_event
 from specdec_serve.http.errors import ApiError
+from specdec_serve.http.logprobs import TokenNames, token_logprobs
 from specdec_serve.http.protocol.common import check_max_tokens
 from specdec_serve.http.protocol.infill import InfillRequest
 from specdec_serve.http.service import Call, Generation, Service
@@ -27,10 +31,10 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         service.check_model(body.model)
         body.check()
         generation = await service.start(_call_of(body, service, http))
-        writer = _Writer(service.model_name, generation, shows_output=body.max_tokens != 0)
+        writer = _Writer(body, generation, service)
         if body.stream:
-            return service.event_stream(generation, _events(generation, writer))
-        answer = await unless_disconnected(http.receive, _answer(generation, writer))
+            return service.event_stream(generation, _events(writer))
+        answer = await unless_disconnected(http.receive, _answer(writer))
         return Response(answer, media_type="application/json")
 
 
@@ -38,16 +42,16 @@ def _call_of(body: InfillRequest, service: Service, http: fastapi.Request) -> Ca
     check_max_tokens("n_predict", body.max_tokens, service.max_model_len)
     # Without a token to generate, the prompt only goes into the prefix cache.
     max_tokens = 1 if body.max_tokens == 0 else body.max_tokens
-    params = body.sampling_params(service.defaults, max_tokens)
+    params = body.sampling_params(service.defaults, max_tokens, logprobs=body.n_probs or None)
 
     def make_prompts() -> list[Prompt]:
         prefix = body.input_prefix + body.prompt
         files = [(file.filename, file.text) for file in body.input_extra]
         prompt = prompt_around(service, params, prefix, body.input_suffix, files)
-        prompt.cache_salt = body.cache_salt
+        body.complete(prompt)
         return [prompt]
 
-    return Call.of(
+    call = Call.of(
         body,
         http,
         kind="infill",
@@ -56,6 +60,8 @@ def _call_of(body: InfillRequest, service: Service, http: fastapi.Request) -> Ca
         params=params,
         is_plain=False,
     )
+    call.stream |= body.t_max_predict_ms > 0  # to see the lines as they come
+    return call
 
 
 def prompt_around(
@@ -79,41 +85,97 @@ def prompt_around(
 class _Writer:
     """Writes the outputs of one generation."""
 
-    def __init__(self, model_name: str, generation: Generation, *, shows_output: bool) -> None:
-        self._model_name = model_name
+    def __init__(self, body: InfillRequest, generation: Generation, service: Service) -> None:
+        self.generation = generation
+        self._body = body
+        self._model_name = service.model_name
+        self._names = TokenNames(service.engine.tokenizer)
         self._num_prompt = len(generation.requests[0].prompt_token_ids)
-        self._shows_output = shows_output
+        self._shows_output = body.max_tokens != 0
         self._num_predicted = 0
         self._has_new_line = False
+        self._first_time: float | None = None
 
-    def write(self, part: CompletionOutput, output: RequestOutput) -> str:
-        """An output as JSON: what is new, and at the end all that is known of the whole."""
+    async def pieces(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields the members of each output, until the end or the first line after the time limit.
+
+        Closes the generation. Raises ApiError where the engine fails.
+        """
+        try:
+            async for outputs in self.generation:
+                for _, output in outputs:
+                    for part in output.outputs:
+                        piece = self._piece(part, output)
+                        yield piece
+                        if piece["stop"]:
+                            return
+        finally:
+            self.generation.close()
+
+    def chosen(self, members: dict[str, Any]) -> dict[str, Any]:
+        """The members that the request has asked for. `a/b` is member b of a."""
+        if not self._body.response_fields:
+            return members
+        found = {}
+        for path in self._body.response_fields:
+            value: Any = members
+            for name in path.split("/"):
+                value = value.get(name) if isinstance(value, dict) else None
+            if value is not None:
+                found[path] = value
+        return found
+
+    def _piece(self, part: CompletionOutput, output: RequestOutput) -> dict[str, Any]:
+        """What is new, and at the end all that is known of the whole."""
         text = part.text if self._shows_output else ""
+        is_late = self._is_late() and "\n" in text and part.finish_reason is None
+        if is_late:
+            text = text[: text.index("\n") + 1]
         if self._shows_output:
             self._num_predicted += len(part.token_ids)
             self._has_new_line |= "\n" in text
         members: dict[str, Any] = {
             "index": 0,
             "content": text,
-            "stop": part.finish_reason is not None,
+            "stop": is_late or part.finish_reason is not None,
             "tokens_predicted": self._num_predicted,
             "tokens_evaluated": self._num_prompt,
         }
-        if part.finish_reason is not None:
+        if self._body.n_probs and self._shows_output:
+            members["completion_probabilities"] = self._probabilities(part, len(text))
+        if members["stop"]:
             members |= {
                 "model": self._model_name,
                 "has_new_line": self._has_new_line,
                 "truncated": False,  # a prompt that is too long is refused
-                **self._stop(part),
+                **self._stop(part, is_late=is_late),
             }
             if output.metrics is not None:
                 members["timings"] = self._timings(output)
-        return dumps(members)
+        return members
 
-    def _stop(self, part: CompletionOutput) -> dict[str, str]:
+    def _is_late(self) -> bool:
+        """Whether the time for tokens behind the first one is over."""
+        now = time.monotonic()
+        if self._first_time is None:
+            self._first_time = now
+        return 0 < self._body.t_max_predict_ms < (now - self._first_time) * 1000
+
+    def _probabilities(self, part: CompletionOutput, num_chars: int) -> list[dict[str, Any]]:
+        """The tokens of the first `num_chars` characters, with the likeliest."""
+        lengths = part.text_lengths
+        tokens = token_logprobs(
+            self._names, part.logprobs, self._body.n_probs, lengths, has_ids=True
+        )
+        if lengths is not None and num_chars < len(part.text):
+            places = itertools.accumulate(lengths, initial=0)
+            tokens = [token for token, at in zip(tokens, places, strict=False) if at < num_chars]
+        return [json.loads(token) for token in tokens]
+
+    def _stop(self, part: CompletionOutput, *, is_late: bool) -> dict[str, str]:
         word = part.stop_reason if isinstance(part.stop_reason, str) else ""
         kind = {"stop": "word" if word else "eos", "length": "limit"}
-        if not self._shows_output:
+        if is_late or not self._shows_output:
             return {"stop_type": "limit", "stopping_word": ""}
         return {"stop_type": kind.get(part.finish_reason or "", "none"), "stopping_word": word}
 
@@ -129,7 +191,12 @@ class _Writer:
                 metrics.first_scheduled_time,
                 metrics.first_token_time,
             ),
-            ("predicted", self._num_predicted, metrics.first_token_time, metrics.finished_time),
+            (
+                "predicted",
+                self._num_predicted,
+                metrics.first_token_time,
+                metrics.finished_time or time.time(),
+            ),
         ):
             milliseconds = max(0.0, end - begin) * 1000
             timings |= {
@@ -145,21 +212,23 @@ class _Writer:
         return timings
 
 
-async def _events(generation: Generation, writer: _Writer) -> AsyncGenerator[bytes, None]:
+async def _events(writer: _Writer) -> AsyncGenerator[bytes, None]:
     """Yields the events of a stream. Closes the generation."""
     try:
-        async for outputs in generation:
-            yield b"".join(
-                f"data: {writer.write(part, output)}\n\n".encode()
-                for _, output in outputs
-                for part in output.outputs
-            )
+        async for piece in writer.pieces():
+            members = writer.chosen(piece) if piece["stop"] else piece
+            yield f"data: {dumps(members)}\n\n".encode()
     except ApiError as error:
         yield error_event(error)
     finally:
-        generation.close()
+        writer.generation.close()
 
 
-async def _answer(generation: Generation, writer: _Writer) -> str:
-    (output,) = await generation.results()
-    return writer.write(output.outputs[0], output)
+async def _answer(writer: _Writer) -> str:
+    pieces = [piece async for piece in writer.pieces()]
+    whole = pieces[-1]
+    whole["content"] = "".join(piece["content"] for piece in pieces)
+    if "completion_probabilities" in whole:
+        of_pieces = (piece["completion_probabilities"] for piece in pieces)
+        whole["completion_probabilities"] = [*itertools.chain.from_iterable(of_pieces)]
+    return dumps(writer.chosen(whole))

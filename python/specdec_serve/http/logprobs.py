@@ -164,23 +164,45 @@ def chat_logprobs(
 
     text_lengths: how many characters each token has added to the text.
     """
+    tokens = token_logprobs(names, logprobs, num_top, text_lengths)
+    return f'{{"content":[{",".join(tokens)}]}}'
+
+
+def token_logprobs(
+    names: TokenNames,
+    logprobs: SampleLogprobs | None,
+    num_top: int,
+    text_lengths: Sequence[int] | None,
+    *,
+    has_ids: bool = False,
+) -> list[str]:
+    """The tokens of chat_logprobs(), each as JSON, and with its id if `has_ids`."""
     flat = as_flat(logprobs)
     content = []
     lengths = [None] * len(flat) if text_lengths is None else text_lengths
     for begin, end, length in zip(flat.start_indices, flat.end_indices, lengths, strict=True):
         last = end if num_top < 0 else min(end, begin + 1 + num_top)
-        top = ",".join(_chat_token(names, flat, i) + "}" for i in range(begin + 1, last))
-        chosen = _chat_token(names, flat, begin, length)
-        content.append(f'{chosen},"top_logprobs":[{top}]}}')
-    return f'{{"content":[{",".join(content)}]}}'
+        tops = [_chat_token(names, flat, i, has_ids=has_ids) + "}" for i in range(begin + 1, last)]
+        chosen = _chat_token(names, flat, begin, length, has_ids=has_ids)
+        content.append(f'{chosen},"top_logprobs":[{",".join(tops)}]}}')
+    return content
 
 
-def _chat_token(names: TokenNames, flat: FlatLogprobs, i: int, length: int | None = None) -> str:
+def _chat_token(
+    names: TokenNames,
+    flat: FlatLogprobs,
+    i: int,
+    length: int | None = None,
+    *,
+    has_ids: bool = False,
+) -> str:
     """A token without its closing brace; `length` as in TokenNames.bytes_of()."""
     token_id, text = flat.token_ids[i], flat.decoded_tokens[i]
     name = names.name(token_id, text)
     in_bytes = ",".join(map(str, names.bytes_of(token_id, text, length)))
-    return f'{{"token":{dumps(name)},"logprob":{_number(flat.logprobs[i])},"bytes":[{in_bytes}]'
+    own_id = f'"id":{token_id},' if has_ids else ""
+    logprob = _number(flat.logprobs[i])
+    return f'{{{own_id}"token":{dumps(name)},"logprob":{logprob},"bytes":[{in_bytes}]'
 
 
 def prompt_logprobs_json(prompt_logprobs: PromptLogprobs | None) -> str:

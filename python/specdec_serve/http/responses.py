@@ -81,9 +81,7 @@ def call_of(
             prompt = service.engine.chat_prompt([*messages.values()], **template)
         except ValueError as error:
             raise located(error, [*messages], "input") from error
-        prompt.truncate_to = truncate_to
-        prompt.keeps_beginning = body.truncation_side == "right"
-        prompt.cache_salt = body.cache_salt
+        body.complete(prompt, truncate_to)
         return [prompt]
 
     return Call.of(

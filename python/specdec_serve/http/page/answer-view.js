@@ -9,7 +9,7 @@ import { versionsNav } from "./versions.js";
 /** Figures of an answer in words. */
 export function figures(answer) {
   const { numTokens, speed, tokensPerStep, firstSeconds } = answer.stats();
-  const parts = [`${numTokens} tokens`];
+  const parts = [numTokens === 1 ? "1 token" : `${numTokens} tokens`];
   if (speed !== null) parts.push(`${speed.toFixed(1)} tokens/s`);
   if (tokensPerStep !== null) parts.push(`${tokensPerStep.toFixed(2)} tokens a step`);
   if (firstSeconds !== null) parts.push(`first token after ${firstSeconds.toFixed(2)} s`);
@@ -17,10 +17,11 @@ export function figures(answer) {
 }
 
 const ENDS = { length: "The answer has reached its greatest length.", stopped: "Stopped." };
+const SILENT = "The model has ended its answer before the first word.";
 
 /**
- * An answer. `actions` are {compare(view), again(), goOn(), answerCalls(results)}; `versions` is
- * what versionsNav() takes.
+ * An answer. `actions` are {compare(view), again(), goOn(), remove(), answerCalls(results)};
+ * `versions` is what versionsNav() takes.
  */
 export class AnswerView {
   constructor(answer, versions, actions) {
@@ -41,15 +42,22 @@ export class AnswerView {
       },
       "Compare",
     );
+    this._copy = copyButton("Copy answer", () => answer.text);
+    // The only version goes with its question.
+    this._remove = button(
+      { class: "quiet", "aria-label": "Delete answer", onclick: actions.remove },
+      "Delete",
+    );
     this._goOn = button({ class: "quiet", onclick: actions.goOn }, "Continue");
     this._buttons = make(
       "div",
       { class: "buttons", hidden: true },
       this._versions.node,
       button({ class: "quiet", onclick: actions.again }, "Again"),
-      copyButton("Copy answer", () => answer.text),
+      this._copy,
       this._goOn,
       this._compare,
+      this._remove,
     );
     /** Where the calls of the answer get their results. */
     this._results = make("div");
@@ -70,16 +78,19 @@ export class AnswerView {
     const isOver = answer.finish !== null;
     this.node.setAttribute("aria-busy", String(!isOver));
     this._versions.update();
+    this._remove.hidden = this._versions.count() < 2;
     this._body.update();
     if (!isOver) this._buttons.hidden = this._note.hidden = true;
     if (!isOver || !this._buttons.hidden) return;
     this._body.draw();
     show(this._error, answer.error);
-    show(this._note, ENDS[answer.finish]);
+    const isSilent = answer.finish === "stop" && answer.parts.length === 0;
+    show(this._note, isSilent ? SILENT : ENDS[answer.finish]);
     show(this._figures, answer.times && figures(answer));
     this._legend.replaceChildren(...legend(answer));
     this._legend.hidden = answer.steps.length === 0;
     this._buttons.hidden = false;
+    this._copy.hidden = answer.text === "";
     this._goOn.hidden = !answer.canResume;
     // A continued answer may have its tokens cut in other places.
     const isWhole = answer.transcript !== "" && !answer.isContinued;

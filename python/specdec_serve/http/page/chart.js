@@ -20,5 +20,6 @@ export function showChart(lengths) {
     const height = (HEIGHT * length) / most;
     svg.append(draw("rect", { x: i * BAR, y: HEIGHT - height, width: BAR - 1, height }));
   });
-  byId("chart").replaceChildren(...(last.length > 0 ? [svg] : []));
+  byId("chart").replaceChildren(svg);
+  byId("chart").hidden = last.length === 0;
 }

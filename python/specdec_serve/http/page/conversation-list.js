@@ -1,4 +1,4 @@
-// The list of conversations: choose, rename, save, delete.
+// The list of conversations: search, choose, rename, save, delete.
 
 import { byId, iconButton, make } from "./dom.js";
 
@@ -7,15 +7,33 @@ export class ConversationList {
   constructor(actions) {
     this._root = byId("conversations");
     this._actions = actions;
+    this._search = byId("search");
+    this._conversations = [];
+    this._current = null;
+    this._search.addEventListener("input", () => this._draw());
+    this._search.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && this._search.value !== "") event.stopPropagation(); // it clears
+    });
   }
 
   /** Shows `conversations` but those that are empty; `current` is the open one. */
   show(conversations, current) {
+    this._conversations = conversations.filter(({ path }) => path.length > 0);
+    this._current = current;
+    this._draw();
+  }
+
+  _draw() {
     const focused = document.activeElement?.closest("#conversations li")?.dataset.id;
-    const begun = conversations.filter(({ path }) => path.length > 0);
-    this._root.replaceChildren(
-      ...begun.map((conversation) => this._item(conversation, conversation === current)),
-    );
+    const words = this._search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const items = [];
+    for (const conversation of this._conversations) {
+      const found = conversation.find(words);
+      if (found !== null) items.push(this._item(conversation, found));
+    }
+    this._root.replaceChildren(...items);
+    this._search.hidden = this._conversations.length === 0;
+    byId("none-found").hidden = items.length > 0 || this._search.hidden;
     if (focused) this._find(focused)?.querySelector("button").focus();
   }
 
@@ -23,17 +41,20 @@ export class ConversationList {
     return [...this._root.children].find((item) => item.dataset.id === id);
   }
 
-  _item(conversation, isCurrent) {
+  /** `found` is what a search has found, to be shown below the name. */
+  _item(conversation, found) {
     const { name } = conversation;
     const open = make(
       "button",
       {
         type: "button",
         class: "open",
-        "aria-current": isCurrent && "true",
+        "aria-label": name,
+        "aria-current": conversation === this._current && "true",
         onclick: () => this._actions.open(conversation),
       },
       name,
+      ...(found === "" ? [] : [make("span", { class: "found" }, found)]),
     );
     const item = make("li", { "data-id": conversation.id }, open);
     const small = (what, drawing, onclick) => iconButton(`${what} ${name}`, drawing, onclick);

@@ -7,6 +7,7 @@ import * as storage from "./storage.js";
 
 const START = "conversation:";
 const TITLE_LENGTH = 60;
+const LEAD = 12; // characters that are shown before what a search has found
 
 /**
  * A conversation is a tree of turns, because a question can be changed and an answer made again. A
@@ -58,6 +59,31 @@ export class Conversation {
   /** Shows `turn` rather than its other versions. */
   choose(turn) {
     (turn.parent ?? this._root).chosen = turn;
+  }
+
+  /** Deletes `turn` and all behind it; another version is shown in its place, if there is one. */
+  drop(turn) {
+    const versions = this.versionsOf(turn);
+    const place = versions.indexOf(turn);
+    versions.splice(place, 1);
+    const before = turn.parent ?? this._root;
+    if (before.chosen === turn) before.chosen = versions[place] ?? versions.at(-1) ?? null;
+    const isBehind = (each) => each !== null && (each === turn || isBehind(each.parent));
+    this._turns = this._turns.filter((each) => !isBehind(each));
+  }
+
+  /**
+   * What a search for `words`, in small letters, finds: null where one of them is in no text of any
+   * version, else a piece of the first text around the first of them, or "" where the name has all.
+   */
+  find(words) {
+    const name = this.name.toLowerCase();
+    if (words.every((word) => name.includes(word))) return "";
+    const texts = this._turns.flatMap(textsOf);
+    const found = words.map((word) => texts.find((text) => text.toLowerCase().includes(word)));
+    if (found.some((text, i) => text === undefined && !name.includes(words[i]))) return null;
+    const first = found.findIndex((text) => text !== undefined);
+    return first < 0 ? "" : around(found[first], found[first].toLowerCase().indexOf(words[first]));
   }
 
   /**
@@ -166,6 +192,19 @@ function revived(kept) {
   const answer = new Answer(kept);
   if (answer.finish === null) answer.end("stopped"); // the page was left while it came
   return answer;
+}
+
+/** What a search may find in a turn. */
+function textsOf({ text, files = [], answer, results = [] }) {
+  const names = files.map(({ name }) => name);
+  return [text ?? answer?.text ?? "", ...names, ...results.map((each) => each.text)];
+}
+
+/** One line of `text` that has the `place`. */
+function around(text, place) {
+  const start = Math.max(0, place - LEAD);
+  const piece = text.slice(start, place + TITLE_LENGTH).replace(/\s+/g, " ");
+  return `${start > 0 ? "…" : ""}${piece.trim()}`;
 }
 
 function titleOf({ text, files }) {

@@ -12,6 +12,7 @@ const MARGIN = 8; // pixels between a token, its panel and the window's edge
 export function addDraftTip(root, answerOf) {
   const tip = byId("tip");
   let anchor = null;
+  let mouse = {}; // where it was last
 
   function hide() {
     anchor?.removeAttribute("aria-describedby");
@@ -43,7 +44,11 @@ export function addDraftTip(root, answerOf) {
     else place(tip, anchor);
   }
 
-  root.addEventListener("mouseover", (event) => show(event.target));
+  // Not where text comes to lie below a mouse that rests.
+  root.addEventListener("mousemove", ({ target, screenX, screenY }) => {
+    if (screenX !== mouse.x || screenY !== mouse.y) show(target);
+    mouse = { x: screenX, y: screenY };
+  });
   root.addEventListener("mouseleave", () => show(document.activeElement ?? root));
   root.addEventListener("focusin", (event) => show(event.target));
   root.addEventListener("focusout", hide);

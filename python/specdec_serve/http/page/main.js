@@ -68,6 +68,7 @@ const turns = new TurnViews(byId("messages"), {
   },
   goOn,
   compare: compareWithPlain,
+  remove: removeTurn,
   chosen(conversation) {
     keep(conversation);
     showFigures();
@@ -86,12 +87,7 @@ const list = new ConversationList({
   },
   save: (conversation) => download([conversation]),
   remove(conversation) {
-    if (requests.conversation === conversation) requests.stop();
-    conversation.remove();
-    conversation.isRemoved = true;
-    conversations = conversations.filter((each) => each !== conversation);
-    if (conversation === current) open(conversations[0] ?? begin());
-    showList();
+    remove(conversation);
     byId("new-conversation").focus();
   },
 });
@@ -100,6 +96,32 @@ function begin() {
   const conversation = new Conversation();
   conversations.unshift(conversation);
   return conversation;
+}
+
+function remove(conversation) {
+  if (requests.conversation === conversation) requests.stop();
+  conversation.remove();
+  conversation.isRemoved = true;
+  conversations = conversations.filter((each) => each !== conversation);
+  if (conversation === current) open(conversations[0] ?? begin());
+  showList();
+}
+
+/** Deletes a turn with all behind it, when the user has agreed. */
+function removeTurn(conversation, turn) {
+  if (requests.conversation === conversation && !requests.isFree()) return;
+  const behind = turn.chosen === null ? "" : " and all that follows";
+  const what = turn.role === "user" ? "message" : "answer";
+  if (!window.confirm(`Delete this ${what}${behind}?`)) return;
+  conversation.drop(turn);
+  if (conversation.path.length === 0) remove(conversation);
+  else {
+    keep(conversation);
+    turns.show(conversation);
+    showList();
+    showFigures();
+  }
+  composer.focus();
 }
 
 function showList() {

@@ -6,6 +6,7 @@ import { inlineMath } from "./markdown-math.js";
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const LINK = /!?\[([^[\]]*)\]\(\s*([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)(?:\s+"[^"]*")?\s*\)/y;
 const ADDRESS = /https?:\/\/[^\s<>]*[^\s<>.,;:!?'"*_)\]}]/y;
+const BREAK = /<br\s*\/?>/iy; // the only HTML that models need, in cells of tables
 const WORD = /[\p{L}\p{N}]/u;
 const TAGS = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "del" };
 
@@ -44,6 +45,10 @@ export function inline(source, start, end, text) {
         const inner = inline(within, label, label + link[1].length, text);
         put(i, i + link[0].length, linkTo(link[2], inner));
       }
+    } else if (char === "<") {
+      const found = matchAt(BREAK, within, i);
+      if (found === null) i += 1;
+      else put(i, i + found[0].length, make("br"));
     } else if (char === "h" && !WORD.test(within[i - 1] ?? "")) {
       const address = matchAt(ADDRESS, within, i);
       if (address === null) i += 1;

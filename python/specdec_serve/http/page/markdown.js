@@ -10,6 +10,7 @@ const FENCE = /^( {0,3})(`{3,}(?=[^`]*$)|~{3,})(.*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+|$)/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const ITEM = /^([ \t]*)([-*+]|\d{1,9}[.)])([ \t]+|$)/;
+const TASK = /^\[([ xX])\][ \t]+(?=\S)/;
 const QUOTE = /^ {0,3}> ?/;
 const TAB = 4;
 const CODE_INDENT = 4; // columns that make code of a line outside paragraphs
@@ -18,16 +19,20 @@ const HEADING_SHIFT = 2; // the page has headings of its own
 
 /** Shows a text that grows: blocks that did not change keep their elements. */
 export class MarkdownView {
-  /** `text(start, end)` makes nodes of a piece of the source. */
-  constructor(root, text) {
+  /**
+   * `text(start, end)` makes nodes of a piece of the source. All of it is code where there is a
+   * `language`.
+   */
+  constructor(root, text, language = null) {
     this._root = root;
     this._text = text;
+    this._language = language;
     this._shown = []; // {key, node}
   }
 
   /** Shows `source`. */
   show(source) {
-    const blocks = parse(source);
+    const blocks = this._language === null ? parse(source) : codeOnly(source, this._language);
     let same = 0;
     while (same < blocks.length && this._shown[same]?.key === keyOf(blocks[same])) same += 1;
     for (const { node } of this._shown.splice(same)) node.remove();
@@ -58,6 +63,13 @@ function parse(source) {
     return line;
   });
   return parseLines(source, lines, 0);
+}
+
+/** The text without white space around it as a block of code; none where there is no text. */
+function codeOnly(source, language) {
+  const start = source.length - source.trimStart().length;
+  const end = source.trimEnd().length;
+  return start < end ? [{ type: "code", language, pieces: [{ start, end }], start, end }] : [];
 }
 
 function isBlank({ text }) {
@@ -221,6 +233,8 @@ function parseList(source, lines, first, depth) {
     const isCode = gap > CODE_INDENT;
     const width = isCode ? indent + mark.length + 1 : columnsOf(marker[0]);
     const content = [after(lines[i], isCode ? before.length + mark.length + 1 : marker[0].length)];
+    const task = TASK.exec(content[0].text);
+    if (task) content[0] = after(content[0], task[0].length);
     const least = Math.min(width, indent + 2);
     let fence = openFence(null, content[0]);
     let most = width; // columns to cut: inside a fence no more than before it
@@ -238,7 +252,7 @@ function parseList(source, lines, first, depth) {
       else if (!wasOpen) most = Math.min(width, indentOf(lines[j]));
     }
     const blocks = parseLines(source, content.slice(0, end - i), depth + 1);
-    items.push(blocks);
+    items.push({ blocks, kind: task && (task[1] === " " ? "todo" : "done") });
     isLoose ||= blocks.some((block, k) => k > 0 && isApart(source, blocks[k - 1], block));
     const following = j < lines.length ? ITEM.exec(lines[j].text) : null;
     i = j;
@@ -318,12 +332,12 @@ function render(source, block, text) {
   if (block.type === "table") return renderTable(source, block, text);
   const attributes = block.number === null || block.number === 1 ? {} : { start: block.number };
   const list = make(block.number === null ? "ul" : "ol", attributes);
-  for (const item of block.items) {
-    const nodes = item.flatMap((child) => {
+  for (const { blocks, kind } of block.items) {
+    const nodes = blocks.flatMap((child) => {
       const isBare = child.type === "paragraph" && !block.isLoose;
       return isBare ? renderText(source, child.pieces, text) : children([child]);
     });
-    list.append(make("li", {}, ...nodes));
+    list.append(make("li", { class: kind }, ...nodes));
   }
   return list;
 }

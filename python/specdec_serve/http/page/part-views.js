@@ -49,18 +49,24 @@ export class AnswerBody {
   }
 }
 
-/** Text as Markdown, with tinted drafts. */
+/** Text as Markdown, or as code where there is a `language`, with tinted drafts. */
 class TextView {
-  constructor(answer, part) {
+  constructor(answer, part, language = null) {
     this.node = make("div", { class: "text" });
     this._part = part;
-    this._view = new MarkdownView(this.node, (start, end) =>
-      tokenNodes(answer, part.start + start, part.start + end),
-    );
+    const text = (start, end) => tokenNodes(answer, part.start + start, part.start + end);
+    this._view = new MarkdownView(this.node, text, language);
   }
 
   show() {
     this._view.show(this._part.text);
+  }
+}
+
+/** The content: Markdown, unless the request has asked for JSON. */
+class ContentView extends TextView {
+  constructor(answer, part) {
+    super(answer, part, answer.params.response_format?.type?.startsWith("json") ? "json" : null);
   }
 }
 
@@ -106,7 +112,7 @@ class CallView {
   }
 }
 
-const VIEWS = { content: TextView, reasoning: ReasoningView, call: CallView };
+const VIEWS = { content: ContentView, reasoning: ReasoningView, call: CallView };
 
 /** JSON with line breaks; what is no JSON as it stands. */
 function indented(text) {

@@ -4,10 +4,11 @@ import { copyButton, make, onEnter } from "./dom.js";
 import { versionsNav } from "./versions.js";
 
 /**
- * A question. `ask(text)` asks another version of it; `versions` is what versionsNav() takes.
+ * A question. `ask(text)` asks another version of it, and `remove()` deletes it; `versions` is what
+ * versionsNav() takes.
  */
 export class QuestionView {
-  constructor({ text, files = [] }, versions, ask) {
+  constructor({ text, files = [] }, versions, ask, remove) {
     this._text = text;
     this._ask = ask;
     this._versions = versionsNav(versions);
@@ -16,9 +17,14 @@ export class QuestionView {
     const bubble = make("div", { class: "bubble" }, ...files.map(fileView));
     if (text !== "") bubble.append(make("p", {}, text));
     const copy = copyButton("Copy message", () => text);
+    const deletion = make(
+      "button",
+      { type: "button", class: "quiet", "aria-label": "Delete message", onclick: remove },
+      "Delete",
+    );
     this._shown = [
       bubble,
-      make("div", { class: "buttons" }, this._versions.node, this._edit, copy),
+      make("div", { class: "buttons" }, this._versions.node, this._edit, copy, deletion),
     ];
     this.node = make("article", { class: "question", "aria-label": "You" }, ...this._shown);
   }

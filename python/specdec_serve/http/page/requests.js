@@ -57,7 +57,7 @@ export class Requests {
     try {
       for await (const chunk of chat(body, apiKey(), this._controller.signal)) {
         if (chunk.usage) answer.numContext = chunk.usage.total_tokens;
-        for (const choice of chunk.choices) answer.add(choice);
+        for (const choice of chunk.choices) if (choice.index === 0) answer.add(choice); // of several
         update();
         this._hears.progress(answer);
       }

@@ -78,7 +78,8 @@ export function apiKey() {
  * server, but the seed: a random one, so that the answer can come again.
  */
 export function parameters() {
-  const { key, theme, schema, ...params } = values();
+  const { key, theme, schema, other, ...fields } = values();
+  const params = { ...other, ...fields };
   if (schema) {
     params.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }

@@ -74,6 +74,8 @@ export class Strip {
   }
 }
 
+/** Shows a figure; hides one that is not known. */
 function put(id, value, digits, unit = "") {
+  byId(id).parentElement.hidden = value === null;
   byId(id).textContent = value === null ? "–" : value.toFixed(digits) + unit;
 }

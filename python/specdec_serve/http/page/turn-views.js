@@ -9,9 +9,9 @@ import { resultsView } from "./results-view.js";
 export class TurnViews {
   /**
    * `actions` are {ask(conversation, parent, content), again(conversation, turn),
-   * goOn(conversation, turn), compare(conversation, turn, view), chosen(conversation)}. ask()
-   * returns whether the content, that of a new turn, has gone out; chosen() hears that another
-   * version is shown.
+   * goOn(conversation, turn), compare(conversation, turn, view), remove(conversation, turn),
+   * chosen(conversation)}. ask() returns whether the content, that of a new turn, has gone out;
+   * chosen() hears that another version is shown.
    */
   constructor(root, actions) {
     this._actions = actions;
@@ -40,16 +40,18 @@ export class TurnViews {
 
   _make(conversation, turn) {
     const { ask, again, goOn, compare } = this._actions;
+    const remove = () => this._actions.remove(conversation, turn);
     const versions = this._versions(conversation, turn);
     if (turn.role === "user") {
       const askInstead = (text) => ask(conversation, turn.parent, { ...contentOf(turn), text });
-      return new QuestionView(turn, versions, askInstead);
+      return new QuestionView(turn, versions, askInstead, remove);
     }
     if (turn.role === "tool") return { node: resultsView(turn.results), update() {} };
     return new AnswerView(turn.answer, versions, {
       again: () => again(conversation, turn),
       goOn: () => goOn(conversation, turn),
       compare: (view) => compare(conversation, turn, view),
+      remove,
       answerCalls: (results) => ask(conversation, turn, { role: "tool", results }),
     });
   }

@@ -3,7 +3,7 @@
 import { make } from "./dom.js";
 
 /**
- * {node, update(), focus(step)} of "1 of 3" between two buttons. `versions` are {place(), go(step)}:
+ * {node, count(), update(), focus(step)} of "1 of 3" between two buttons. `versions` are {place(), go(step)}:
  * place() is {index, count}, and go() shows the version before (-1) or after (1).
  */
 export function versionsNav(versions) {
@@ -31,5 +31,5 @@ export function versionsNav(versions) {
   }
 
   update();
-  return { node, update, focus };
+  return { node, count: () => versions.place().count, update, focus };
 }

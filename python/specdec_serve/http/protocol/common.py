@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pydantic
 
+from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.request_builder import GenerationDefaults
 from specdec_native.requests.sampling_params import SamplingParams
 from specdec_serve.http.errors import bad_request
@@ -120,6 +121,12 @@ class GenerationFields(Body):
                 "truncate_prompt_tokens",
             )
         return kept
+
+    def complete(self, prompt: Prompt, truncate_to: int | None = None) -> None:
+        """Puts into a prompt what the body says of it beside the text."""
+        prompt.truncate_to = truncate_to
+        prompt.keeps_beginning = self.truncation_side == "right"
+        prompt.cache_salt = self.cache_salt
 
     def sampling_params(
         self, defaults: GenerationDefaults, max_tokens: int | None, **further: Any

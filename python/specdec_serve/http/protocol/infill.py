@@ -6,7 +6,7 @@ import pydantic
 
 from specdec_serve.http.errors import bad_request
 from specdec_serve.http.protocol.body import Fields
-from specdec_serve.http.protocol.common import GenerationFields
+from specdec_serve.http.protocol.common import GenerationFields, Integer
 
 _NOT_SHOWN = ("prompt_logprobs", "return_token_ids", "truncate_prompt_tokens")
 
@@ -26,6 +26,9 @@ class InfillRequest(GenerationFields):
     input_extra: list[InfillFile] = pydantic.Field(default_factory=list)
     prompt: str = ""
     n_predict: int | None = pydantic.Field(None, ge=-1)
+    n_probs: Integer = pydantic.Field(0, ge=0)
+    t_max_predict_ms: float = 0.0
+    response_fields: list[str] | None = None
 
     def check(self) -> None:
         """Raises ApiError for values that are refused for any engine."""
@@ -49,4 +52,5 @@ class InfillRequest(GenerationFields):
             "files": "input_extra",
             "prompt": "input_prefix",
             "max_tokens": "n_predict",
+            "logprobs": "n_probs",
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import logging
@@ -16,33 +17,62 @@ from specdec_serve.http.tools.parsers import AnswerFormat
 from specdec_serve.http.tools.request import ToolUse, reads_calls
 
 _JSON = ("json", "json_object")
+_FORMATS = {"text": "text.format", "output_config": "output_config.format"}  # fields in fields
 
 _logger = logging.getLogger("specdec_native.server")
 
 
-def check_served(form: AnswerFormat, tools: ToolUse | None, grammar: Grammar | None) -> None:
+@dataclasses.dataclass(frozen=True)
+class ChoiceWords:
+    """What an API calls the ways to choose tools, for errors.
+
+    Attributes:
+        auto: the model may call, at the beginning of a sentence.
+        field: where a request says it.
+        required: the value for some call.
+        one: what names the only tool to call.
+    """
+
+    auto: str
+    field: str
+    required: str
+    one: str
+
+
+OPENAI_WORDS = ChoiceWords('"auto" tool choice', "tool_choice", '"required"', "one function")
+ANTHROPIC_WORDS = ChoiceWords(
+    'tool_choice of the type "auto"', "tool_choice.type", '"any"', '"tool" with its name'
+)
+
+
+def check_served(
+    form: AnswerFormat,
+    tools: ToolUse | None,
+    grammar: Grammar | None,
+    words: ChoiceWords = OPENAI_WORDS,
+) -> None:
     """Raises ApiError for what cannot be had from a model whose answers have this format."""
     if reads_calls(tools) and not form.reads_calls:
         raise bad_request(
-            '"auto" tool choice requires --tool-call-parser to be set, because the chat template '
+            f"{words.auto} requires --tool-call-parser to be set, because the chat template "
             "does not tell how this model writes calls: start the server with it, or set "
-            'tool_choice to "required", to one function, or to "none", which shows the tools to '
-            "the model as text",
+            f'{words.field} to {words.required}, to {words.one}, or to "none", which shows the '
+            "tools to the model as text",
             "tool_choice",
         )
     if form.is_harmony and grammar is not None and grammar.field == "tools":
         raise bad_request(
             "tool_choice: this model calls in messages of their own, which cannot be forced: set "
-            'tool_choice to "auto"',
+            f'{words.field} to "auto"',
             "tool_choice",
         )
     if _is_json_beside_calls(tools, grammar) and not (form.calls and describes_calls(form.calls)):
         assert grammar is not None
-        name = "text.format" if grammar.field == "text" else grammar.field
+        name = _FORMATS.get(grammar.field, grammar.field)
         raise bad_request(
             f"{name} allows JSON alone, and this model's syntax of calls has no grammar beside it, "
-            'so with tool_choice "auto" the model could never call one of the tools: set '
-            'tool_choice to "none" for the JSON, to "required" for a call, or leave '
+            f'so with {words.field} "auto" the model could never call one of the tools: set '
+            f'{words.field} to "none" for the JSON, to {words.required} for a call, or leave '
             f"{name} out",
             grammar.field,
         )

@@ -1,8 +1,6 @@
 """Agents of pydantic-ai and of OpenAI: their tools are called, and they see the reasoning."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import agents
@@ -15,9 +13,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 import scripted_model
 from scripted_model import Says
-from server_world import MODEL, World, serving
-from specdec_native import Engine
-from thinking import add_thinking_text
+from server_world import MODEL, World
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 THOUGHTS = ["I need the weather.", "Now I know."]
@@ -26,17 +22,8 @@ TURNS = (f"<think>{THOUGHTS[0]}</think>{CALL}", f"<think>{THOUGHTS[1]}</think>{A
 
 
 @pytest.fixture(scope="module")
-def world(
-    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
-    target = tmp_path_factory.mktemp("agents") / "llama"
-    model = add_thinking_text(checkpoint("llama"), target, "qwen3")
-    longer = {"max_position_embeddings": 1024}
-    with (
-        Engine(model, dtype="float32", max_model_len=1024, hf_overrides=longer) as engine,
-        serving(engine, tool_call_parser="hermes") as world,
-    ):
-        yield world
+def world(thinking_world: World) -> World:
+    return thinking_world
 
 
 @pytest.fixture

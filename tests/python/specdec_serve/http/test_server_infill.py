@@ -4,6 +4,8 @@ scripted_model makes a tiny model write them; a random one shows that drafts cha
 """
 
 import json
+import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ import tokenizers
 
 import scripted_model
 from completion_requests import PATH, merged
+from paced_engine import Pace, paced_engine
 from scripted_model import Says
 from server_world import MODEL, World, serving
 from specdec_native import Engine, SamplingParams
 from specdec_native.requests.group import RequestGroup
 from specdec_native.requests.request import Request
 from specdec_native.text.tokenizer import Tokenizer
+from specdec_serve.http import infill
 from tiny_text_model import OPTIONS, add_byte_text
 
 TOKENS = (
@@ -248,6 +252,76 @@ def test_salts_separate_cached_beginnings(world: World) -> None:
     assert num_cached("a") == 16
 
 
+def test_probabilities_are_those_of_a_completion(world: World, says: Says) -> None:
+    says("x, y<|fim_pad|>")
+    body = {**GREEDY, "seed": 1}
+    asked = {**SUFFIX, "logprobs": 3, "return_token_ids": True}
+    (choice,) = world.ask(PATH, **asked, **body)["choices"]
+    answer = world.ask(INFILL, **GAP, **body, n_probs=3)
+    tokens = answer["completion_probabilities"]
+    assert [token["id"] for token in tokens] == choice["token_ids"]
+    assert [token["token"] for token in tokens] == choice["logprobs"]["tokens"]
+    assert b"".join(bytes(token["bytes"]) for token in tokens) == b"x, y"
+    assert [token["logprob"] for token in tokens] == choice["logprobs"]["token_logprobs"]
+    for token, likeliest in zip(tokens, choice["logprobs"]["top_logprobs"], strict=True):
+        top = token["top_logprobs"]
+        assert len(top) == len({each["id"] for each in top}) == 3
+        assert {each["logprob"] for each in top} <= {*likeliest.values()}
+        assert [each["logprob"] for each in top] == sorted(likeliest.values(), reverse=True)[:3]
+    events = stream_of(world, **GAP, **body, n_probs=3)
+    assert [token for event in events for token in event["completion_probabilities"]] == tokens
+    assert "completion_probabilities" not in world.ask(INFILL, **GAP, **body)
+    assert "completion_probabilities" not in world.ask(INFILL, **GAP, n_predict=0, n_probs=3)
+
+
+def test_only_the_fields_that_were_asked_for(world: World, says: Says) -> None:
+    says("x, y")
+    fields = ["content", "timings/predicted_n", "timings/none", "content/x", "none", "truncated"]
+    expected = {"content": "x, y", "timings/predicted_n": 5, "truncated": False}
+    assert world.ask(INFILL, **GAP, response_fields=fields) == expected
+    *pieces, last = stream_of(world, **GAP, response_fields=fields)
+    assert last.pop("content") == "x, y"[len("".join(each["content"] for each in pieces)) :]
+    assert last == {name: value for name, value in expected.items() if name != "content"}
+    assert all("tokens_evaluated" in each for each in pieces)
+    assert "model" in world.ask(INFILL, **GAP, response_fields=[])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_time_limit_ends_the_answer_at_a_line(
+    coder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """The clock goes on by a second behind the first token, whose step it waits for."""
+    pace = Pace()
+    has_begun = False
+
+    def monotonic() -> float:
+        nonlocal has_begun
+        now = float(has_begun)
+        has_begun = True
+        pace.gate.set()
+        return now
+
+    clock = types.SimpleNamespace(monotonic=monotonic, time=time.time)
+    monkeypatch.setattr(infill, "time", clock)
+    encode = engine.tokenizer.encode
+    scripted_model.says(monkeypatch, encode=lambda text: encode(text, False))("x, y\nz\nz")
+    with paced_engine(coder, pace) as paced, serving(paced) as world:
+        for limit, content in ((500, "x, y\n"), (1500, "x, y\nz\nz"), (0, "x, y\nz\nz")):
+            if limit > 0:
+                pace.gate.clear()
+            has_begun = False
+            body = {**GAP, **GREEDY, "t_max_predict_ms": limit, "n_probs": 1}
+            pieces = stream_of(world, **body) if stream else [world.ask(INFILL, **body)]
+            assert "".join(piece["content"] for piece in pieces) == content
+            assert [piece["stop"] for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+            last = pieces[-1]
+            assert last["stop_type"] == ("limit" if limit == 500 else "eos")
+            assert last["has_new_line"] is True and last["timings"]["predicted_ms"] > 0
+            tokens = [token for piece in pieces for token in piece["completion_probabilities"]]
+            end = "" if limit == 500 else "</s>"
+            assert "".join(token["token"] for token in tokens) == content + end
+
+
 @pytest.mark.parametrize(
     ("param", "body"),
     [
@@ -259,6 +333,10 @@ def test_salts_separate_cached_beginnings(world: World) -> None:
         ("prompt", {**GAP, "prompt": [1]}),
         ("n_predict", {**GAP, "n_predict": -2}),
         ("n_predict", {**GAP, "n_predict": 97}),
+        ("n_probs", {**GAP, "n_probs": -1}),
+        ("n_probs", {**GAP, "n_probs": 100}),
+        ("response_fields", {**GAP, "response_fields": "content"}),
+        ("t_max_predict_ms", {**GAP, "t_max_predict_ms": "soon"}),
         ("n", {**GAP, "n": 2}),
         ("temperature", {**GAP, "temperature": -1}),
         ("prompt_logprobs", {**GAP, "prompt_logprobs": 1}),

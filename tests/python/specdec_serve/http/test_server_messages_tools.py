@@ -5,8 +5,6 @@ writes what it likes.
 """
 
 import importlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -18,9 +16,8 @@ import scripted_model
 from message_requests import HELLO, PATH, ask, client_of, refusal
 from scripted_model import Says
 from server_world import MODEL, World, serving
-from specdec_native import Engine
 from structured_bodies import PERSON
-from thinking import add_thinking_text, mark_ids
+from thinking import mark_ids
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -39,20 +36,8 @@ Told = list[Any]
 
 
 @pytest.fixture(scope="module")
-def engine(
-    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
-    target = tmp_path_factory.mktemp("thinking") / "llama"
-    model = add_thinking_text(checkpoint("llama"), target, "qwen3")
-    longer = {"max_position_embeddings": 1024}
-    with Engine(model, dtype="float32", max_model_len=512, hf_overrides=longer) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine, tool_call_parser="hermes") as world:
-        yield world
+def world(thinking_world: World) -> World:
+    return thinking_world
 
 
 @pytest.fixture
@@ -278,6 +263,9 @@ def test_what_a_coding_agent_sends(world: World, says: Says) -> None:
     assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted
 
 
-def test_tools_that_nobody_could_read_are_refused(engine: Engine) -> None:
-    with serving(engine) as world:
-        assert "--tool-call-parser" in refusal(world, tools=TOOLS)
+def test_tools_that_nobody_could_read_are_refused(world: World) -> None:
+    """In the words of Anthropic's API."""
+    with serving(world.engine) as bare:
+        message = refusal(bare, tools=TOOLS)
+    assert "--tool-call-parser" in message
+    assert 'set tool_choice.type to "any", to "tool" with its name, or to "none"' in message

@@ -156,7 +156,7 @@ def test_fields_and_buttons_have_names() -> None:
 
 def test_settings_are_fields_of_requests() -> None:
     """All but those that the page itself reads: the server knows them by their names."""
-    own = {"system", "schema", "theme", "key"}
+    own = {"system", "schema", "other", "theme", "key"}
     names = set(INDEX.all("name")) - {"viewport", "color-scheme"}
     assert own <= names
     assert names - own <= set(ChatCompletionRequest.model_fields) and len(names) > 15

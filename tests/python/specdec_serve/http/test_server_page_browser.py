@@ -381,6 +381,8 @@ def test_nothing_is_changed_while_an_answer_comes(
         chat.button("Edit").click()
         chat.button("Send instead").click()
         expect(chat.page.get_by_role("status").first).to_contain_text("stop it first")
+        chat.button("Delete message").click()  # without a question
+        expect(chat.page.get_by_role("article")).to_have_count(2)
         pace.gate.set()
         chat.wait()
         assert len(chat.asked) == 1
@@ -393,6 +395,8 @@ def test_what_the_server_refuses_is_shown(chat: ChatPage) -> None:
     chat.setting("Temperature", "0")
     chat.ask("x" * 200)
     assert "96" in chat.answer.get_by_role("alert").inner_text()  # tokens that fit
+    expect(chat.button("Again")).to_be_visible()
+    expect(chat.button("Copy answer")).not_to_be_visible()  # there is no text
     chat.setting("Temperature", "-1")
     chat.send("y")
     assert chat.prompt.input_value() == "y" and len(chat.asked) == 1  # the field says why
@@ -423,6 +427,7 @@ def test_conversations_are_kept_renamed_and_deleted(chat: ChatPage) -> None:
     chat.page.reload()
     assert names.all_text_contents() == ["a name", "second question"]
     chat.page.once("dialog", lambda dialog: dialog.dismiss())
+    chat.button("a name").hover()
     chat.button("Delete a name").click()
     assert names.count() == 2
     chat.page.once("dialog", lambda dialog: dialog.accept())

@@ -33,6 +33,7 @@ def function(argument: str = "text") -> float:
 ```
 
 - [a link](https://example.org/)
+- [x] done
 """
 )
 TREE = {
@@ -110,7 +111,9 @@ def test_all_parts_of_an_answer(chat: ChatPage) -> None:
     chat.wait()
     for folded in ("notes.txt", "Reasoning"):
         chat.page.locator("summary").filter(has_text=folded).click()
-    check(chat, "Let me think.", "a column", "# a comment", "look_up", "2 of 2", "ngram")
+    check(chat, "Let me think.", "a column", "# a comment", "look_up", "2 of 2", "ngram", "Delete")
+    cell = chat.answer.get_by_role("columnheader", name="a fifth column")
+    assert cell.evaluate("e => e.getBoundingClientRect().height") < 80  # two lines
     chat.answer.locator("mark").first.hover()
     expect(chat.page.get_by_role("tooltip")).to_be_visible()
     check(chat, "rejected")
@@ -140,6 +143,12 @@ def test_drawers(chat: ChatPage, look: dict[str, Any]) -> None:
         chat.button("Conversations").click()
     in_sight(chat.page.locator("#conversations-drawer"))
     check(chat, "a first question", "Export all", "Import")
+    name = chat.page.locator("#conversations button.open")
+    whole = chat.page.locator("#conversations").bounding_box()
+    assert whole and name.bounding_box()["width"] > 0.9 * whole["width"]  # type: ignore[index]
+    chat.page.get_by_role("searchbox").fill("drafted")
+    check(chat, "a first question", "drafted text")
+    name.hover()
     for name in ("Rename", "Export", "Delete"):
         in_sight(chat.page.get_by_role("button", name=f"{name} a first question"))
 

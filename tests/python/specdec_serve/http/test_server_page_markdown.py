@@ -133,6 +133,18 @@ def test_other_html_is_told_apart() -> None:
         assert good != words(Canonical(bad, 2).parts)
 
 
+def test_tasks_have_boxes_and_cells_have_lines(module_page: Page) -> None:
+    shown = module_page.evaluate(
+        MARKDOWN, "- [ ] to do\n- [x] **done**\n- [X]\n- [y] other\n1. [x] so"
+    )
+    assert shown == (
+        '<ul><li class="todo">to do</li><li class="done"><strong>done</strong></li>'
+        '<li>[X]</li><li>[y] other</li></ul><ol><li class="done">so</li></ol>'
+    )
+    shown = module_page.evaluate(MARKDOWN, "| a |\n|---|\n| one<br>two<BR/>`<br>` <brr> |")
+    assert "<td>one<br>two<br><code>&lt;br&gt;</code> &lt;brr&gt;</td>" in shown
+
+
 # What pre elements show of each beginning of a source, as it grows.
 GROWING_CODE = """async (source) => {
     const { MarkdownView } = await import("/page/markdown.js");
@@ -342,6 +354,7 @@ def test_pieces_of_text_keep_their_order_and_growing_ends_the_same(module_page: 
     letters = ["*", "**", "_", "`", "```", "~~", "[", "](", ")", "\n", "\n\n", " ", "  ", "- "]
     letters += ["1. ", "# ", "a", "b ", "\\", "http://a", "<b>", "😀", "---", "\t"]
     letters += ["$", "$$", "\\(", "\\)", "\\[", "\\]"]
+    letters += ["[x] ", "[ ] ", "<br>"]
     letters += ["> ", "|", "|a|b|\n", "|-|:-|\n", "~~~", "```py\n", "\n    ", "if 'a' # 1\n"]
     sources = ["".join(draw.choices(letters, k=draw.randint(1, 30))) for _ in range(600)]
     for source, result in zip(sources, module_page.evaluate(PIECES, sources), strict=True):

@@ -76,7 +76,7 @@ def test_arrow_keys_go_from_token_to_token(chat: ChatPage) -> None:
     answer_with(chat, *STREAM)
     chat.ask("go")
     tip = chat.page.get_by_role("tooltip")
-    chat.button("Copy message").focus()
+    chat.button("Delete message").focus()
     chat.page.keyboard.press("Tab")
     assert "␣quick" in tip.inner_text()  # the first draft
     focused = chat.page.locator(":focus")

@@ -34,6 +34,7 @@ FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "Tools that the model may call": ("[]", {"tools": []}),
+    "Other fields of requests": ('{"min_tokens": 2, "top_k": 5}', {"min_tokens": 2}),
 }
 OF_THE_PAGE: dict[str, Any] = {
     "messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "go"}],
@@ -73,6 +74,7 @@ def test_all_settings_are_sent_and_kept(chat: ChatPage) -> None:
         ("JSON schema of answers", "[1]"),
         ("JSON schema of answers", "null"),
         ("Tools that the model may call", "{}"),
+        ("Other fields of requests", "[]"),
         ("top_p", "2"),
         ("Max tokens", "1.5"),
     ],
@@ -123,6 +125,7 @@ def test_conversations_travel_as_a_file(chat: ChatPage) -> None:
     chat.page.locator("#new-conversation").click()
     chat.ask("second")
     archive = exported(chat, "Export all")
+    chat.button("second").hover()
     alone = exported(chat, "Export second")
     assert [len(each["conversations"]) for each in (archive, alone)] == [2, 1]
     names = chat.page.locator("#conversations button.open")

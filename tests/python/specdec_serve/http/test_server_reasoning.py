@@ -6,7 +6,7 @@ writes what it likes.
 
 import importlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +34,8 @@ OVER = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 @pytest.fixture(scope="module")
-def engine(
-    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
-    target = tmp_path_factory.mktemp("thinking") / "llama"
-    model = add_thinking_text(checkpoint("llama"), target, "qwen3")
-    longer = {"max_position_embeddings": 1024}
-    with Engine(model, dtype="float32", max_model_len=512, hf_overrides=longer) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def world(engine: Engine) -> Iterator[World]:
-    with serving(engine, tool_call_parser="hermes") as world:
-        yield world
+def world(thinking_world: World) -> World:
+    return thinking_world
 
 
 @pytest.fixture
@@ -173,16 +161,16 @@ def test_calls_are_forced_behind_the_reasoning(world: World, choice: Any) -> Non
     jsonschema.validate(json.loads(calls[0]["arguments"]), PERSON)
 
 
-def test_a_server_may_be_told_not_to_read_reasoning(engine: Engine, says: Says) -> None:
+def test_a_server_may_be_told_not_to_read_reasoning(world: World, says: Says) -> None:
     says("<think>Hm.</think>Hi!")
-    with serving(engine, reasoning_parser="none") as world:
-        assert ask(world) == (None, "<think>Hm.</think>Hi!", [], "stop")
+    with serving(world.engine, reasoning_parser="none") as other:
+        assert ask(other) == (None, "<think>Hm.</think>Hi!", [], "stop")
 
 
-def test_another_name_reads_reasoning_that_nothing_begins(engine: Engine, says: Says) -> None:
+def test_another_name_reads_reasoning_that_nothing_begins(world: World, says: Says) -> None:
     says("Hm.</think>Hi!")
-    with serving(engine, reasoning_parser="deepseek_r1") as world:
-        assert ask(world) == ("Hm.", "Hi!", [], "stop")
+    with serving(world.engine, reasoning_parser="deepseek_r1") as other:
+        assert ask(other) == ("Hm.", "Hi!", [], "stop")
 
 
 def test_budgets_of_completions(world: World) -> None:
