@@ -113,11 +113,7 @@ def verify_command(
     check_result("--save-result", save_result)
     check_result("--page", page)
     is_url = target.startswith(("http://", "https://"))
-    if not is_url and (plain or plain_body):
-        raise ValueError("--plain and --plain-body belong to a URL; a model is served both ways")
-    if is_url and (engine or speculation):
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in {**engine, **speculation})
-        raise ValueError(f"{named}: a server at a URL has its own; leave out, or name a model")
+    _check_kind(is_url, bool(plain or plain_body), {**engine, **speculation})
     begin = time.monotonic()
     with contextlib.ExitStack() as stack:
         if is_url:
@@ -150,10 +146,22 @@ def verify_command(
         print(json.dumps(report.as_json(), indent=2))
     else:
         _print(report)
+    raise typer.Exit(_exit_code(report))
+
+
+def _check_kind(is_url: bool, has_plain: bool, options: Group) -> None:
+    """Raises ValueError for options that belong to the other kind of target."""
+    if not is_url and has_plain:
+        raise ValueError("--plain and --plain-body belong to a URL; a model is served both ways")
+    if is_url and options:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+        raise ValueError(f"{named}: a server at a URL has its own; leave out, or name a model")
+
+
+def _exit_code(report: Report) -> int:
     if report.num_broken:
-        raise typer.Exit(_EXIT_BROKEN)
-    if not any(row.num_cases for row in rows):
-        raise typer.Exit(_EXIT_NOT_ASKED)
+        return _EXIT_BROKEN
+    return 0 if any(row.num_cases for row in report.rows) else _EXIT_NOT_ASKED
 
 
 def _at_urls(
@@ -217,18 +225,16 @@ def _print(report: Report) -> None:
     table = rich.table.Table(box=rich.box.SIMPLE, pad_edge=False)
     for title in ("promise", "verdict", "cases", "what was seen"):
         table.add_column(title, justify="right" if title == "cases" else "left", overflow="fold")
-    subject = ""
-    for row in report.rows:
-        if row.subject != subject:
-            subject = row.subject
-            table.add_row(f"[bold]{subject}[/bold]")
-        cases = f"{row.num_broken} of {row.num_cases}" if row.num_broken else str(row.num_cases)
-        table.add_row(
-            f"  {row.name}",
-            f"[{_STYLES[row.verdict]}]{row.verdict.value}[/]",
-            cases if row.num_cases else "",
-            rich.markup.escape(row.detail),
-        )
+    for subject, rows in report.subjects:
+        table.add_row(f"[bold]{subject}[/bold]")
+        for row in rows:
+            cases = f"{row.num_broken} of {row.num_cases}" if row.num_broken else str(row.num_cases)
+            table.add_row(
+                f"  {row.name}",
+                f"[{_STYLES[row.verdict]}]{row.verdict.value}[/]",
+                cases if row.num_cases else "",
+                rich.markup.escape(row.detail),
+            )
     out = rich.console.Console(highlight=False)
     out.print(table)
     out.print(f"{report.target}: {report.summary}", markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import datetime
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,13 @@ from typing import Any
 import jinja2
 
 from specdec_lab.conformance.rows import Row, Verdict
+
+_PLURALS = {
+    Verdict.HOLDS: "hold",
+    Verdict.BROKEN: "broken",
+    Verdict.FALLS_SHORT: "fall short",
+    Verdict.NOT_ASKED: "could not be asked",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +53,13 @@ class Report:
     def summary(self) -> str:
         """One line."""
         counts = collections.Counter(row.verdict for row in self.rows)
-        return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
+        return ", ".join(f"{counts[verdict]} {word}" for verdict, word in _PLURALS.items())
+
+    @property
+    def subjects(self) -> list[tuple[str, list[Row]]]:
+        """The rows of each subject, in order."""
+        groups = itertools.groupby(self.rows, key=lambda row: row.subject)
+        return [(subject, list(rows)) for subject, rows in groups]
 
     def as_json(self) -> dict[str, Any]:
         """The report for a file."""
