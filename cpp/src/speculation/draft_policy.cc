@@ -186,6 +186,43 @@ std::pair<int, DraftPolicy::Gain> DraftPolicy::best_of_others(const DraftPlan& s
   return {static_cast<int>(best.size), gain};
 }
 
+DraftPolicy::Prefix DraftPolicy::best_to_draft(const DraftPlan& step, const Drafting& drafting,
+                                               std::span<const Candidate> nodes,
+                                               double hope) const {
+  const auto& [drafter, asks, constraint, num_others, gain_of_others] = drafting;
+  DraftingCost cost(*this, drafter, constraint.shape.width);
+  int num_drafts = num_others;
+  const double without = rate(step, gain_of_others, num_others, 0);
+  return best_prefix(nodes, without, [&](size_t size, Gain gain) {
+    const int depth = nodes[size - 1].node;
+    cost.add(asks[nodes[size - 1].request], depth);
+    num_drafts += constraint.shape.num_nodes(depth) - constraint.shape.num_nodes(depth - 1);
+    const bool splits_level =
+        constraint.same_depth && size < nodes.size() && nodes[size].node == depth;
+    if (splits_level) return 0.0;
+    const double own = gain.expected + hope * (gain.expected - gain.least);
+    return rate(step, gain_of_others + own, num_drafts, cost.seconds());
+  });
+}
+
+// A level costs a pass, so the surest nodes are not always the best ones: one deep node among them
+// may make all that come after it too dear. So each number of levels is tried.
+DraftPolicy::Prefix DraftPolicy::best_levels(const DraftPlan& step, const Drafting& drafting,
+                                             std::vector<Candidate>& nodes) const {
+  Prefix best = best_to_draft(step, drafting, nodes, 0.0);
+  int deepest = 0;
+  for (const Candidate& node : nodes) deepest = std::max(deepest, node.node);
+  std::vector<Candidate> shallow = nodes;
+  for (int depth = deepest - 1; depth >= 1; --depth) {
+    std::erase_if(shallow, [depth](const Candidate& node) { return node.node > depth; });
+    const Prefix prefix = best_to_draft(step, drafting, shallow, 0.0);
+    if (prefix.value <= best.value) continue;
+    best = prefix;
+    nodes = shallow;
+  }
+  return best;
+}
+
 int DraftPolicy::plan(DraftPlan& step, int drafter, std::span<Ask> asks,
                       const Constraint& constraint) {
   for (Ask& ask : asks) ask.depth = 0;
@@ -193,36 +230,36 @@ int DraftPolicy::plan(DraftPlan& step, int drafter, std::span<Ask> asks,
   const double relative_cost = drafters_[drafter].relative_pass_cost;
   if (relative_cost > 0) passes_[drafter].assume(relative_cost * target_.seconds(1));
 
-  const bool same_depth = constraint.same_depth;
-  const TreeShape& shape = constraint.shape;
   std::vector<Candidate> nodes;
   for (size_t i = 0; i < asks.size(); ++i) {
     const bool has_drafts = asks[i].tree != nullptr && asks[i].tree->num_drafts() > 0;
     if (has_drafts && asks[i].replaces && !own_draft_is_better(step, drafter, asks[i])) continue;
     add_depths(drafter, asks[i], static_cast<int>(i), nodes);
   }
-  if (same_depth) {
+  const auto [num_others, gain_of_others] = best_of_others(step, asks);
+  const Drafting drafting = {.drafter = drafter,
+                             .asks = asks,
+                             .constraint = constraint,
+                             .num_others = num_others,
+                             .gain_of_others = gain_of_others.expected};
+  Prefix best;
+  if (constraint.same_depth) {
     std::ranges::stable_sort(nodes, {}, &Candidate::node);
+    best = best_to_draft(step, drafting, nodes, 0.0);
   } else {
     std::ranges::stable_sort(nodes, std::ranges::greater{}, &Candidate::survival);
+    best = best_levels(step, drafting, nodes);
   }
-  DraftingCost cost(*this, drafter, shape.width);
-  auto [num_drafts, gain_of_others] = best_of_others(step, asks);
-  const double plain = rate(step, gain_of_others.expected, num_drafts, 0);
-  const Prefix best = best_prefix(nodes, plain, [&](size_t size, Gain gain) {
-    const int depth = nodes[size - 1].node;
-    cost.add(asks[nodes[size - 1].request], depth);
-    num_drafts += shape.num_nodes(depth) - shape.num_nodes(depth - 1);
-    const bool splits_level = same_depth && size < nodes.size() && nodes[size].node == depth;
-    return splits_level
-               ? 0.0
-               : rate(step, gain_of_others.expected + gain.expected, num_drafts, cost.seconds());
-  });
   if (best.size == 0) {
     if (!nodes.empty()) {
-      DraftingCost first(*this, drafter, shape.width);
+      DraftingCost first(*this, drafter, constraint.shape.width);
       first.add(asks[nodes.front().request], 1);
       refuse(step, nodes.front().survival, first.seconds() + extra_seconds(step, 1), false);
+    }
+    // What cannot pay even if drafts are as good as they might be is tried more seldom.
+    if (best_to_draft(step, drafting, nodes, 1.0).size == 0) {
+      int64_t& interval = probing_[drafter].interval;
+      interval = std::max(interval, tuning_.hopeless_probe_interval);
     }
     return probe(step, drafter, asks, constraint);
   }
@@ -238,42 +275,63 @@ int DraftPolicy::plan(DraftPlan& step, int drafter, std::span<Ask> asks,
     request.asked_drafter = drafter;
     request.probe_depth = 0;
   }
-  if (!same_depth) return deepest;
+  if (!constraint.same_depth) return deepest;
   // Drafts are not pruned later.
-  last_gain_ = best.value / plain - 1.0;
+  last_gain_ = best.value / rate(step, gain_of_others.expected, num_others, 0) - 1.0;
   deepest = cut_to_measure(step, deepest);
   for (Ask& ask : asks) ask.depth = std::min(ask.depth, deepest);
   return deepest;
 }
 
-// Drafts a few tokens with a drafter that is not expected to pay, to measure it: for the request
-// that is cheapest to try, or for all where they get the same depth.
+// The seconds that a probe of some requests may lose: its cost, less what is certain to be gained.
+double DraftPolicy::probe_loss(const DraftPlan& step, int drafter, std::span<const Ask> asks,
+                               int depth, const TreeShape& shape) {
+  const auto num_asked = static_cast<int>(asks.size());
+  const PassCost& pass = passes_[drafter];
+  double loss = extra_seconds(step, shape.num_nodes(depth) * num_asked);
+  if (drafters_[drafter].has_model()) {
+    int num_unseen = 0;
+    for (const Ask& ask : asks) num_unseen += ask.num_unseen;
+    const bool has_levels = drafters_[drafter].cost == DrafterTraits::Cost::kPerLevel;
+    loss += pass.seconds(num_unseen);
+    if (has_levels) loss += (depth - 1) * pass.seconds(shape.width * num_asked);
+  } else if (pass.is_measured()) {
+    loss += pass.seconds(1);
+  }
+  std::vector<Candidate> nodes;
+  for (Ask ask : asks) {
+    ask.max_depth = std::min(ask.max_depth, depth);
+    add_depths(drafter, ask, 0, nodes);
+  }
+  double gain = 0;
+  for (const Candidate& node : nodes) gain += node.least_survival;
+  return loss - gain * decode_seconds(step) / step.num_decoding;
+}
+
+// Drafts a few tokens with a drafter that is not expected to pay, to measure it. All requests share
+// the cost of its passes and tell more than one; where that could lose too much, only the request
+// that is cheapest to try is asked.
 int DraftPolicy::probe(const DraftPlan& step, int drafter, std::span<Ask> asks,
                        const Constraint& constraint) {
   Probing& probing = probing_[drafter];
   if (num_steps_ - probing.last < probing.interval) return 0;
-  if (!constraint.same_depth) {
+  const auto covered_depth = [&](std::span<const Ask> some) {
+    int depth = 0;
+    for (const Ask& ask : some) {
+      depth = std::max(depth, std::min(ask.max_depth, tuning_.probe_depth));
+    }
+    while (depth > 0 && !credit_.covers(probe_loss(step, drafter, some, depth, constraint.shape))) {
+      --depth;
+    }
+    return depth;
+  };
+  int depth = covered_depth(asks);
+  if (depth == 0 && !constraint.same_depth) {
     const auto cheapest = std::ranges::min_element(asks, {}, &Ask::num_unseen);
     asks = asks.subspan(cheapest - asks.begin(), 1);
+    depth = covered_depth(asks);
   }
-  int depth = 0;
-  int num_unseen = 0;
-  for (const Ask& ask : asks) {
-    depth = std::max(depth, std::min(ask.max_depth, tuning_.probe_depth));
-    num_unseen += ask.num_unseen;
-  }
-  if (depth < 1) return 0;
-  const int num_asked = static_cast<int>(asks.size());
-  const PassCost& pass = passes_[drafter];
-  double cost = extra_seconds(step, constraint.shape.num_nodes(depth) * num_asked);
-  if (drafters_[drafter].has_model()) {
-    const bool has_levels = drafters_[drafter].cost == DrafterTraits::Cost::kPerLevel;
-    cost += pass.seconds(num_unseen);
-    if (has_levels) cost += (depth - 1) * pass.seconds(constraint.shape.width * num_asked);
-  } else if (pass.is_measured()) {
-    cost += pass.seconds(1);
-  }
-  if (!credit_.covers(cost)) return 0;
+  if (depth == 0) return 0;
   for (Ask& ask : asks) {
     ask.depth = std::min(ask.max_depth, depth);
     Request& request = beliefs_.of(ask.sequence);

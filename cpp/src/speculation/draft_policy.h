@@ -202,6 +202,21 @@ class DraftPolicy {
   // gain.
   std::pair<int, Gain> best_of_others(const DraftPlan& step, std::span<const Ask> asks);
   bool own_draft_is_better(const DraftPlan& step, int drafter, const Ask& ask);
+  // What a plan chooses from, beside the nodes.
+  struct Drafting {
+    int drafter = 0;
+    std::span<const Ask> asks;
+    const Constraint& constraint;
+    int num_others = 0;         // drafts of other drafters that would be verified, too
+    double gain_of_others = 0;  // their expected tokens
+  };
+  // The best prefix of the nodes. Gains count as `hope` deviations above what is expected.
+  Prefix best_to_draft(const DraftPlan& step, const Drafting& drafting,
+                       std::span<const Candidate> nodes, double hope) const;
+  Prefix best_levels(const DraftPlan& step, const Drafting& drafting,
+                     std::vector<Candidate>& nodes) const;
+  double probe_loss(const DraftPlan& step, int drafter, std::span<const Ask> asks, int depth,
+                    const TreeShape& shape);
   int probe(const DraftPlan& step, int drafter, std::span<Ask> asks, const Constraint& constraint);
   double without_outliers(const PassCost& cost, int num_rows, double seconds) const;
   // Notes why a step verifies none of the drafts whose likeliest node survives with that chance and

@@ -17,6 +17,7 @@ struct DraftTuning {
 
   int64_t first_probe_interval = 4;  // steps
   int64_t longest_probe_interval = 1024;
+  int64_t hopeless_probe_interval = 64;  // at least, where not even good luck would pay
   int probe_depth = 2;
 
   // Steps with drafts between two measuring steps, which verify fewer drafts or none. The more
@@ -25,7 +26,7 @@ struct DraftTuning {
   double interval_by_gain = 100;
 
   int first_budget = 4;        // for a request, or a step, without any history
-  int catch_up_rows = 4;       // rows of a usual pass; more rows than these run only once
+  int catch_up_rows = 2;       // rows of a usual pass; more rows than these run only once
   double tokens_per_step = 2;  // with drafts, to spread the cost of catching up
   double output_memory = 8;    // requests over which the typical output length is averaged
   int stretch = 8;             // rows over which the cost of a row is averaged
