@@ -16,6 +16,7 @@ _PROMPTS_PER_ROUND = 4
 _PRESENCE, _FREQUENCY = 1.0, 0.5
 _REPEATED = "la la la la la la la la la la la la la la la la la la la la"
 _MANY_REPEATS = 30  # of a word: so many penalties move any token behind another
+_NUM_REPEATED = 48  # tokens of an answer that may repeat a word so often
 _SOME_IDS = (300, 500)  # of tokens, in every vocabulary but the smallest
 
 
@@ -81,13 +82,16 @@ class Penalties(Question):
 
     async def ask(self, number: int) -> None:
         """The same prompts with penalties and without."""
-        fields: Fields = {"temperature": 0, "max_tokens": self.subjects.num_tokens}
-        penalised = {**fields, "presence_penalty": _PRESENCE, "frequency_penalty": _FREQUENCY}
         has_logprobs = self.server.has_logprobs
         counts_answer = await self.server.reads("return_tokens_as_token_ids")  # vLLM's ways
         if not (has_logprobs and counts_answer):
             self._law.missing = "not known which tokens the server counts"
-        for text in [_REPEATED, *prompts(number, _PROMPTS_PER_ROUND)]:
+        length = self.subjects.num_tokens
+        lengths = {_REPEATED: max(length, _NUM_REPEATED)}
+        lengths |= dict.fromkeys(prompts(number, _PROMPTS_PER_ROUND), length)
+        for text, max_tokens in lengths.items():
+            fields: Fields = {"temperature": 0, "max_tokens": max_tokens}
+            penalised = {**fields, "presence_penalty": _PRESENCE, "frequency_penalty": _FREQUENCY}
             free = (await self.server.ask(text, with_logprobs=has_logprobs, **fields)).first
             held = (await self.server.ask(text, with_logprobs=has_logprobs, **penalised)).first
             request = request_of(text, **penalised)
