@@ -80,7 +80,7 @@ def _rows(servers: dict[str, Server], reports: dict[str, Report]) -> list[str]:
 def _cell(row: dict[str, Any]) -> str:
     verdict, cases, broken = row["verdict"], row["num_cases"], row["num_broken"]
     if verdict == "could not be asked":
-        return "–"
+        return "-"
     if not broken:
         return "holds"
     return f"{'**broken**' if verdict == 'broken' else verdict}, {broken} of {cases}"
