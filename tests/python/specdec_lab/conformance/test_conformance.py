@@ -157,6 +157,12 @@ def drop_alternatives(choice: dict[str, Any]) -> None:
         logprobs["top_logprobs"] = [first, *({} for _ in others)]
 
 
+def drop_streamed_logprobs(answer: Body, request: Body) -> None:
+    for choice in answer["choices"] if request.get("stream") else ():
+        if choice.get("finish_reason"):
+            choice["logprobs"] = None
+
+
 def no_logprobs_and_other_text(body: Body, _traffic: Traffic) -> None:
     body.pop("logprobs", None)
     body["presence_penalty"] = 2.0
@@ -285,6 +291,11 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         "parameters",
         Fault(answer=each_choice(drop_alternatives)),
         "parameters: each token has its most likely alternatives",
+    ),
+    "a stream drops logprobs": (
+        "streams",
+        Fault(answer=drop_streamed_logprobs),
+        "streamed and whole: as many logprobs streamed as whole",
     ),
     "usage is not streamed": (
         "streams",
