@@ -21,6 +21,9 @@ RESULTS = ROOT / "bench" / "results" / "cpu" / "verify"
 _BETWEEN = re.compile(r"(<!-- servers:.*?-->\n).*?(<!-- end of servers -->)", re.S)
 _MOST_EXAMPLES = 1
 _URL = re.compile(r"http://[^/:\s]+:\d+")
+_WORDS = ("$DRAFTED", "$PLAIN")
+_ONLY = re.compile(r" --only (\S+)")
+_FILES = re.compile(r" --(?:save-result|page) \S+")
 _VERDICTS = ("holds", "broken", "falls short", "could not be asked")
 
 Report = dict[str, Any]
@@ -37,6 +40,7 @@ def write_verify(text: str) -> str:
         "\n".join(_summary(servers, reports)),
         "\n".join(_rows(servers, reports)),
         "\n".join(_examples(servers, reports)),
+        "\n".join(_notes(servers)),
         "\n".join(_promises(servers)),
         "\n".join(_commands(servers, reports)),
     ]
@@ -101,6 +105,13 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", text.replace("\n", " "))
 
 
+def _notes(servers: dict[str, Server]) -> list[str]:
+    lines = ["What was seen by hand:", ""]
+    for server in servers.values():
+        lines += [f"- {server['short']}: {note}" for note in server["notes"]]
+    return lines
+
+
 def _promises(servers: dict[str, Server]) -> list[str]:
     lines = ["| server | what its own documentation says | source |", "|---|---|---|"]
     for server in servers.values():
@@ -113,7 +124,7 @@ def _promises(servers: dict[str, Server]) -> list[str]:
 def _commands(servers: dict[str, Server], reports: dict[str, Report]) -> list[str]:
     lines = ["The commands:", "", "```text"]
     for name, server in servers.items():
-        lines += [f"# {server['name']}", *server["commands"], *reports[name]["commands"], ""]
+        lines += [f"# {server['name']}", *server["commands"], reports[name]["command"], ""]
     lines[-1] = "```"
     return lines
 
@@ -126,7 +137,7 @@ def pack(name: str, files: Sequence[str]) -> None:
         row["examples"] = row["examples"][:_MOST_EXAMPLES]
     packed = {
         "model": reports[0]["model"],
-        "commands": list(dict.fromkeys(_without_host(report["command"]) for report in reports)),
+        "command": _joined([report["command"] for report in reports]),
         "version": reports[0]["version"],
         "when": reports[-1]["when"],
         "seconds": round(sum(report["seconds"] for report in reports), 1),
@@ -136,12 +147,13 @@ def pack(name: str, files: Sequence[str]) -> None:
     (RESULTS / f"{name}.json").write_text(text)
 
 
-def _without_host(command: str) -> str:
-    """A command with its servers called by their parts, and without the files that it wrote."""
-    urls = dict.fromkeys(_URL.findall(command))
-    for url, word in zip(urls, ("$DRAFTED", "$PLAIN"), strict=False):
+def _joined(commands: Sequence[str]) -> str:
+    """The command that asks all that these ask: without a host, and without the files written."""
+    subjects = dict.fromkeys(word for command in commands for word in _ONLY.findall(command))
+    command = _FILES.sub("", _ONLY.sub("", commands[0]))
+    for url, word in zip(dict.fromkeys(_URL.findall(command)), _WORDS, strict=False):
         command = command.replace(url, word)
-    return re.sub(r" --(?:save-result|page) \S+", "", command)
+    return command + "".join(f" --only {subject}" for subject in subjects)
 
 
 if __name__ == "__main__":
