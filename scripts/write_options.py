@@ -23,6 +23,7 @@ from pathlib import Path
 from engine_rows import ROWS, Row, table_of, write_engine_arguments
 from flag_tables import write_serve_flags
 from methods_table import write_methods
+from verify_table import write_verify
 from vllm_tables import write_vllm_arguments
 
 from specdec_native import SamplingParams, _core
@@ -94,6 +95,7 @@ FILES: dict[Path, Callable[[str], str]] = {
     ROOT / "docs" / "vllm-arguments.md": write_vllm_arguments,
     ROOT / "docs" / "serve-flags.md": write_serve_flags,
     ROOT / "docs" / "methods.md": write_methods,
+    ROOT / "docs" / "verify.md": write_verify,
 }
 
 

@@ -122,12 +122,10 @@ def verify_command(
             drafted, without = _of_model(stack, target, engine, speculation)
         try:
             rows = asyncio.run(_ask(Subjects(drafted, without, tokens), names, minutes * 60))
+            _promise(rows, equal_answers=exact or not is_url)
         except (ConnectionError, Refused) as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(_EXIT_NOT_ASKED) from error
-    if exact or not is_url:
-        for row in rows:
-            row.is_promised |= row.subject != "speed"  # which no clock can promise
     report = Report(
         target=target,
         model=drafted.model,
@@ -162,6 +160,12 @@ def _exit_code(report: Report) -> int:
     if report.num_broken:
         return _EXIT_BROKEN
     return 0 if any(row.num_cases for row in report.rows) else _EXIT_NOT_ASKED
+
+
+def _promise(rows: list[Row], *, equal_answers: bool) -> None:
+    """Takes equal answers for promised; speed no server can promise to a clock."""
+    for row in rows:
+        row.is_promised |= equal_answers and row.subject != "speed"
 
 
 def _at_urls(

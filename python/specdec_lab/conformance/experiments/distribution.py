@@ -59,7 +59,11 @@ class SampledLaw(Question):
                 )
             )
             for reply in replies:
-                self._take(reply.first.tokens or [])
+                tokens = reply.first.tokens or []
+                # Those without are, in some servers, the accepted drafts: the others have no law.
+                if not all(token.top for token in tokens):
+                    raise Missing("alternatives of every token")
+                self._take(tokens)
 
     async def _lists_are_raw(self, text: str, fields: Mapping[str, Any]) -> bool:
         first = {**fields, "max_tokens": 1, "seed": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+import re
 
 from specdec_lab.conformance.experiments.base import LOOSE, Fields, Question, Subjects, request_of
 from specdec_lab.conformance.prompts import prompts
@@ -15,7 +16,10 @@ _SUBJECT = "parameters"
 _PROMPTS_PER_ROUND = 4
 _PRESENCE, _FREQUENCY = 1.0, 0.5
 _REPEATED = "la la la la la la la la la la la la la la la la la la la la"
-_MANY_REPEATS = 30  # of a word: so many penalties move any token behind another
+_MOST = {"presence_penalty": 2.0, "frequency_penalty": 2.0}
+_MANY_REPEATS = 12  # of a piece of text: no token outlives so many of the highest penalties
+_NUM_REPEATED = 48  # tokens of an answer that may repeat a piece so often
+_PIECES = re.compile(r"(.{1,4}?)\1{11,}", re.S)
 _SOME_IDS = (300, 500)  # of tokens, in every vocabulary but the smallest
 
 
@@ -81,22 +85,33 @@ class Penalties(Question):
 
     async def ask(self, number: int) -> None:
         """The same prompts with penalties and without."""
-        fields: Fields = {"temperature": 0, "max_tokens": self.subjects.num_tokens}
-        penalised = {**fields, "presence_penalty": _PRESENCE, "frequency_penalty": _FREQUENCY}
         has_logprobs = self.server.has_logprobs
         counts_answer = await self.server.reads("return_tokens_as_token_ids")  # vLLM's ways
         if not (has_logprobs and counts_answer):
             self._law.missing = "not known which tokens the server counts"
-        for text in [_REPEATED, *prompts(number, _PROMPTS_PER_ROUND)]:
-            free = (await self.server.ask(text, with_logprobs=has_logprobs, **fields)).first
-            held = (await self.server.ask(text, with_logprobs=has_logprobs, **penalised)).first
-            request = request_of(text, **penalised)
-            tokens = (free.tokens or []) if counts_answer else []
-            if _is_far_from_best(tokens) or _has_one_word(free.text):
-                is_other = free.text != held.text
-                self._effect.add(None if is_other else "the answer is the same", request)
-            if has_logprobs and counts_answer:
+        length = self.subjects.num_tokens
+        lengths = {_REPEATED: max(length, _NUM_REPEATED)}
+        lengths |= dict.fromkeys(prompts(number, _PROMPTS_PER_ROUND), length)
+        for text, max_tokens in lengths.items():
+            fields: Fields = {"temperature": 0, "max_tokens": max_tokens}
+            penalised = {**fields, "presence_penalty": _PRESENCE, "frequency_penalty": _FREQUENCY}
+            whole = await self.server.ask(text, with_logprobs=has_logprobs, **fields)
+            free = whole.first
+            if counts_answer and has_logprobs:
+                held = (await self.server.ask(text, with_logprobs=True, **penalised)).first
+                tokens = free.tokens or []
+                request = request_of(text, **penalised)
                 self._law.add(_against_penalty(tokens, held.tokens or []), request)
+                if _is_far_from_best(tokens):
+                    self._effect.add(_same_text(free, held), request)
+            elif _num_repeats(free.text, whole.num_output_tokens or 0) >= _MANY_REPEATS:
+                most: Fields = {**fields, **_MOST}
+                held = (await self.server.ask(text, **most)).first
+                self._effect.add(_same_text(free, held), request_of(text, **most))
+
+
+def _same_text(free: Completion, held: Completion) -> str | None:
+    return None if free.text != held.text else "the answer is the same"
 
 
 def _is_far_from_best(tokens: list[Token]) -> bool:
@@ -111,10 +126,16 @@ def _is_far_from_best(tokens: list[Token]) -> bool:
     return False
 
 
-def _has_one_word(text: str) -> bool:
-    """Whether a word is repeated so often that no lead of its tokens outlives their penalties."""
-    words = collections.Counter(text.split())
-    return max(words.values(), default=0) > _MANY_REPEATS
+def _num_repeats(text: str, num_tokens: int) -> int:
+    """How often an answer repeats one piece of text, counted in tokens, at the least.
+
+    What stands beside the repeats has a token per byte at the most, and so has the piece.
+    """
+    found = _PIECES.search(text)
+    if found is None:
+        return 0
+    beside = text[: found.start()] + text[found.end() :]
+    return (num_tokens - len(beside.encode())) // len(found[1].encode())
 
 
 def _against_penalty(free: list[Token], held: list[Token]) -> str | None:

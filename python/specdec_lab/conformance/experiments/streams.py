@@ -13,6 +13,7 @@ from specdec_lab.conformance.prompts import KIND_NAMES, prompt, prompts
 from specdec_lab.conformance.rows import Row
 
 _SUBJECT = "streamed and whole"
+_REPORTS = ("llama.cpp#27972",)
 _PROMPTS_PER_ROUND = 7
 _REPLACEMENT = "\ufffd"
 
@@ -24,7 +25,9 @@ class StreamedAndWhole(Question):
         self._same = SameAnswers(_SUBJECT)
         self._usage = Row(_SUBJECT, "usage comes, with the same count of tokens")
         self._done = Row(_SUBJECT, "a stream ends with [DONE]")
-        super().__init__(subjects, (*self._same.rows, self._usage, self._done))
+        self._entries = Row(_SUBJECT, "as many logprobs streamed as whole", _REPORTS)
+        rows = (*self._same.rows, self._usage, self._done, self._entries)
+        super().__init__(subjects, rows)
 
     async def ask(self, number: int) -> None:
         """Each prompt whole, then streamed."""
@@ -44,6 +47,12 @@ class StreamedAndWhole(Question):
             elif whole.first.text == streamed.first.text:
                 are_equal = counts[0] == counts[1]
                 self._usage.add(None if are_equal else f"{counts[0]} / {counts[1]} tokens", request)
+            if not has_logprobs:
+                self._entries.missing = "the server has no logprobs"
+            elif whole.first.text == streamed.first.text:
+                counts = (len(whole.first.tokens or ()), len(streamed.first.tokens or ()))
+                are_equal = counts[0] == counts[1]
+                self._entries.add(None if are_equal else f"{counts[0]} / {counts[1]}", request)
 
 
 class WholeCharacters(Question):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ _JSON_FORMAT = {
     "json_schema": {"name": "city", "schema": _SCHEMA, "strict": True},
 }
 _MAX_TOKENS = 120
+_KEY = re.compile(r'"([^"]*)"\s*:')
 
 
 class Structured(Question):
@@ -73,11 +75,21 @@ class Structured(Question):
 
     def _wrong_form(self, reply: Reply) -> str | None:
         first = reply.first
-        if first.finish_reason == "length":  # what the limit cut can be judged by its beginning
-            texts = [first.text, *(arguments for _, arguments in first.calls)]
-            other = [text for text in texts if text.strip() and not text.lstrip().startswith("{")]
-            return f"begins with {other[0][:24]!r}" if other else None
-        return self._form(first)
+        if first.finish_reason != "length":
+            return self._form(first)
+        # What the limit cut can be judged by its beginning.
+        if "tools" in self._fields and first.text.strip():
+            return f"no call; the text is {first.text[:60]!r}"
+        texts = [first.text, *(arguments for _, arguments in first.calls)]
+        return next(filter(None, map(_wrong_beginning, texts)), None)
+
+
+def _wrong_beginning(text: str) -> str | None:
+    """What keeps a text from being the beginning of an object of _SCHEMA."""
+    others = set(_KEY.findall(text)) - _TYPES.keys()
+    if not text.strip() or (text.lstrip().startswith("{") and not others):
+        return None
+    return f"begins with {text[:60]!r}"
 
 
 def _wrong_json(text: str) -> str | None:

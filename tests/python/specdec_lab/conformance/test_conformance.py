@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from doctored import Body, Doctored, Fault, Traffic
 from server_world import serving
@@ -109,13 +109,16 @@ def test_without_a_plain_server_rows_say_what_is_missing(engines: tuple[Engine, 
 # -- planted faults
 
 
+OBJECTS = ("logit_bias", "response_format", "stream_options")  # whose right values are objects
+
+
 def drop(*names: str) -> Callable[[Body, Traffic], None]:
     """Ignores members of requests. Values of a wrong type are refused, as by a server that reads
     the field and does nothing with it."""
 
     def change(body: Body, _traffic: Traffic) -> None:
         for name in names:
-            if not isinstance(body.get(name), dict) or name in ("logit_bias", "response_format"):
+            if not isinstance(body.get(name), dict) or name in OBJECTS:
                 body.pop(name, None)
 
     return change
@@ -145,6 +148,24 @@ def drop_logprob(choice: dict[str, Any]) -> None:
         return
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         logprobs[name] = logprobs[name][1:]
+
+
+def drop_alternatives(choice: dict[str, Any]) -> None:
+    logprobs = choice.get("logprobs") or {}
+    if logprobs.get("top_logprobs"):  # the first token keeps its own
+        first, *others = logprobs["top_logprobs"]
+        logprobs["top_logprobs"] = [first, *({} for _ in others)]
+
+
+def drop_streamed_logprobs(answer: Body, request: Body) -> None:
+    for choice in answer["choices"] if request.get("stream") else ():
+        if choice.get("finish_reason"):
+            choice["logprobs"] = None
+
+
+def no_logprobs_and_other_text(body: Body, _traffic: Traffic) -> None:
+    body.pop("logprobs", None)
+    body["presence_penalty"] = 2.0
 
 
 def shift_logprobs(nats: float) -> Callable[[dict[str, Any]], None]:
@@ -261,6 +282,31 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         "limits: stop_token_ids ends the answer at the token",
     ),
     "min_tokens is ignored": ("limits", Fault(drop("min_tokens")), "limits: min_tokens is kept"),
+    "logprobs are ignored": (
+        "parameters",
+        Fault(drop("logprobs")),
+        "parameters: logprobs come when they are asked for",
+    ),
+    "alternatives are dropped": (
+        "parameters",
+        Fault(answer=each_choice(drop_alternatives)),
+        "parameters: each token has its most likely alternatives",
+    ),
+    "a stream drops logprobs": (
+        "streams",
+        Fault(answer=drop_streamed_logprobs),
+        "streamed and whole: as many logprobs streamed as whole",
+    ),
+    "usage is not streamed": (
+        "streams",
+        Fault(drop("stream_options")),
+        "streamed and whole: usage comes, with the same count of tokens",
+    ),
+    "drafts change answers of a server without logprobs": (
+        "drafts",
+        Fault(no_logprobs_and_other_text),
+        "drafts on and off, greedy: same text",
+    ),
     "a logprob is dropped": (
         "parameters",
         Fault(answer=each_choice(drop_logprob)),
@@ -324,6 +370,40 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         "structure: named tool: valid",
     ),
 }
+
+
+def test_a_stream_without_done_is_read_and_said(engines: tuple[Engine, Engine]) -> None:
+    names = broken(ask(engines, ("streams",), wrap=without_done))
+    assert names == {"streamed and whole: a stream ends with [DONE]"}
+
+
+def without_done(app: ASGIApp) -> ASGIApp:
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def pass_on(message: Message) -> None:
+            if b"data: [DONE]" in message.get("body", b""):
+                kept = message["body"].replace(b"data: [DONE]\n\n", b"")
+                message = {**message, "body": kept}
+            await send(message)
+
+        await app(scope, receive, pass_on)
+
+    return serve
+
+
+def test_a_server_that_refuses_other_fields_than_openais_is_asked_the_rest(
+    engines: tuple[Engine, Engine],
+) -> None:
+    rows = ask(engines, ("limits", "parameters"), wrap=lambda app: Doctored(app, Fault(strict)))
+    assert broken(rows) == set()
+    missing = {row.name: row.detail for row in rows if row.verdict is Verdict.NOT_ASKED}
+    assert missing["min_tokens is kept"] == "the server has no stop_token_ids"
+    assert "logit_bias of 100 forces the token" not in missing
+
+
+def strict(body: Body, _traffic: Traffic) -> None:
+    """Makes the server refuse a request with a field that OpenAI's API lacks."""
+    if body.keys() & {"stop_token_ids", "min_tokens", "top_k", "return_token_ids", "min_p"}:
+        body["max_tokens"] = "refused"
 
 
 @pytest.mark.parametrize("name", FAULTS)
