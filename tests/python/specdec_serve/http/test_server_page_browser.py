@@ -378,11 +378,12 @@ def test_nothing_is_changed_while_an_answer_comes(
     with serving(paced) as world, opened(browser, world.url, **READABLE, max_tokens=8) as chat:
         pace.gate.clear()
         chat.send("slow")
+        chat.button("Delete message").click()  # which asks nothing
+        expect(chat.page.get_by_role("status").first).to_contain_text("stop it first")
+        expect(chat.page.get_by_role("article")).to_have_count(2)
         chat.button("Edit").click()
         chat.button("Send instead").click()
         expect(chat.page.get_by_role("status").first).to_contain_text("stop it first")
-        chat.button("Delete message").click()  # without a question
-        expect(chat.page.get_by_role("article")).to_have_count(2)
         pace.gate.set()
         chat.wait()
         assert len(chat.asked) == 1
