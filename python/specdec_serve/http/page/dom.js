@@ -1,6 +1,7 @@
 // Elements of the page, made and found. Nothing here reads text as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
+const MATHML = "http://www.w3.org/1998/Math/MathML";
 const ICONS = {
   rename: "M4 20l1-5L16 4l4 4L9 19zM14 6l4 4",
   save: "M12 4v11M7 10l5 5 5-5M5 20h14",
@@ -18,6 +19,11 @@ export function make(tag, attributes = {}, ...children) {
 /** An element of SVG, as make() makes those of HTML. */
 export function draw(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/** An element of MathML. */
+export function formula(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(MATHML, tag), attributes, children);
 }
 
 /** A small button with a drawing of lines, one of ICONS. */

@@ -12,7 +12,6 @@ const MARGIN = 8; // pixels between a token, its panel and the window's edge
 export function addDraftTip(root, answerOf) {
   const tip = byId("tip");
   let anchor = null;
-  let mouse = {}; // where it was last
 
   function hide() {
     anchor?.removeAttribute("aria-describedby");
@@ -44,11 +43,8 @@ export function addDraftTip(root, answerOf) {
     else place(tip, anchor);
   }
 
-  // Not where text comes to lie below a mouse that rests.
-  root.addEventListener("mousemove", ({ target, screenX, screenY }) => {
-    if (screenX !== mouse.x || screenY !== mouse.y) show(target);
-    mouse = { x: screenX, y: screenY };
-  });
+  // "mouseover" comes also where text comes to lie below a mouse that rests.
+  root.addEventListener("mousemove", (event) => show(event.target));
   root.addEventListener("mouseleave", () => show(document.activeElement ?? root));
   root.addEventListener("focusin", (event) => show(event.target));
   root.addEventListener("focusout", hide);

@@ -1,7 +1,7 @@
 // Markdown within a paragraph: code, formulas, strong, emphasis, strikethrough, links.
 
 import { make } from "./dom.js";
-import { inlineMath } from "./markdown-math.js";
+import { inlineMath, mathView } from "./markdown-math.js";
 
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const LINK = /!?\[([^[\]]*)\]\(\s*([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)(?:\s+"[^"]*")?\s*\)/y;
@@ -29,8 +29,11 @@ export function inline(source, start, end, text) {
   while (i < end) {
     const char = within[i];
     const math = char === "\\" || char === "$" ? inlineMath(within, i) : null;
-    if (math) put(i, math.end, make("code", { class: "math" }, ...text(math.from, math.to)));
-    else if (char === "\\" && ESCAPABLE.test(within[i + 1] ?? "")) {
+    if (math) {
+      const show = () => text(math.from, math.to);
+      const view = mathView(within.slice(math.from, math.to), show, false);
+      put(i, math.end, view ?? make("code", { class: "math" }, ...show()));
+    } else if (char === "\\" && ESCAPABLE.test(within[i + 1] ?? "")) {
       put(i, i + 1);
       i += 1;
     } else if (char === "`") {

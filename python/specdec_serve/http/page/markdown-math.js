@@ -1,4 +1,8 @@
-// Where LaTeX is in Markdown. Its source is shown as code, so that no underscore becomes emphasis.
+// Where LaTeX is in Markdown, and its element: a formula where latex.js knows all of the source, else
+// the source as code, so that no underscore becomes emphasis.
+
+import { make } from "./dom.js";
+import { mathOf } from "./latex.js";
 
 const BLOCK = /^ {0,3}(\$\$|\\\[)/;
 const CLOSERS = { $$: "$$", "\\[": "\\]", "\\(": "\\)" };
@@ -7,9 +11,9 @@ const DOLLARS = /\$(?![\s$])(?:\\.|[^$\\\n])*(?<!\s)\$(?![\p{L}\p{N}$])/uy;
 const WORD = /[\p{L}\p{N}$]/u;
 
 /**
- * The formula of its own lines that begins with lines[first]: {pieces, next}, its source without
- * the marks around it, and the first line behind it. Null where none does. One that is not closed
- * ends with the text, because more may come, but not with a blank line.
+ * The formula of its own lines that begins with lines[first]: {pieces, next, isClosed}, its source
+ * without the marks around it, and the first line behind it. Null where none does. One that is not
+ * closed ends with the text, because more may come, but not with a blank line.
  */
 export function blockMath(lines, first) {
   const found = BLOCK.exec(lines[first].text);
@@ -28,9 +32,9 @@ export function blockMath(lines, first) {
       if (pieces.length > 0) pieces.at(-1).end += 1; // the line break
       pieces.push({ start: start + from, end: isLast ? start + to : end });
     }
-    if (isLast) return { pieces, next: i + 1 };
+    if (isLast) return { pieces, next: i + 1, isClosed: true };
   }
-  return { pieces, next: lines.length };
+  return { pieces, next: lines.length, isClosed: false };
 }
 
 /** The formula at `index`: {from, to, end}, where `from` and `to` are inside its marks; or null. */
@@ -48,4 +52,19 @@ export function inlineMath(source, index) {
   DOLLARS.lastIndex = index;
   const found = DOLLARS.exec(source);
   return found && { from: index + 1, to: DOLLARS.lastIndex - 1, end: DOLLARS.lastIndex };
+}
+
+/**
+ * The element of a formula; null where its source has something unknown. `show()` makes the nodes of
+ * the source: the element stands for its first token, and has a tint that all of its tokens have.
+ */
+export function mathView(source, show, isBlock) {
+  const math = mathOf(source, isBlock);
+  if (math === null) return null;
+  const nodes = show();
+  const first = nodes.find((node) => node.dataset?.token)?.dataset.token ?? null;
+  const [kind = null, ...others] = new Set(nodes.map((node) => node.dataset?.kind));
+  const isTinted = kind !== null && others.length === 0;
+  const token = { "data-token": first, tabindex: first && "-1", "data-kind": isTinted && kind };
+  return make(isTinted ? "mark" : "span", { class: "math", ...token }, math);
 }

@@ -4,7 +4,7 @@
 import { copyButton, make } from "./dom.js";
 import { highlight } from "./highlight.js";
 import { inline } from "./markdown-inline.js";
-import { blockMath } from "./markdown-math.js";
+import { blockMath, mathView } from "./markdown-math.js";
 
 const FENCE = /^( {0,3})(`{3,}(?=[^`]*$)|~{3,})(.*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+|$)/;
@@ -124,7 +124,8 @@ function parseBlock(source, lines, i, depth) {
   if (FENCE.test(text)) return parseFencedCode(lines, i);
   const math = blockMath(lines, i);
   if (math) {
-    return { block: { type: "code", language: "latex", pieces: math.pieces }, next: math.next };
+    const { next, ...block } = math;
+    return { block: { type: "math", ...block }, next };
   }
   const heading = HEADING.exec(text);
   if (heading) {
@@ -328,6 +329,7 @@ function render(source, block, text) {
     return make(tag, {}, ...renderText(source, block.pieces, text));
   }
   if (block.type === "code") return renderCode(source, block, text);
+  if (block.type === "math") return renderMath(source, block, text);
   if (block.type === "quote") return make("blockquote", {}, ...children(block.blocks));
   if (block.type === "table") return renderTable(source, block, text);
   const attributes = block.number === null || block.number === 1 ? {} : { start: block.number };
@@ -385,6 +387,14 @@ function renderCode(source, block, text) {
     make("figcaption", {}, language, copyButton("Copy code", () => content)),
     make("pre", { tabindex: "0" }, make("code", {}, ...nodes)),
   );
+}
+
+function renderMath(source, block, text) {
+  const { content, show } = joined(source, block.pieces, text);
+  const view = block.isClosed ? mathView(content, () => show(0, content.length), true) : null;
+  if (view === null) return renderCode(source, { ...block, language: "latex" }, text);
+  const scrolled = make("div", { class: "wide-math", tabindex: "0" }, view);
+  return make("figure", { class: "formula" }, scrolled, copyButton("Copy LaTeX", () => content));
 }
 
 function renderTable(source, { alignments, head, rows }, text) {

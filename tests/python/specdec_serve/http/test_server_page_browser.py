@@ -205,6 +205,43 @@ def test_what_a_grammar_forces_is_tinted(
         assert not any(char in "".join(plain[1:]) for char in "{}:,")
 
 
+def test_a_forced_call_of_a_server_is_shown_and_answered(
+    browser: Browser, thinking_world: World
+) -> None:
+    importlib.import_module("llguidance")
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Paris"]}, "now": {"type": "boolean"}},
+        "required": ["city", "now"],
+        "additionalProperties": False,
+    }
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name in ("weather", "time")
+    ]
+    forced = {"tool_choice": "required", "parallel_tool_calls": False}
+    with opened(browser, thinking_world.url) as chat:
+        chat.setting("Tools that the model may call", json.dumps(tools))
+        chat.setting("Other fields of requests", json.dumps(forced))
+        chat.ask("go")
+        call = chat.answer.get_by_role("figure", name="Call of a tool")
+        name = call.locator(".name").inner_text()
+        arguments = json.loads(call.locator("code").inner_text())
+        assert name in ("weather", "time")
+        jsonschema.validate(arguments, parameters)
+        chat.setting("Other fields of requests", '{"tool_choice": "none", "ignore_eos": true}')
+        chat.setting("Max tokens", "8")
+        chat.page.get_by_label(f"Result of {name}").fill("Rain.")
+        chat.button("Send results").click()
+        expect(chat.page.get_by_role("article", name="Answer")).to_have_count(2)
+        chat.wait()
+        assert "8 tokens" in str(chat.answer.text_content())
+        _, called, result = chat.asked[-1]["messages"]
+        (told,) = called["tool_calls"]
+        assert json.loads(told["function"]["arguments"]) == arguments
+        assert result == {"role": "tool", "tool_call_id": told["id"], "content": "Rain."}
+
+
 def test_compare_tells_texts_apart(chat: ChatPage) -> None:
     answer_with(chat, chunk(["The ", "cat"]), chunk([" sat"], finish="stop"))
     chat.ask("go")
@@ -378,11 +415,12 @@ def test_nothing_is_changed_while_an_answer_comes(
     with serving(paced) as world, opened(browser, world.url, **READABLE, max_tokens=8) as chat:
         pace.gate.clear()
         chat.send("slow")
+        chat.button("Delete message").click()  # which asks nothing
+        expect(chat.page.get_by_role("status").first).to_contain_text("stop it first")
+        expect(chat.page.get_by_role("article")).to_have_count(2)
         chat.button("Edit").click()
         chat.button("Send instead").click()
         expect(chat.page.get_by_role("status").first).to_contain_text("stop it first")
-        chat.button("Delete message").click()  # without a question
-        expect(chat.page.get_by_role("article")).to_have_count(2)
         pace.gate.set()
         chat.wait()
         assert len(chat.asked) == 1

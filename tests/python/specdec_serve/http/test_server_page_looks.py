@@ -18,7 +18,7 @@ A `line of code` and a-word-without-end-"""
     + "x" * 120
     + """.
 
-| a column | another column | a third column | a fourth column | a fifth column |
+| a column | another column | a third column | a fourth column | a fifth column of many words |
 |---|:-:|--:|---|---|
 | 1 | 2 | 3 | 4 | 5 |
 
@@ -112,8 +112,8 @@ def test_all_parts_of_an_answer(chat: ChatPage) -> None:
     for folded in ("notes.txt", "Reasoning"):
         chat.page.locator("summary").filter(has_text=folded).click()
     check(chat, "Let me think.", "a column", "# a comment", "look_up", "2 of 2", "ngram", "Delete")
-    cell = chat.answer.get_by_role("columnheader", name="a fifth column")
-    assert cell.evaluate("e => e.getBoundingClientRect().height") < 80  # two lines
+    cell = chat.answer.get_by_role("columnheader", name="a fifth column of many words")
+    assert cell.evaluate("e => e.getBoundingClientRect().height") < 80  # two lines at most
     chat.answer.locator("mark").first.hover()
     expect(chat.page.get_by_role("tooltip")).to_be_visible()
     check(chat, "rejected")
@@ -143,12 +143,12 @@ def test_drawers(chat: ChatPage, look: dict[str, Any]) -> None:
         chat.button("Conversations").click()
     in_sight(chat.page.locator("#conversations-drawer"))
     check(chat, "a first question", "Export all", "Import")
-    name = chat.page.locator("#conversations button.open")
-    whole = chat.page.locator("#conversations").bounding_box()
-    assert whole and name.bounding_box()["width"] > 0.9 * whole["width"]  # type: ignore[index]
+    item = chat.page.locator("#conversations button.open")
+    whole, own = (each.bounding_box() for each in (chat.page.locator("#conversations"), item))
+    assert whole and own and own["width"] > 0.9 * whole["width"]
     chat.page.get_by_role("searchbox").fill("drafted")
     check(chat, "a first question", "drafted text")
-    name.hover()
+    item.hover()
     for name in ("Rename", "Export", "Delete"):
         in_sight(chat.page.get_by_role("button", name=f"{name} a first question"))
 
