@@ -255,11 +255,12 @@ int DraftPolicy::plan(DraftPlan& step, int drafter, std::span<Ask> asks,
       DraftingCost first(*this, drafter, constraint.shape.width);
       first.add(asks[nodes.front().request], 1);
       refuse(step, nodes.front().survival, first.seconds() + extra_seconds(step, 1), false);
-    }
-    // What cannot pay even if drafts are as good as they might be is tried more seldom.
-    if (best_to_draft(step, drafting, nodes, 1.0).size == 0) {
-      int64_t& interval = probing_[drafter].interval;
-      interval = std::max(interval, tuning_.hopeless_probe_interval);
+      // What cannot pay even if drafts are as good as they might be is tried more seldom.
+      const bool is_measured = passes_[drafter].is_measured();
+      if (is_measured && best_to_draft(step, drafting, nodes, 1.0).size == 0) {
+        int64_t& interval = probing_[drafter].interval;
+        interval = std::max(interval, tuning_.hopeless_probe_interval);
+      }
     }
     return probe(step, drafter, asks, constraint);
   }

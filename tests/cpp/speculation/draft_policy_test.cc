@@ -466,7 +466,7 @@ TEST(DraftPolicySteps, DraftsBesidePromptsMustPayAsInStepsOfDecoding) {
     policy.plan(step, 1, {&ask, 1}, {.same_depth = false});
     return ask.depth;
   };
-  const double dear = 1.0;  // too dear to be tried either
+  const double dear = 3.0;  // too dear to be tried either
   const double cheap = 0.02;
   for (const int num_prompt_rows : {0, 50, 400}) {
     EXPECT_EQ(num_verified(dear, num_prompt_rows), 0) << num_prompt_rows;
