@@ -299,7 +299,7 @@ TEST_F(AnswerStoreTest, DraftersOfAFileDraftFromEachOthersOutputs) {
   const auto finds = [&] {
     return draft_once(reader, Tokens{50, 1, 2}, {}, ++sequence).num_drafts() > 0;
   };
-  for (int i = 0; !finds() && i < 100'000; ++i) {
+  for (int i = 0; !finds() && i < 10'000'000; ++i) {
     writer.finish({++sequence, Tokens{1, 2, 3}, 0});
     reader.finish({++sequence, Tokens{60, 61}, 0});
   }
