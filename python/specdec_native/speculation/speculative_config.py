@@ -92,8 +92,8 @@ draft_length_policy: "auto", the default, which vLLM does not have: drafts are a
     Where tokens depend on how much is drafted, that is in any rejection_sample_method but "exact",
     only "fixed" is there, and the default.
 num_speculative_tokens: the longest draft. It may be left out with "auto" (8 with a draft model,
-    head or custom class, 16 with ngram), with suffix, which takes suffix_decoding_max_tree_depth,
-    with replay (32), and with heads that say it themselves.
+    head or custom class, 16 with ngram), with replay, which takes 32, with suffix, which takes
+    suffix_decoding_max_tree_depth, and with heads that say it themselves.
 num_speculative_tokens_per_batch_size: [[first, last, tokens], ...] by how many requests decode;
     the first range starts at 1, gaps and the tail carry the range before, 0 drafts none.
 tree_width (1): alternatives considered at each position; above 1 drafts are trees. What others call
