@@ -9,7 +9,9 @@ with the plain answer itself in which every 40th token is another one. The other
 engine drafts nothing, or is --method, which then also drafts alone. All answers must be the same.
 
 Then an engine with the method replay samples each prompt four times at temperature 1, and again:
-with the same seeds ("replay"), and after another epoch with other ones ("reseeded").
+with the same seeds ("replay"), and with other ones ("reseeded"). At last the model has other
+weights, those of --changed bits, and samples with the seeds and from the answers of the last time
+("changed"), beside its own plain decoding.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import argparse
 import dataclasses
 import json
 import resource
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +70,7 @@ def main() -> None:
     parser.add_argument("--num-tokens", type=int, default=400)
     parser.add_argument("--num-speculative-tokens", type=int, default=32)
     parser.add_argument("--quantization", default=None)
+    parser.add_argument("--changed", default="int8", help="quantization of the changed model")
     parser.add_argument("--method", choices=("ngram", "suffix"), help="the other drafter")
     options = parser.parse_args()
 
@@ -79,12 +83,14 @@ def main() -> None:
         print(line, flush=True)
 
 
-def _engine(options: argparse.Namespace, speculation: dict[str, Any]) -> LLM:
+def _engine(
+    options: argparse.Namespace, speculation: dict[str, Any], quantization: str | None = None
+) -> LLM:
     return LLM(
         options.model,
         max_model_len=4096,
         num_threads=1,
-        quantization=options.quantization,
+        quantization=quantization or options.quantization,
         speculative_config={
             **speculation,
             "num_speculative_tokens": options.num_speculative_tokens,
@@ -124,7 +130,11 @@ def _predictions(options: argparse.Namespace, entries: list[dict[str, str]]) -> 
         (plain,), _ = _timed(llm, entry, params)
         num_tokens += len(plain)
         other = entries[(i + len(entries) // 2) % len(entries)]["source"]
-        predictions = {"file": entry["source"], "useless": other, "answer": _edited(plain)}
+        predictions: dict[str, str | list[int]] = {
+            "file": entry["source"],
+            "useless": other,
+            "answer": _edited(plain),
+        }
         for kind in seconds:
             asked = dataclasses.replace(
                 params,
@@ -139,27 +149,46 @@ def _predictions(options: argparse.Namespace, entries: list[dict[str, str]]) -> 
 
 
 def _epochs(options: argparse.Namespace, entries: list[dict[str, str]]) -> Iterator[str]:
-    llm = _engine(options, {"method": "replay"})
-    seconds = dict.fromkeys(("sampled", "replay", "reseeded"), 0.0)
-    num_tokens = dict.fromkeys(seconds, 0)
-    for kind, seed in (("warm-up", 0), ("sampled", 1), ("replay", 1), ("reseeded", 2)):
+    with tempfile.TemporaryDirectory() as directory:
+        answers = str(Path(directory) / "answers")
+        llm = _engine(options, {"record": answers})
+        epochs = (("plain", 1), ("replay", 1), ("reseeded", 2))
+        yield from _sampled(llm, options, entries, epochs)
+        llm.engine.close()
+        llm = _engine(options, {"replay": answers}, quantization=options.changed)
+        yield from _sampled(llm, options, entries, (("plain", 2), ("changed", 2)))
+        llm.engine.close()
+
+
+def _sampled(
+    llm: LLM,
+    options: argparse.Namespace,
+    entries: list[dict[str, str]],
+    epochs: Sequence[tuple[str, int]],
+) -> Iterator[str]:
+    """Speeds of epochs of answers to all prompts, each with its seed; the first without drafts."""
+    plain_rate = 0.0
+    for kind, seed in (("warm-up", 0), *epochs):
+        num_tokens, seconds = 0, 0.0
         for entry in entries[: options.num_prompts]:
             params = SamplingParams(
                 temperature=1,
                 seed=seed,
                 n=_NUM_SAMPLES,
                 max_tokens=1 if kind == "warm-up" else options.num_tokens,
-                num_speculative_tokens=0 if kind in ("warm-up", "sampled") else None,
+                num_speculative_tokens=0 if kind in ("warm-up", "plain") else None,
             )
             answers, taken = _timed(llm, entry, params)
-            if kind in seconds:
-                seconds[kind] += taken
-                num_tokens[kind] += sum(map(len, answers))
-    llm.engine.close()
-    for kind, taken in seconds.items():
-        rate = num_tokens[kind] / taken
-        factor = rate * seconds["sampled"] / num_tokens["sampled"]
-        yield (f"{kind:10} {num_tokens[kind]} tokens, {taken:7.2f} CPU s, {factor:5.2f} of sampled")
+            seconds += taken
+            num_tokens += sum(map(len, answers))
+        if kind == "warm-up":
+            continue
+        rate = num_tokens / seconds
+        plain_rate = plain_rate or rate
+        yield (
+            f"{kind:10} {num_tokens} tokens, {seconds:7.2f} CPU s, {rate / plain_rate:5.2f} of "
+            "plain, sampled"
+        )
 
 
 if __name__ == "__main__":
