@@ -1,8 +1,8 @@
 """Options of the core's classes. Written by scripts/write_options.py; do not edit."""
 
 class DrafterConfigOptions:
-    # "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp",
-    # "dflash", "dspark", "custom_class"
+    # "ngram", "suffix", "replay", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator",
+    # "mtp", "dflash", "dspark", "custom_class"
     method: str
     prompt_lookup_min: int
     prompt_lookup_max: int
@@ -11,7 +11,9 @@ class DrafterConfigOptions:
     suffix_decoding_max_spec_factor: float
     suffix_decoding_min_token_prob: float
     suffix_store: str
-    suffix_tokenizer: str
+    record: str
+    replay: str
+    store_tokenizer: str
     model: str
     quantization: str
     max_model_len: int

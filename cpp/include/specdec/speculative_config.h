@@ -30,6 +30,7 @@ class CustomDrafter {
 enum class DraftMethod : uint8_t {
   kNgram,
   kSuffix,
+  kReplay,  // earlier answers to the same prompt
   kDraftModel,
   kEagle,          // EAGLE-1 and -2: a layer over the target's last hidden states
   kEagle3,         // EAGLE-3, and P-EAGLE: over states of three of its layers
@@ -44,6 +45,7 @@ template <>
 inline constexpr auto kEnumNames<DraftMethod> =
     std::to_array<EnumName<DraftMethod>>({{DraftMethod::kNgram, "ngram"},
                                           {DraftMethod::kSuffix, "suffix"},
+                                          {DraftMethod::kReplay, "replay"},
                                           {DraftMethod::kDraftModel, "draft_model"},
                                           {DraftMethod::kEagle, "eagle"},
                                           {DraftMethod::kEagle3, "eagle3"},
@@ -90,7 +92,9 @@ struct DrafterConfig {
   double suffix_max_spec_factor = 1.0;
   double suffix_min_token_prob = 0.1;
   std::string suffix_store;
-  std::string suffix_tokenizer;
+  std::string record;
+  std::string replay;
+  std::string store_tokenizer;
   // Texts as token ids that requests of every salt are drafted from, beside finished outputs.
   std::vector<std::vector<int32_t>> suffix_corpus;
   std::string model;
@@ -130,12 +134,21 @@ inline constexpr std::tuple kDrafterOptions = {
             .range = between(0, 1)}),
     option(&DrafterConfig::suffix_store,
            {.name = "suffix_store",
-            .help = "suffix: the file in which finished outputs outlive the engine",
+            .help = "suffix: the file in which finished outputs outlive the engine, and which "
+                    "engines share",
             .details = "Outputs of requests with a cache_salt are never written."}),
-    option(&DrafterConfig::suffix_tokenizer,
-           {.name = "suffix_tokenizer",
-            .help = "suffix: names the tokenizer whose ids suffix_store holds, such as a hash; a "
-                    "store of another tokenizer is refused"}),
+    option(&DrafterConfig::record,
+           {.name = "record",
+            .help = "replay: the file to which answers are added, with a hash of their prompts; "
+                    "what it holds is drafted, too",
+            .details = "Answers to requests with a cache_salt are never written."}),
+    option(&DrafterConfig::replay,
+           {.name = "replay",
+            .help = "replay: a file of recorded answers that are drafted; it is not changed"}),
+    option(&DrafterConfig::store_tokenizer,
+           {.name = "store_tokenizer",
+            .help = "suffix, replay: names the tokenizer whose ids files of answers hold, such as "
+                    "a hash; a file of another tokenizer is refused"}),
     option(&DrafterConfig::model, {.name = "model",
                                    .help = "the checkpoint of a draft model with the target's "
                                            "vocabulary, or of a head for it; mtp: "
@@ -182,6 +195,10 @@ constexpr bool method_takes(DraftMethod method, std::string_view option) {
   if (option == "method") return true;
   if (option.starts_with("prompt_lookup_")) return method == DraftMethod::kNgram;
   if (option.starts_with("suffix_")) return method == DraftMethod::kSuffix;
+  if (option == "record" || option == "replay") return method == DraftMethod::kReplay;
+  if (option == "store_tokenizer") {
+    return method == DraftMethod::kSuffix || method == DraftMethod::kReplay;
+  }
   if (option == "parallel_drafting") {
     return method == DraftMethod::kDraftModel || method == DraftMethod::kEagle3;
   }

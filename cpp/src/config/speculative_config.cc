@@ -230,7 +230,7 @@ void SpeculativeConfig::validate() const {
   if (drafters.empty()) {
     throw InvalidArgument("method",
                           "num_speculative_tokens needs a method that drafts them: 'ngram', "
-                          "'suffix', 'draft_model', 'eagle', 'eagle3', 'medusa', "
+                          "'suffix', 'replay', 'draft_model', 'eagle', 'eagle3', 'medusa', "
                           "'mlp_speculator' or 'custom_class'");
   }
   if (merge_drafters && drafters.size() == 1) {

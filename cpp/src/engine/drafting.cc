@@ -9,6 +9,7 @@
 #include "speculation/grammar_drafter.h"
 #include "speculation/ngram_drafter.h"
 #include "speculation/prediction_drafter.h"
+#include "speculation/replay_drafter.h"
 #include "speculation/suffix_drafter.h"
 
 namespace specdec {
@@ -42,6 +43,8 @@ std::unique_ptr<Drafter> Drafting::make_drafter(int id, int vocab_size, DraftMod
       return std::make_unique<NgramDrafter>(config, id);
     case DraftMethod::kSuffix:
       return std::make_unique<SuffixDrafter>(config, id, vocab_size, &threads);
+    case DraftMethod::kReplay:
+      return std::make_unique<ReplayDrafter>(config, id, vocab_size, &threads);
     case DraftMethod::kCustom:
       return std::make_unique<CustomDrafterAdapter>(config.custom, id, vocab_size);
     default:

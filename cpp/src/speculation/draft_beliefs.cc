@@ -104,27 +104,34 @@ void DraftBeliefs::add_depths(const Request& request, int drafter, int max_depth
   }
 }
 
-void DraftBeliefs::expect(Request& request, const DraftTree& tree) const {
-  request.pending.assign(1, Pending{});
-  request.pending_node = DraftTree::kRoot;
-  for (int node = 1; node < tree.num_nodes(); ++node) {
-    request.pending.push_back(
-        {.token = tree.tokens()[node], .parent = tree.parents()[node], .evidence = {}});
-    for (const DraftTree::Proposal& proposal : tree.proposals(node)) {
-      request.pending.back().evidence.push_back(evidence_of(request, tree, node, proposal));
+void DraftBeliefs::expect(Request& request, const DraftTree& tree,
+                          std::span<const DraftTree> others) const {
+  request.pending.clear();
+  const auto add = [&](const DraftTree& drafted) {
+    std::vector<Pending>& nodes = request.pending.emplace_back().nodes;
+    nodes.emplace_back();
+    for (int node = 1; node < drafted.num_nodes(); ++node) {
+      nodes.push_back(
+          {.token = drafted.tokens()[node], .parent = drafted.parents()[node], .evidence = {}});
+      for (const DraftTree::Proposal& proposal : drafted.proposals(node)) {
+        nodes.back().evidence.push_back(evidence_of(request, drafted, node, proposal));
+      }
     }
-  }
+  };
+  add(tree);
+  for (const DraftTree& other : others) add(other);
 }
 
 void DraftBeliefs::expect_levels(Request& request, int drafter, int num_levels,
                                  std::span<const int32_t> right) {
-  request.pending.assign(1, Pending{});
-  request.pending_node = DraftTree::kRoot;
+  request.pending.clear();
+  std::vector<Pending>& nodes = request.pending.emplace_back().nodes;
+  nodes.emplace_back();
   for (int level = 1; level <= num_levels; ++level) {
     const bool is_right = level <= static_cast<int>(right.size());
-    request.pending.push_back({.token = is_right ? right[level - 1] : -1,
-                               .parent = level - 1,
-                               .evidence = {{.drafter = drafter, .strength = level}}});
+    nodes.push_back({.token = is_right ? right[level - 1] : -1,
+                     .parent = level - 1,
+                     .evidence = {{.drafter = drafter, .strength = level}}});
   }
 }
 
@@ -137,24 +144,22 @@ void DraftBeliefs::record(Request& request, std::span<const int32_t> tokens,
   acceptance_.forget(request.acceptance, static_cast<int>(tokens.size()));
   for (const int32_t token : tokens) {
     if (request.pending.empty()) return;
-    int next = -1;
-    for (int node = request.pending_node + 1; node < static_cast<int>(request.pending.size());
-         ++node) {
-      const Pending& pending = request.pending[node];
-      if (pending.parent != request.pending_node) continue;
-      const bool is_right = pending.token == token;
-      if (is_right) next = node;
-      for (const DraftEvidence& evidence : pending.evidence) {
-        if (is_right) when_right(evidence.drafter);
-        acceptance_.record(request.acceptance, evidence, is_right);
+    std::erase_if(request.pending, [&](PendingTree& tree) {
+      int next = -1;
+      for (int node = tree.last + 1; node < static_cast<int>(tree.nodes.size()); ++node) {
+        const Pending& pending = tree.nodes[node];
+        if (pending.parent != tree.last) continue;
+        const bool is_right = pending.token == token;
+        if (is_right) next = node;
+        for (const DraftEvidence& evidence : pending.evidence) {
+          if (is_right) when_right(evidence.drafter);
+          acceptance_.record(request.acceptance, evidence, is_right);
+        }
       }
-    }
+      tree.last = next;
+      return next < 0;
+    });
     request.probe_depth = 0;
-    if (next < 0) {
-      request.pending.clear();
-    } else {
-      request.pending_node = next;
-    }
   }
 }
 

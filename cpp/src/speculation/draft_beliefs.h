@@ -29,11 +29,14 @@ class DraftBeliefs {
     int parent = 0;
     std::vector<DraftEvidence> evidence;  // one for each drafter that proposed the node
   };
+  struct PendingTree {
+    std::vector<Pending> nodes;  // the root first
+    int last = 0;                // node that agrees with the text so far
+  };
   struct Request {
     RequestAcceptance acceptance;
-    std::vector<int> match_lengths;  // by drafter
-    std::vector<Pending> pending;    // the tree drafted last, its root first; empty: none
-    int pending_node = 0;            // last node that agrees with the text so far
+    std::vector<int> match_lengths;    // by drafter
+    std::vector<PendingTree> pending;  // the tree drafted last, and those drafted beside it
     int recent_length = 0;  // recent number of verified drafts, fading while there are none
     int num_output_tokens = 0;
     int asked_drafter = -1;  // the drafter asked in this step
@@ -65,8 +68,9 @@ class DraftBeliefs {
   void add_depths(const Request& request, int drafter, int max_depth, const DraftTree* others,
                   int index, std::vector<DraftCandidate>& candidates) const;
 
-  // Remembers a whole draft, since later text shows how much of it would have been right.
-  void expect(Request& request, const DraftTree& tree) const;
+  // Remembers a whole draft, since later text shows how much of it would have been right, and the
+  // drafts of other drafters that it was preferred to, from the same token on.
+  void expect(Request& request, const DraftTree& tree, std::span<const DraftTree> others) const;
   // The same for a draft of which only the accepted path is known: all nodes of a level count as
   // right or wrong together. `right` are the accepted tokens.
   static void expect_levels(Request& request, int drafter, int num_levels,

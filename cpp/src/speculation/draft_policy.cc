@@ -143,28 +143,36 @@ void DraftPolicy::record_pass(DraftPlan& step, int drafter, int num_rows, double
 
 // --- what to draft
 
-// Compares two rates in tokens per second: that of the best length of the other drafters' drafts,
-// and that of this drafter's best length, as if the request had the step's seconds without drafts
-// to itself.
-bool DraftPolicy::own_draft_is_better(const DraftPlan& step, int drafter, const Ask& ask) {
+double DraftPolicy::request_rate(const DraftPlan& step, double gain, int num_drafts,
+                                 double draft_seconds) const {
   const double plain = decode_seconds(step) / step.num_decoding;
-  const auto rate_of = [&](int size, const Gain& gain, double draft_seconds) {
-    const double extra = extra_seconds(step, size) + draft_seconds;
-    return (1.0 + gain.expected) / (plain + caution() * extra);
-  };
-  std::vector<Candidate> others;
-  beliefs_.add_nodes(beliefs_.of(ask.sequence), *ask.tree, 0, others);
-  std::ranges::sort(others, std::ranges::greater{}, &Candidate::survival);
+  return (1.0 + gain) / (plain + caution() * (extra_seconds(step, num_drafts) + draft_seconds));
+}
+
+double DraftPolicy::worth(const DraftPlan& step, uint64_t sequence, const DraftTree& tree) {
+  std::vector<Candidate> nodes;
+  beliefs_.add_nodes(beliefs_.of(sequence), tree, 0, nodes);
+  std::ranges::sort(nodes, std::ranges::greater{}, &Candidate::survival);
+  const bool is_measured = target_.is_measured();
+  return best_prefix(nodes, 0.0,
+                     [&](int size, Gain gain) {
+                       return is_measured ? request_rate(step, gain.expected, size, 0.0)
+                                          : gain.expected;
+                     })
+      .value;
+}
+
+// Compares the rate of the best length of the other drafters' drafts with that of this drafter's
+// best length.
+bool DraftPolicy::own_draft_is_better(const DraftPlan& step, int drafter, const Ask& ask) {
   std::vector<Candidate> own;
   add_depths(drafter, ask, 0, own);
   DraftingCost cost(*this, drafter, 1);
-  const Prefix best_of_others =
-      best_prefix(others, 0.0, [&](int size, Gain gain) { return rate_of(size, gain, 0.0); });
   const Prefix best_of_own = best_prefix(own, 0.0, [&](int size, Gain gain) {
     cost.add(ask, size);
-    return rate_of(size, gain, cost.seconds());
+    return request_rate(step, gain.expected, size, cost.seconds());
   });
-  return best_of_own.value > tuning_.replace * best_of_others.value;
+  return best_of_own.value > tuning_.replace * worth(step, ask.sequence, *ask.tree);
 }
 
 std::pair<int, DraftPolicy::Gain> DraftPolicy::best_of_others(const DraftPlan& step,
@@ -417,7 +425,7 @@ void DraftPolicy::choose(DraftPlan& step, std::span<const Draft> drafts) {
     for (int n = 0; n < num_chosen; ++n) {
       if (candidates_[n].request == static_cast<int>(i)) chosen_[candidates_[n].node] = 1;
     }
-    keep(step, beliefs_.of(drafts[i].sequence), *drafts[i].tree, chosen_);
+    keep(step, drafts[i], chosen_);
   }
 }
 
@@ -441,11 +449,12 @@ std::optional<std::string> DraftPolicy::record_pause(const DraftPlan& step) {
   return news;
 }
 
-void DraftPolicy::keep(DraftPlan& step, Request& request, DraftTree& tree,
-                       std::span<const char> chosen) {
+void DraftPolicy::keep(DraftPlan& step, const Draft& draft, std::span<const char> chosen) {
+  Request& request = beliefs_.of(draft.sequence);
+  DraftTree& tree = *draft.tree;
   const auto num_chosen = static_cast<int>(std::ranges::count(chosen, 1)) - 1;
   if (tree.num_drafts() > 0 && (num_chosen > 0 || request.pending.empty())) {
-    beliefs_.expect(request, tree);
+    beliefs_.expect(request, tree, draft.others);
   }
   const int asked = std::exchange(request.asked_drafter, -1);
   if (asked >= 0 && !tree.has_child_of(DraftTree::kRoot, asked)) {

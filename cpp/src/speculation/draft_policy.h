@@ -121,6 +121,10 @@ class DraftPolicy {
   // the greatest depth.
   int plan(DraftPlan& step, int drafter, std::span<Ask> asks, const Constraint& constraint);
 
+  // Tokens per second of a request in the step with the best part of a cheap drafter's tree, as if
+  // the request had the seconds of a step without drafts to itself; before passes are measured, the
+  // expected tokens.
+  double worth(const DraftPlan& step, uint64_t sequence, const DraftTree& tree);
   // The chance that a drafted node and its path are accepted.
   double survival(uint64_t sequence, const DraftTree& tree, int node) const {
     return beliefs_.survival(sequence, tree, node);
@@ -138,6 +142,7 @@ class DraftPolicy {
     uint64_t sequence = 0;
     DraftTree* tree = nullptr;  // in: as drafted, may be empty; out: what to verify
     int max_nodes = 0;
+    std::span<const DraftTree> others = {};  // drafts that this tree was preferred to
   };
   // Prunes the trees of all requests that could draft.
   void choose(DraftPlan& step, std::span<const Draft> drafts);
@@ -197,6 +202,9 @@ class DraftPolicy {
   double rate(const DraftPlan& step, double gain, int num_drafts, double draft_seconds) const;
   // The same without drafting; 0 where verifying the drafts could lose more than the credit.
   double safe_rate(const DraftPlan& step, const Gain& gain, int num_drafts) const;
+  // The same for one request, as worth() says.
+  double request_rate(const DraftPlan& step, double gain, int num_drafts,
+                      double draft_seconds) const;
   double catch_up_share(int drafter, const Ask& ask) const;
   // The other drafters' drafts that would be verified along with this drafter's: their number and
   // gain.
@@ -223,7 +231,7 @@ class DraftPolicy {
   // takes so many seconds; nothing where the step measures plain decoding.
   void refuse(DraftPlan& step, double survival, double seconds, bool is_worth_it) const;
   std::optional<std::string> record_pause(const DraftPlan& step);
-  void keep(DraftPlan& step, Request& request, DraftTree& tree, std::span<const char> chosen);
+  void keep(DraftPlan& step, const Draft& draft, std::span<const char> chosen);
   static void fade(int& recent, int now);
   void count_decision(DraftPlan& step, Request& request, int num_drafted, int num_verified);
 

@@ -39,9 +39,15 @@ Drafters::Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, b
 }
 
 void Drafters::draft(DraftPlan& step, std::span<DraftRequest> requests) {
+  rivals_.assign(requests.size(), {});
   for (const int index : order_) {
     const std::vector<DraftRequest*> asked = select(step, index, requests);
-    if (!asked.empty()) run(step, index, asked);
+    if (asked.empty()) continue;
+    if (competes(index)) {
+      compete(step, index, asked, requests);
+    } else {
+      run(step, index, asked);
+    }
   }
   if (policy_.has_value()) prune(step, requests);
 }
@@ -55,7 +61,8 @@ std::vector<DraftRequest*> Drafters::select(DraftPlan& step, int index,
     if (request.error != nullptr) continue;
     if (!has_source(request, drafter.traits().source)) continue;
     const int num_drafts = request.tree->num_drafts();
-    const bool has_room = merge_ ? num_drafts < request.max_nodes : !has_free_drafts(*request.tree);
+    const bool has_room = merge_ ? num_drafts < request.max_nodes
+                                 : competes(index) || !has_free_drafts(*request.tree);
     if (asks_policy || has_room) selected.push_back(&request);
   }
   if (!asks_policy) {
@@ -87,6 +94,46 @@ bool Drafters::has_free_drafts(const DraftTree& tree) const {
     if (drafters_[tree.drafter(node)]->traits().source != Source::kGrammar) return true;
   }
   return false;
+}
+
+bool Drafters::competes(int index) const {
+  const DrafterTraits traits = drafters_[index]->traits();
+  return policy_.has_value() && !merge_ && traits.is_cheap() && traits.source != Source::kGrammar;
+}
+
+void Drafters::compete(DraftPlan& step, int index, std::span<DraftRequest* const> asked,
+                       std::span<DraftRequest> requests) {
+  std::vector<DraftRequest*> contested;
+  const auto rivals_of = [&](const DraftRequest* request) -> std::vector<DraftTree>& {
+    return rivals_[request - requests.data()];
+  };
+  for (DraftRequest* request : asked) {
+    if (!has_free_drafts(*request->tree)) continue;
+    contested.push_back(request);
+    rivals_of(request).push_back(*request->tree);
+    keep_forced(*request->tree);
+  }
+  run(step, index, asked);
+  for (DraftRequest* request : contested) {
+    DraftTree& before = rivals_of(request).back();
+    const bool is_better =
+        has_free_drafts(*request->tree) && policy_->worth(step, request->sequence, *request->tree) >
+                                               policy_->worth(step, request->sequence, before);
+    if (!is_better) std::swap(*request->tree, before);
+    if (!has_free_drafts(before)) rivals_of(request).pop_back();
+  }
+}
+
+// Forced tokens were drafted first, so they keep their places.
+void Drafters::keep_forced(DraftTree& tree) const {
+  DraftTree forced;
+  forced.reset(tree.tokens()[DraftTree::kRoot]);
+  for (int node = 1; node < tree.num_nodes(); ++node) {
+    const int drafter = tree.drafter(node);
+    if (drafters_[drafter]->traits().source != Source::kGrammar) break;
+    forced.add(tree.parents()[node], tree.tokens()[node], tree.survival(node), drafter);
+  }
+  tree = std::move(forced);
 }
 
 void Drafters::start_over(std::span<DraftRequest* const> requests) {
@@ -141,10 +188,13 @@ void Drafters::run(DraftPlan& step, int index, std::span<DraftRequest* const> re
 
 void Drafters::prune(DraftPlan& step, std::span<const DraftRequest> requests) {
   drafts_.clear();
-  for (const DraftRequest& request : requests) {
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const DraftRequest& request = requests[i];
     if (request.error != nullptr) request.tree->reset(request.tokens.back());
-    drafts_.push_back(
-        {.sequence = request.sequence, .tree = request.tree, .max_nodes = request.draft_budget});
+    drafts_.push_back({.sequence = request.sequence,
+                       .tree = request.tree,
+                       .max_nodes = request.draft_budget,
+                       .others = rivals_[i]});
   }
   policy_->choose(step, drafts_);
 }

@@ -13,12 +13,13 @@
 
 namespace specdec {
 
-// Without merging, a request gets the drafts of the first drafter that has any: cheap drafters are
-// asked first, then the others in the order given. With merging, all drafters add to one tree, in
-// the order given, until it is full. Drafts from a request's prediction come before those of other
-// drafters. Tokens that a grammar forces come before all drafts and do not count as drafts here:
-// cheap drafters add to them, a model drafts them anew. Drafts that the request's grammar forbids
-// are cut.
+// Without merging, a request gets the drafts of one drafter: cheap drafters are asked first, then
+// the others in the order given. Where draft lengths are fixed, the first that has drafts is taken;
+// where they adapt, the cheap drafter whose drafts are worth most by what it got right lately after
+// matches of that length (DraftPolicy::worth). With merging, all drafters add to one tree, in the
+// order given, until it is full. The drafter of a request's prediction is asked first. Tokens that
+// a grammar forces come before all drafts and do not count as drafts here: cheap drafters add to
+// them, a model drafts them anew. Drafts that the request's grammar forbids are cut.
 //
 // Where draft lengths adapt, a DraftPolicy learns from measured seconds. It decides for which
 // requests the costly drafters are asked, how deep they draft, and how many of the drafts are
@@ -45,6 +46,14 @@ class Drafters {
   std::vector<DraftRequest*> select(DraftPlan& step, int index, std::span<DraftRequest> requests);
   // Whether the tree has drafts that no grammar forced.
   bool has_free_drafts(const DraftTree& tree) const;
+  // Whether its drafts are compared with those of other cheap drafters.
+  bool competes(int index) const;
+  // Runs a drafter that competes: of its drafts and those that a request had before, the better
+  // ones stay in the request's tree, the others go to rivals_.
+  void compete(DraftPlan& step, int index, std::span<DraftRequest* const> asked,
+               std::span<DraftRequest> requests);
+  // Removes drafts that no grammar forced.
+  void keep_forced(DraftTree& tree) const;
   static void start_over(std::span<DraftRequest* const> requests);
   static void keep_to_grammar(DraftRequest& request);
   void run(DraftPlan& step, int index, std::span<DraftRequest* const> requests);
@@ -55,6 +64,8 @@ class Drafters {
   bool merge_;
   ThreadPool* pool_;
   std::optional<DraftPolicy> policy_;  // empty where lengths are fixed
+  // By request of the step: drafts of cheap drafters that others were preferred to.
+  std::vector<std::vector<DraftTree>> rivals_;
 
   // Kept to reuse their memory.
   std::vector<DraftRequest> batch_;

@@ -1,8 +1,7 @@
 #include "speculation/suffix_drafter.h"
 
+#include <algorithm>
 #include <array>
-#include <chrono>
-#include <exception>
 #include <utility>
 #include <vector>
 
@@ -24,14 +23,6 @@ void add_to_tree(const SuffixDraft& draft, const DraftRequest& request, int id) 
   }
 }
 
-void write_or_log(const SuffixStore& store, const SuffixStore::Outputs& outputs) {
-  try {
-    store.write(outputs);
-  } catch (const std::exception& error) {
-    log_warning(error.what());
-  }
-}
-
 }  // namespace
 
 SuffixDrafter::SuffixDrafter(const DrafterConfig& config, int id, int vocab_size, ThreadPool* pool,
@@ -41,15 +32,11 @@ SuffixDrafter::SuffixDrafter(const DrafterConfig& config, int id, int vocab_size
       min_token_prob_(config.suffix_min_token_prob),
       id_(id),
       pool_(pool),
-      outputs_(config.suffix_max_tree_depth, config.suffix_max_cached_requests, max_shared_bytes),
+      max_outputs_(config.suffix_max_cached_requests),
+      outputs_(config.suffix_max_cached_requests, max_shared_bytes),
       corpus_(config.suffix_max_tree_depth) {
   index_corpus(config, vocab_size, max_shared_bytes);
   if (!config.suffix_store.empty()) open_store(config, vocab_size);
-}
-
-SuffixDrafter::~SuffixDrafter() {
-  if (writing_.valid()) writing_.wait();
-  if (num_unwritten_ > 0) write_or_log(*store_, stored_outputs());
 }
 
 void SuffixDrafter::index_corpus(const DrafterConfig& config, int vocab_size, int64_t max_bytes) {
@@ -76,23 +63,30 @@ void SuffixDrafter::index_corpus(const DrafterConfig& config, int vocab_size, in
 }
 
 void SuffixDrafter::open_store(const DrafterConfig& config, int vocab_size) {
-  store_.emplace(config.suffix_store, config.suffix_tokenizer);
-  for (const std::vector<int32_t>& output : store_->read(vocab_size)) outputs_.add({}, output);
-  store_->write(stored_outputs());  // so that an unwritable file shows at once
+  recorder_.emplace(AnswerStore({.option = "suffix_store",
+                                 .path = config.suffix_store,
+                                 .tokenizer = config.store_tokenizer,
+                                 .vocab_size = vocab_size,
+                                 .max_bytes = kMaxStoreBytes}));
+  add_others();
 }
 
-SuffixStore::Outputs SuffixDrafter::stored_outputs() const {
-  const SuffixTree* tree = outputs_.find({});
-  return tree == nullptr ? SuffixStore::Outputs{} : tree->closed_sequences();
+void SuffixDrafter::add_output(std::string_view salt, std::span<const int32_t> output) {
+  if (output.empty() || max_outputs_ == 0) return;
+  outputs_.add(
+      salt, [this] { return SuffixTree(max_tree_depth_); },
+      [&](SuffixTree& tree) {
+        for (const int32_t token : output) tree.append(token);
+        tree.close_sequence();
+      });
 }
 
-void SuffixDrafter::write_store() {
-  if (writing_.valid() && writing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
-    return;
-  num_unwritten_ = 0;
-  writing_ = std::async(std::launch::async, [store = *store_, outputs = stored_outputs()] {
-    write_or_log(store, outputs);
-  });
+void SuffixDrafter::add_others() {
+  const AnswerStore::Answers answers = recorder_->take_others();
+  const auto most = static_cast<size_t>(max_outputs_);
+  for (size_t i = answers.size() - std::min(answers.size(), most); i < answers.size(); ++i) {
+    add_output({}, answers[i].tokens);
+  }
 }
 
 void SuffixDrafter::draft(std::span<DraftRequest> requests) {
@@ -123,10 +117,11 @@ void SuffixDrafter::draft(std::span<DraftRequest> requests) {
 
 void SuffixDrafter::finish(const FinishedSequence& finished) {
   own_.erase(finished.sequence);
+  if (recorder_.has_value()) add_others();
   const auto output = finished.tokens.subspan(finished.num_prompt_tokens);
-  outputs_.add(finished.cache_salt, output);
-  if (!store_.has_value() || !finished.cache_salt.empty() || output.empty()) return;
-  if (++num_unwritten_ >= kOutputsPerWrite) write_store();
+  add_output(finished.cache_salt, output);
+  if (!recorder_.has_value() || !finished.cache_salt.empty() || output.empty()) return;
+  recorder_->add({.tokens = {output.begin(), output.end()}});
 }
 
 int64_t SuffixDrafter::memory_bytes() const {

@@ -267,16 +267,6 @@ void SuffixTree::close_sequence() {
   active_.assign(1, kRoot);
 }
 
-std::vector<std::vector<int32_t>> SuffixTree::closed_sequences() const {
-  std::vector<std::vector<int32_t>> sequences;
-  auto begin = stream_.begin();
-  for (const int length : closed_lengths_) {
-    sequences.emplace_back(begin, begin + length);
-    begin += length;
-  }
-  return sequences;
-}
-
 // --- eviction ---
 
 void SuffixTree::remove_suffix(int64_t start, int length) {

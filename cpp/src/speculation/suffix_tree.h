@@ -44,10 +44,8 @@ class SuffixTree {
   // Forgets the oldest closed sequence; there must be one.
   void evict_oldest();
 
-  int num_closed() const { return static_cast<int>(closed_lengths_.size()); }
+  int num_texts() const { return static_cast<int>(closed_lengths_.size()); }  // closed sequences
   int open_length() const { return open_length_; }
-  // Oldest first.
-  std::vector<std::vector<int32_t>> closed_sequences() const;
 
   // The best draft after the last tokens of `context`. Every length m at which those tokens are a
   // pattern of the tree gives a draft: at most floor(m * max_spec_factor) tokens deep; each token

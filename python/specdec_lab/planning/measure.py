@@ -16,6 +16,7 @@ from specdec_lab.planning.speedup import Acceptance
 from specdec_native.checkpoints import hub
 from specdec_native.engine import Engine
 from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.speculation.methods import WITHOUT_MODEL
 from specdec_native.speculation.speculative_config import parse_speculative_config
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -94,7 +95,7 @@ class Measurement:
 def runs_model(speculation: Mapping[str, Any]) -> bool:
     """Whether a drafter of the config runs a draft model or a head."""
     drafters = parse_speculative_config(speculation, hub.find_config).drafters
-    return any(drafter.method not in ("ngram", "suffix", "custom_class") for drafter in drafters)
+    return any(drafter.method not in (*WITHOUT_MODEL, "custom_class") for drafter in drafters)
 
 
 def measure(

@@ -23,6 +23,7 @@ from specdec_native.speculation.drafter_options import (
     drafter_method,
     keys_of,
 )
+from specdec_native.speculation.methods import ANSWER_FILES
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ _OF_MODEL = ("model", "revision")
 _TREE_WIDTH = 4
 _SUFFIX = {"method": "suffix"}
 _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+_REPLAY = {"method": "replay"}  # where it is to record or to replay
 
 
 def asks_for_auto(config: Any) -> bool:
@@ -66,9 +68,10 @@ def name_drafters(
     of_model = {key: given.pop(key) for key in _OF_MODEL if key in given}
     models = [of_model] if "model" in of_model else list(brought)
     beside = {key: given.pop(key) for key in tuple(given) if key in DRAFTER_KEYS}
+    replays = [_REPLAY] if any(key in beside for key in ANSWER_FILES) else []
     drafters = [
         _with_keys(entry, drafter_method(entry, find_config), beside)
-        for entry in (_SUFFIX, _NGRAM, *models)
+        for entry in (*replays, _SUFFIX, _NGRAM, *models)
     ]
     if given.get("rejection_sample_method") != "block":  # which verifies chains
         given.setdefault("merge_drafters", True)

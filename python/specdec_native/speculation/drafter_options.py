@@ -15,9 +15,11 @@ from specdec_native.common.checks import INT32_MAX, check_option
 from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
 from specdec_native.speculation.likely_tokens import DraftTarget
 from specdec_native.speculation.methods import (
+    ANSWER_FILES,
     HEADS,
     IN_TARGET,
     METHODS,
+    WITHOUT_MODEL,
     is_dotted_path,
     may_be_checkpoint,
     method_of,
@@ -59,7 +61,8 @@ DRAFTER_KEYS = tuple(dict.fromkeys(["method", *(k for v in _METHOD_KEYS.values()
 TOKEN_MAP_FILE = "token_map.json"
 """A file beside a head's config.json: the tokens that the head was trained to draft."""
 
-STORE = "suffix_store"
+_STORES = ("suffix_store", *ANSWER_FILES)  # files of answers
+_LONGEST_REPLAY = 32  # tokens of a draft from an earlier answer
 _LOOKUP = 5  # default number of tokens that an n-gram matches
 
 ModelResolver = Callable[[str, str | None, str], Path]
@@ -99,6 +102,8 @@ class DrafterOptions:
         if self.method == "suffix":
             key = "suffix_decoding_max_tree_depth"
             return int(self.fields.get(key, CORE_OPTIONS[key].default))
+        if self.method == "replay":
+            return _LONGEST_REPLAY
         return None if self.config is None else self.config.proposed_tokens(self.method)
 
     def check_length(self, num_speculative_tokens: int) -> None:
@@ -138,8 +143,8 @@ class DrafterOptions:
         if self.method == "custom_class":
             custom = self.drafter if self.model is None else make_drafter(self.model)
             return _core.DrafterConfig(method=self.method, custom=CustomDrafter(custom))
-        if STORE in fields and target is not None:
-            fields.setdefault("suffix_tokenizer", target.vocabulary_hash)
+        if target is not None and any(key in fields for key in _STORES):
+            fields.setdefault("store_tokenizer", target.vocabulary_hash)
         core = _core.DrafterConfig(method=self.method, **fields)
         if self.corpus:
             core.suffix_corpus = read_suffix_corpus(self.corpus, encode)
@@ -150,8 +155,10 @@ def parse_drafter(given: Mapping[str, Any], find_config: ConfigFinder) -> Drafte
     """Checks one drafter's keys. Raises ValueError."""
     if given.get("draft_sample_method") == "coupled":
         given = {**given, "draft_sample_method": "probabilistic"}
-    if isinstance(given.get(STORE), os.PathLike):
-        given = {**given, STORE: os.fspath(given[STORE])}
+    given = {
+        key: os.fspath(value) if key in _STORES and isinstance(value, os.PathLike) else value
+        for key, value in given.items()
+    }
     config = _read_config(given, find_config)
     method = method_of(given, config)
     _check_keys(given, method)
@@ -159,12 +166,12 @@ def parse_drafter(given: Mapping[str, Any], find_config: ConfigFinder) -> Drafte
     model = given.get("model")
     if method == "custom_class":
         return _custom_drafter(given)
-    if method in ("ngram", "suffix"):
+    if method in WITHOUT_MODEL:
         _check_no_model(method, model)
         if method == "ngram":
             return DrafterOptions(method, _ngram_fields(fields))
         corpus = parse_suffix_corpus(given[CORPUS]) if CORPUS in given else ()
-        return DrafterOptions(method, _suffix_fields(fields), corpus=corpus)
+        return DrafterOptions(method, _with_homes(fields), corpus=corpus)
     if model is None and method != IN_TARGET:
         what = "a directory, a .gguf file or a model name"
         if method in HEADS:
@@ -272,11 +279,11 @@ def checked_field(option: _core.Option, value: Any) -> Any:
     return check_option(option, value, maximum=INT32_MAX if has_no_maximum else None)
 
 
-def _suffix_fields(fields: dict[str, Any]) -> dict[str, Any]:
+def _with_homes(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The core does not know home directories."""
-    if STORE in fields:
-        fields[STORE] = os.path.expanduser(fields[STORE])
-    return fields
+    return {
+        key: os.path.expanduser(value) if key in _STORES else value for key, value in fields.items()
+    }
 
 
 def _ngram_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

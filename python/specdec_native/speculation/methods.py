@@ -20,7 +20,13 @@ IN_SPANS = ("dflash", "dspark")
 IN_TARGET = "mtp"
 """The head of the target's own checkpoint, unless "model" names another."""
 
-METHODS = ("ngram", "suffix", "draft_model", *HEADS, "custom_class")
+WITHOUT_MODEL = ("ngram", "suffix", "replay")
+"""Methods that draft from texts alone."""
+
+METHODS = (*WITHOUT_MODEL, "draft_model", *HEADS, "custom_class")
+
+ANSWER_FILES = ("record", "replay")
+"""The keys of the method replay, which imply it."""
 
 _MTP_NAMES = (
     *("qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp"),
@@ -98,6 +104,8 @@ def _repository_name(path: Path) -> str:
 def _infer_method(given: Mapping[str, Any], config: DraftConfig | None) -> str:
     if "drafter" in given:
         return "custom_class"
+    if any(key in given for key in ANSWER_FILES):
+        return "replay"
     if "model" not in given:
         what = "num_speculative_tokens" if "num_speculative_tokens" in given else "this"
         raise ValueError(
@@ -110,7 +118,7 @@ def _infer_method(given: Mapping[str, Any], config: DraftConfig | None) -> str:
 
 def _named_method(model: str) -> str | None:
     """The method that `model` names, where it names no checkpoint."""
-    if model in ("ngram", "[ngram]", "suffix"):
+    if model in ("[ngram]", *WITHOUT_MODEL):
         return model
     if is_dotted_path(model) and not (Path(model).exists() or model.endswith(_FILE_SUFFIXES)):
         return "custom_class"

@@ -14,10 +14,18 @@ suffix: the same from a tree of all suffixes, with counts, and from finished ans
     suffix_decoding_max_spec_factor (1.0), suffix_decoding_min_token_prob (0.1).
     suffix_corpus: a file or folder of texts from which is drafted, too; in .jsonl files a line has
         "text", or "messages" with "content". It is indexed at start, up to 256 MiB of memory.
-    suffix_store: a file in which finished answers outlive the engine. It is read at start and
-        written after every 64 answers and at the end. Answers of requests with a cache_salt are
-        not written, and are drafted for requests of the same salt alone.
-    suffix_tokenizer: names the tokenizer of the store; a hash of the vocabulary if left out.
+    suffix_store: a file in which finished answers outlive the engine. It is read at start, and
+        answers are added to it. Engines that run at the same time may share it, such as replicas.
+        Answers of requests with a cache_salt are not written, and are drafted for requests of the
+        same salt alone.
+    store_tokenizer: names the tokenizer of the store; a hash of the vocabulary if left out.
+replay: the answers that the same prompt got before, such as those of the last epoch of
+    reinforcement learning. It is implied by either of its keys; without them it knows the answers
+    of the running engine.
+    record: a file to which answers are added, with a hash of their prompts; those it has are
+        drafted, too. As suffix_store it may be shared, and has no answers with a cache_salt.
+    replay: a file that another engine has recorded; it is only read.
+    store_tokenizer: as with suffix.
 draft_model: a smaller model with the same vocabulary. Where both have a tokenizer it is compared.
     model, revision.
     max_model_len: it drafts no further than this position. Other methods take it and need it not.
@@ -84,8 +92,8 @@ draft_length_policy: "auto", the default, which vLLM does not have: drafts are a
     Where tokens depend on how much is drafted, that is in any rejection_sample_method but "exact",
     only "fixed" is there, and the default.
 num_speculative_tokens: the longest draft. It may be left out with "auto" (8 with a draft model,
-    head or custom class, 16 with ngram), with suffix, which takes suffix_decoding_max_tree_depth,
-    and with heads that say it themselves.
+    head or custom class, 16 with ngram), with replay, which takes 32, with suffix, which takes
+    suffix_decoding_max_tree_depth, and with heads that say it themselves.
 num_speculative_tokens_per_batch_size: [[first, last, tokens], ...] by how many requests decode;
     the first range starts at 1, gaps and the tail carry the range before, 0 drafts none.
 tree_width (1): alternatives considered at each position; above 1 drafts are trees. What others call

@@ -182,6 +182,32 @@ TEST(Drafters, WhereLengthsAdaptThePolicyDecidesWhatIsAskedAndVerified) {
   EXPECT_FALSE(costly.drafted.empty());
 }
 
+// The drafts of the other one are learned from, too, although they are never verified.
+TEST(Drafters, WhereLengthsAdaptTheCheapDrafterThatWasRightIsTaken) {
+  Calls calls;
+  Drafters drafters(list_of(std::make_unique<FixedDrafter>(0, true, 1, Tokens{10, 11, 12}, &calls),
+                            std::make_unique<FixedDrafter>(1, true, 1, Tokens{20, 21, 22}, &calls)),
+                    /*merge=*/false, /*adapts=*/true);
+  // Which drafter's drafts are verified after steps that all emit `text`.
+  const auto taken_after = [&](int num_steps, const Tokens& text) {
+    const Tokens tokens = {1};
+    DraftTree tree;
+    for (int i = 0; i < num_steps; ++i) {
+      DraftPlan plan = drafters.policy()->begin_step(1, 0);
+      plan.measuring = DraftPlan::Measuring::kNothing;
+      DraftRequest request = request_for(tokens, tree);
+      drafters.draft(plan, {&request, 1});
+      EXPECT_TRUE(tree.is_chain());
+      drafters.policy()->record(plan, {.sequence = 0, .tokens = text});
+      drafters.policy()->end_step(plan, 0.01);
+    }
+    return tree.num_drafts() == 0 ? -1 : tree.drafter(1);
+  };
+  EXPECT_EQ(taken_after(20, {20, 21, 22, 23}), 1);
+  EXPECT_EQ(taken_after(300, {10, 11, 12, 13}), 0);
+  EXPECT_EQ(taken_after(300, {20, 21, 22, 23}), 1);
+}
+
 TEST(Drafters, AnErrorStaysWithItsRequest) {
   auto script = std::make_shared<ScriptedDrafter>();
   script->fails_after = 1;

@@ -169,5 +169,69 @@ TEST(PredictionDrafter, ItsDraftsComeBeforeThoseOfOtherCheapDrafters) {
   }
 }
 
+// Steps in which an answer is decoded by drafters that see `prediction`; each step takes as long as
+// a pass whose rows cost a fiftieth of it.
+int num_steps(std::vector<std::unique_ptr<Drafter>> list, const Tokens& prompt,
+              const Tokens& answer, const Tokens& prediction) {
+  Drafters drafters(std::move(list), /*merge=*/false, /*adapts=*/true);
+  Tokens tokens = prompt;
+  tokens.push_back(answer[0]);
+  int count = 0;
+  for (size_t done = 1; done < answer.size(); ++count) {
+    DraftPlan plan = drafters.policy()->begin_step(1, 0);
+    DraftTree tree;
+    DraftRequest request = request_for(tokens, tree, {.max_depth = 8, .max_nodes = 8});
+    request.num_prompt_tokens = static_cast<int>(prompt.size());
+    request.prediction = prediction;
+    drafters.draft(plan, {&request, 1});
+    const double seconds = 0.01 * (1 + 0.02 * tree.num_drafts());
+    Tokens emitted;
+    for (int node = DraftTree::kRoot; node >= 0 && done < answer.size();) {
+      emitted.push_back(answer[done++]);
+      node = tree.find_child(node, emitted.back());
+    }
+    tokens.insert(tokens.end(), emitted.begin(), emitted.end());
+    drafters.policy()->record(plan, {.sequence = 0, .tokens = emitted});
+    drafters.policy()->end_step(plan, seconds);
+  }
+  return count;
+}
+
+// Lines of the answer are lines of the prompt in another order; the prediction's lines have two
+// tokens in common with them, behind which they go on otherwise. An n-gram of three tokens knows.
+TEST(PredictionDrafter, AWeakMatchTakesNoStepFromALongerNgram) {
+  const auto line = [](int32_t i, int32_t base) {
+    return Tokens{base + i, 5, 6, base + 100 + i, base + 200 + i, base + 300 + i, base + 400 + i};
+  };
+  std::mt19937 random(5);
+  Tokens prompt;
+  Tokens answer;
+  Tokens prediction;
+  for (int32_t i = 0; i < 100; ++i) {
+    for (const int32_t token : line(i, 1000)) prompt.push_back(token);
+    for (const int32_t token : line(i, 3000)) prediction.push_back(token);
+    for (const int32_t token : line(static_cast<int32_t>(random() % 100), 1000)) {
+      answer.push_back(token);
+    }
+  }
+  const auto make = [](bool has_ngram, bool has_prediction) {
+    DrafterConfig config;
+    config.prompt_lookup_min = 3;
+    std::vector<std::unique_ptr<Drafter>> drafters;
+    if (has_ngram) drafters.push_back(std::make_unique<NgramDrafter>(config, 0));
+    const auto id = static_cast<int>(drafters.size());
+    if (has_prediction) drafters.push_back(std::make_unique<PredictionDrafter>(id));
+    return drafters;
+  };
+  const int plain = num_steps({}, prompt, answer, prediction);
+  const int by_ngram = num_steps(make(true, false), prompt, answer, prediction);
+  const int by_both = num_steps(make(true, true), prompt, answer, prediction);
+  EXPECT_LT(by_ngram, plain * 6 / 10);
+  EXPECT_LT(by_both, by_ngram * 11 / 10);
+  // Where the prediction is right, it is what counts.
+  const int by_right = num_steps(make(false, true), prompt, answer, answer);
+  EXPECT_LT(num_steps(make(true, true), prompt, answer, answer), by_right * 11 / 10);
+}
+
 }  // namespace
 }  // namespace specdec

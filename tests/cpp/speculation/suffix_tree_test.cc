@@ -190,7 +190,7 @@ TEST(SuffixTree, EvictionUndoesAppending) {
     SuffixTree tree(max_depth);
     BruteForce naive(max_depth);
     for (int step = 0; step < 30; ++step) {
-      if (tree.num_closed() > 0 && random() % 3 == 0) {
+      if (tree.num_texts() > 0 && random() % 3 == 0) {
         tree.evict_oldest();
         naive.sequences.erase(naive.sequences.begin());
       } else {
@@ -207,7 +207,7 @@ TEST(SuffixTree, EvictionUndoesAppending) {
       }
     }
     const int64_t empty_bytes = SuffixTree(max_depth).used_bytes();
-    while (tree.num_closed() > 0) tree.evict_oldest();
+    while (tree.num_texts() > 0) tree.evict_oldest();
     tree.check_integrity();
     ASSERT_LE(tree.used_bytes(), empty_bytes + 64 + 16 * 1024);  // the hash table stays
   }
@@ -227,7 +227,7 @@ TEST(SuffixTree, EvictionLeavesTheOpenSequenceAlone) {
     const int32_t token = static_cast<int32_t>(random() % 2);
     tree.append(token);
     naive.sequences.back().push_back(token);
-    if (i % 10 == 5 && tree.num_closed() > 0) {
+    if (i % 10 == 5 && tree.num_texts() > 0) {
       tree.evict_oldest();
       naive.sequences.erase(naive.sequences.begin());
     }

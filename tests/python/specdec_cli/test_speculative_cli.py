@@ -43,6 +43,23 @@ def test_generate_and_chat_speculate(model: Path) -> None:
     assert len(metrics["acceptance_histogram"]) == 4
 
 
+def test_answers_are_recorded_and_replayed(model: Path, tmp_path: Path) -> None:
+    """The keys of the method replay on the command line."""
+    tokens = {"num_speculative_tokens": 3, "draft_length_policy": "fixed"}
+    answers, accepted = [], []
+    for key in ("record", "replay"):
+        config = json.dumps({**tokens, key: str(tmp_path / "answers")})
+        options = ("-m", model, "--max-tokens", 24, "--dtype", "float32", "-sc", config, "--json")
+        result = run("generate", "abcd", *options)
+        assert result.returncode == 0, result.stderr
+        output = json.loads(result.stdout)["outputs"][0]
+        answers.append(output["outputs"][0]["token_ids"])
+        histogram = output["metrics"]["speculative_decoding"]["acceptance_histogram"]
+        accepted.append(sum(i * count for i, count in enumerate(histogram)))
+    assert answers[0] == answers[1]
+    assert accepted[0] == 0 and accepted[1] >= 12
+
+
 def test_heads_draft_on_the_command_line(model: Path, head: HeadMaker, tmp_path: Path) -> None:
     options = ("--max-tokens", 24, "--dtype", "float32", "--json")
     speculator = tmp_path / "speculator"

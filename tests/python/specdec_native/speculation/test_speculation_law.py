@@ -52,7 +52,7 @@ def speculative(
         "ngram": {**config, **ngram},
         "suffix": {**config, **suffix},
         "draft_model": {**config, "method": "draft_model", "model": str(model)},
-        "composite": {**config, "drafters": [ngram, suffix]},
+        "composite": {**config, "drafters": [ngram, suffix, {"method": "replay"}]},
         "merged": {
             **config,
             "drafters": [ngram, {"method": "draft_model", "model": str(model)}],

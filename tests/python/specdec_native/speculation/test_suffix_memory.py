@@ -82,6 +82,24 @@ def test_a_restarted_engine_knows_earlier_answers(
         assert asked(engine, "b")[1].num_accepted_draft_tokens == alone
 
 
+def test_engines_that_share_a_store_lose_no_answers(
+    model: Path, plain: tuple[str, int], tmp_path: Path
+) -> None:
+    text, alone = plain
+    store = tmp_path / "answers.store"
+    with engine_of(model, suffix_store=store) as one, engine_of(model, suffix_store=store) as other:
+        assert asked(one)[0] == text
+        other.generate(["the other engine's prompt"], PARAMS, use_tqdm=False)
+    # 40 tokens of each, behind what a store without answers holds.
+    empty = tmp_path / "empty.store"
+    with engine_of(model, suffix_store=empty):
+        pass
+    assert store.stat().st_size == empty.stat().st_size + 2 * (12 + 4 * 40)
+    with engine_of(model, suffix_store=store) as engine:
+        again, metrics = asked(engine)
+        assert again == text and metrics.num_accepted_draft_tokens > max(alone, 20)
+
+
 def test_answers_with_a_salt_are_not_written(model: Path, tmp_path: Path) -> None:
     store = tmp_path / "answers.store"
     with engine_of(model, suffix_store=store):
@@ -92,12 +110,12 @@ def test_answers_with_a_salt_are_not_written(model: Path, tmp_path: Path) -> Non
     assert store.read_bytes() == empty
     with engine_of(model, suffix_store=store) as engine:
         asked(engine)
-    assert len(store.read_bytes()) == len(empty) + 4 + 4 * 40
+    assert len(store.read_bytes()) == len(empty) + 12 + 4 * 40
 
 
 def test_bad_stores_are_refused_with_their_name(model: Path, tmp_path: Path) -> None:
     store = tmp_path / "answers.store"
-    with engine_of(model, suffix_store=store, suffix_tokenizer="another"):
+    with engine_of(model, suffix_store=store, store_tokenizer="another"):
         pass
     with pytest.raises(ValueError, match=r"suffix_store.*answers\.store.*another tokenizer"):
         engine_of(model, suffix_store=store)

@@ -72,3 +72,19 @@ def test_other_predictions_are_refused(world: World, bad: object) -> None:
     response = world.post(CHAT, **BODY, prediction=bad)
     assert response.status_code == 400
     assert "prediction" in response.text
+
+
+def test_a_server_replays_what_an_earlier_one_recorded(model: Path, tmp_path: Path) -> None:
+    def served(key: str) -> tuple[str, int]:
+        """The answer, and how many of its tokens were accepted drafts."""
+        config = {**NGRAM, "method": "replay", key: tmp_path / "answers"}
+        with Engine(model, **OPTIONS, speculative_config=config) as engine:
+            with serving(engine) as world:
+                text = text_of(world.ask(CHAT, **{**BODY, "temperature": 1, "seed": 3}))
+            metrics = engine.stats().speculative_decoding
+            assert metrics is not None
+            return text, metrics.num_accepted_draft_tokens
+
+    text, accepted = served("record")
+    assert accepted == 0
+    assert served("replay") == (text, 18)  # of 23 tokens after the first, 4 of 5 in every step
