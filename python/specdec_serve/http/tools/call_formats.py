@@ -37,6 +37,7 @@ class CallFormat:
         names: vLLM's names of --tool-call-parser that mean it; the first is ours.
         template_marks: what shows that a chat template asks for this syntax: all texts of any of
             these groups. The first format of the table that is shown counts.
+        is_bare: whether models write calls without the frame's marks.
     """
 
     names: tuple[str, ...]
@@ -44,6 +45,7 @@ class CallFormat:
     frame: Frame
     calls: CallSyntax
     new_id: Callable[[], str] = new_call_id
+    is_bare: bool = False
 
     @functools.cached_property
     def tags(self) -> frozenset[str]:
@@ -65,6 +67,7 @@ _QWEN_XML = XmlCalls(
     value_end="</parameter>",
     end="</function>",
     trims=True,
+    is_wrapped=True,
 )
 _DEEPSEEK_SECTION = Frame((("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),), repeats=True)
 _FORMATS = (
@@ -73,7 +76,7 @@ _FORMATS = (
         ("seed_oss",),
         (("<seed:tool_call>",),),
         Frame((("<seed:tool_call>", "</seed:tool_call>"),), bare="<function=", repeats=True),
-        _QWEN_XML,
+        dataclasses.replace(_QWEN_XML, is_wrapped=False),
     ),
     CallFormat(
         ("minimax_m2",),
@@ -93,7 +96,7 @@ _FORMATS = (
         ("mimo",),
         (),
         Frame((("<tool_call>", "</tool_call>"),), bare="<function=", repeats=True),
-        dataclasses.replace(_QWEN_XML, trims=False),
+        dataclasses.replace(_QWEN_XML, trims=False, is_wrapped=False),
     ),
     CallFormat(
         ("qwen3_coder", "qwen3_xml", "step3p5"),
@@ -137,6 +140,7 @@ _FORMATS = (
             begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
             header=_NAME,
             header_ends=("```json",),
+            after_name=r"\n",
             end="```<｜tool▁call▁end｜>",
         ),
     ),
@@ -160,6 +164,8 @@ _FORMATS = (
             header=r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-/]+):\d+)\s*",
             header_ends=("<|tool_call_argument_begin|>",),
             end="<|tool_call_end|>",
+            before_name="functions.",
+            after_name=":[0-9]{1,3}",
         ),
     ),
     CallFormat(
@@ -196,6 +202,7 @@ _FORMATS = (
             lists="always",
         ),
         PythonCalls(),
+        is_bare=True,
     ),
     # -- JSON objects, with the name inside
     CallFormat(
@@ -220,12 +227,12 @@ _FORMATS = (
         ("internlm",),
         (("<|action_start|>", "<|plugin|>"),),
         Frame((("<|action_start|><|plugin|>", "<|action_end|>"),)),
-        ObjectCalls(),
+        ObjectCalls(key="parameters"),
     ),
     CallFormat(
         ("phi4_mini_json",),
         (("<|/tool_call|>",), ("functools[",)),
-        Frame((("functools", ""), ("<|tool_call|>", "<|/tool_call|>")), lists="always"),
+        Frame((("<|tool_call|>", "<|/tool_call|>"), ("functools", "")), lists="always"),
         ObjectCalls(),
     ),
     CallFormat(
@@ -253,6 +260,7 @@ _FORMATS = (
             lists="maybe",
         ),
         ObjectCalls(),
+        is_bare=True,
     ),
     CallFormat(
         ("hermes", "qwen3_json", "granite4"),
@@ -264,7 +272,8 @@ _FORMATS = (
         ("llama3_json", "llama4_json"),
         (("<|python_tag|>",), ('{"name": function name, "parameters":',)),
         Frame((("<|python_tag|>", ""),), bare="{", skipped=" \t\n\r;"),
-        ObjectCalls(),
+        ObjectCalls(key="parameters"),
+        is_bare=True,
     ),
 )
 CALL_FORMATS: Mapping[str, CallFormat] = {

@@ -34,6 +34,7 @@ class XmlCalls:
         name_end: "": the name ends where a tag begins.
         trims: whether a line break behind the beginning and before the end of a value belongs to
             the tags.
+        is_wrapped: whether models write a value on lines of its own.
     """
 
     begin: str
@@ -44,6 +45,7 @@ class XmlCalls:
     value_end: str
     end: str
     trims: bool = False
+    is_wrapped: bool = False
 
     @property
     def marks(self) -> Sequence[str]:
