@@ -69,6 +69,25 @@ _QWEN_XML = XmlCalls(
     trims=True,
     is_wrapped=True,
 )
+_INVOKE_XML = XmlCalls(
+    begin='<invoke name="',
+    name_end='">',
+    key_begin='<parameter name="',
+    key_end='">',
+    value_begin="",
+    value_end="</parameter>",
+    end="</invoke>",
+)
+# Values of other types than strings have string="false".
+_DSML = dataclasses.replace(
+    _INVOKE_XML,
+    begin='<｜DSML｜invoke name="',
+    key_begin='<｜DSML｜parameter name="',
+    key_end='" string="false">',
+    text_key_end='" string="true">',
+    value_end="</｜DSML｜parameter>",
+    end="</｜DSML｜invoke>",
+)
 _DEEPSEEK_SECTION = Frame((("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),), repeats=True)
 _FORMATS = (
     # -- tags around each parameter
@@ -82,14 +101,32 @@ _FORMATS = (
         ("minimax_m2",),
         (("<minimax:tool_call>",),),
         Frame((("<minimax:tool_call>", "</minimax:tool_call>"),), repeats=True),
+        _INVOKE_XML,
+    ),
+    CallFormat(
+        ("deepseek_v32",),
+        (("<｜DSML｜function_calls>",),),
+        Frame((("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),), repeats=True),
+        _DSML,
+    ),
+    CallFormat(
+        ("deepseek_v4",),
+        (("<｜DSML｜tool_calls>",),),
+        Frame((("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),), repeats=True),
+        _DSML,
+    ),
+    CallFormat(
+        ("step3",),
+        (("<steptml:invoke",),),
+        Frame((("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),), repeats=True),
         XmlCalls(
-            begin='<invoke name="',
+            begin='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
             name_end='">',
-            key_begin='<parameter name="',
+            key_begin='<steptml:parameter name="',
             key_end='">',
             value_begin="",
-            value_end="</parameter>",
-            end="</invoke>",
+            value_end="</steptml:parameter>",
+            end="</steptml:invoke><｜tool_call_end｜>",
         ),
     ),
     CallFormat(
@@ -179,6 +216,12 @@ _FORMATS = (
         ),
         _new_mistral_id,
     ),
+    CallFormat(
+        ("apertus",),
+        (("<|tools_prefix|>",),),
+        Frame((("<|tools_prefix|>", "<|tools_suffix|>"),), lists="always"),
+        NamedCalls(begin='{"', header=_NAME, header_ends=('":',), end="}"),
+    ),
     # -- Python
     CallFormat(
         ("olmo3",),
@@ -242,6 +285,12 @@ _FORMATS = (
         ObjectCalls(),
     ),
     CallFormat(
+        ("gigachat3",),
+        (("<|function_call|>",), ("function call<|role_sep|>",)),
+        Frame((("<|function_call|>", ""), ("function call<|role_sep|>\n", ""))),
+        ObjectCalls(),
+    ),
+    CallFormat(
         ("granite-20b-fc",),
         (("<function_call>",),),
         Frame((("<function_call>", ""),)),
@@ -263,7 +312,7 @@ _FORMATS = (
         is_bare=True,
     ),
     CallFormat(
-        ("hermes", "qwen3_json", "granite4"),
+        ("hermes", "qwen3_json", "granite4", "ernie45"),
         (("<tool_call>", '"name"'), ("<tool_call>", r"\"name\"")),
         Frame((("<tool_call>", "</tool_call>"),), lists="maybe"),
         ObjectCalls(),

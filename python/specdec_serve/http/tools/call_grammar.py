@@ -17,7 +17,7 @@ from specdec_serve.http.tools.literal_grammar import GemmaGrammar, PythonGrammar
 from specdec_serve.http.tools.named_reader import NamedCalls
 from specdec_serve.http.tools.object_reader import ObjectCalls
 from specdec_serve.http.tools.python_reader import PythonCalls
-from specdec_serve.http.tools.schema_parts import CannotHoldError
+from specdec_serve.http.tools.schema_parts import CannotHoldError, json_arguments
 from specdec_serve.http.tools.schemas import object_of
 from specdec_serve.http.tools.xml_grammar import XmlGrammar
 from specdec_serve.http.tools.xml_reader import XmlCalls
@@ -66,11 +66,12 @@ class CallGrammar:
         self._is_parallel = is_parallel
         self._lark = Lark(token_id)
         self._space = self._lark.optional_space()
+        self._marks = self._marks_to_write()
         self._syntax = form.calls
         if isinstance(self._syntax, NamedCalls) and self._name_end(self._syntax) is None:
             self._syntax = ObjectCalls()  # models of the time before that mark
             self._frame = dataclasses.replace(self._frame, lists="always")
-        self._calls = [self._call(function, is_forced or function.is_strict) for function in functions]
+        self._calls = [self._call(function, is_forced or function.is_strict) for function in {f.name: f for f in functions}.values()]
 
     # -- answers
 
@@ -87,7 +88,7 @@ class CallGrammar:
         """The answer is text with calls in it."""
         lark, form = self._lark, self._form
         text = lark.without(self._begins(), self._first_begins())
-        first, *more = lark.marks(self._frame.marks[0][0])
+        first, *more = lark.marks(self._marks[0])
         begin = " ".join([text, first] if first.startswith("<[") else [lark.terminal(f"{text} {first}")])
         begun = [" ".join([begin, *more, self._rest()])]
         if form.is_bare and not self._frame.bare_at_start:
@@ -106,7 +107,7 @@ class CallGrammar:
         """All calls of an answer that is nothing else."""
         if self._form.is_bare:
             return self._bare()
-        section = self._lark.rule(f"{self._lark.text(self._frame.marks[0][0])} {self._rest()}")
+        section = self._lark.rule(f"{self._lark.text(self._marks[0])} {self._rest()}")
         if self._frame.lists == "always":
             return section
         return self._several(section, self._space)
@@ -119,7 +120,7 @@ class CallGrammar:
             calls = f'"[" {self._space} {self._several(call, self._comma())} {self._space} "]"'
         elif self._frame.repeats:
             calls = self._several(call, self._space)
-        end = self._lark.text(self._frame.marks[0][1])
+        end = self._lark.text(self._marks[1])
         after = f"{self._space} {end}" if end else ""
         return self._lark.rule(f"{self._space} {calls} {after}")
 
@@ -141,6 +142,11 @@ class CallGrammar:
 
     def _written(self, call: _Call) -> str:
         return f"{self._lark.pattern(call.begin)} {call.rest}" if call.begin else call.rest
+
+    def _marks_to_write(self) -> tuple[str, str]:
+        """The first marks that are tokens, or else the first."""
+        marks = self._frame.marks
+        return next((mark for mark in marks if self._lark.has_tokens(mark[0])), marks[0])
 
     # -- where the reader takes text for a call
 
@@ -192,12 +198,12 @@ class CallGrammar:
         name = re_of(json.dumps(function.name))
         begin = rf'\{{ ?"name": ?{name}, ?"{syntax.key}": ?'
         end = self._lark.pattern(r" ?\}")
-        return _Call(begin, f"{_json_arguments(function, is_held)} {end}")
+        return _Call(begin, f"{json_arguments(function, is_held=is_held)} {end}")
 
     def _name_end(self, syntax: NamedCalls) -> str | None:
         """The mark behind the name; None where the tokenizer lacks the token that it is."""
         (mark, *others) = syntax.header_ends
-        is_there = not others or self._lark.marks(mark)[0].startswith("<[")
+        is_there = not others or self._lark.has_tokens(mark)
         return mark if is_there else None
 
     def _named_call(self, syntax: NamedCalls, function: Function, is_held: bool) -> str:
@@ -206,7 +212,7 @@ class CallGrammar:
             lark.text(syntax.begin + syntax.before_name + function.name),
             lark.pattern(syntax.after_name) if syntax.after_name else "",
             lark.text(self._name_end(syntax) or ""),
-            *(self._space, _json_arguments(function, is_held)),
+            *(self._space, json_arguments(function, is_held=is_held)),
             f"{self._space} {lark.text(syntax.end)}" if syntax.end else "",
         ]
         return " ".join(filter(None, parts))
@@ -227,9 +233,4 @@ class CallGrammar:
         grammar = GemmaGrammar(self._lark, object_of(function.parameters), syntax.quote)
         arguments = grammar.arguments() if is_held else grammar.any_arguments()
         return f'{quoted(f"call:{function.name}{{")} {arguments} "}}"'
-
-
-def _json_arguments(function: Function, is_held: bool) -> str:
-    schema = object_of(function.parameters) if is_held else {"type": "object"}
-    return Lark.json(schema)
 

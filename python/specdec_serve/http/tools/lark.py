@@ -70,6 +70,11 @@ class Lark:
         parts.append(quoted(text[position:]))
         return [part for part in parts if part != '""']
 
+    def has_tokens(self, text: str) -> bool:
+        """Whether the text has marks, and all of them are tokens."""
+        tags = TAG.findall(text)
+        return bool(tags) and all(self._token_id(tag) is not None for tag in tags)
+
     def text(self, text: str) -> str:
         """A fixed text, as a part of a rule; "" for no text."""
         return " ".join(self.marks(text))

@@ -43,7 +43,8 @@ class NamedCalls:
 
     def reader(self, functions: Sequence[Function], first: str) -> CallReader:
         """A reader of one call."""
-        return ObjectReader() if first == "{" else _NamedReader(self)
+        is_object = first == "{" and not self.begin.startswith("{")
+        return ObjectReader() if is_object else _NamedReader(self)
 
     @functools.cached_property
     def header_pattern(self) -> re.Pattern[str]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specdec_serve.http.tools.function import Function
 from specdec_serve.http.tools.lark import ANY_TEXT, Lark, one_of, re_of
 from specdec_serve.http.tools.schemas import object_of
 from specdec_serve.http.tools.value_types import TYPE_NAMES, referred
@@ -161,6 +162,11 @@ def arguments_of(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if schema.get("type") != "object":
         raise CannotHoldError(path, 'the type must be "object"')
     return schema
+
+
+def json_arguments(function: Function, *, is_held: bool) -> str:
+    """A rule of the JSON of a function's arguments; any object where it is not held."""
+    return Lark.json(object_of(function.parameters) if is_held else {"type": "object"})
 
 
 def check_disjoint(alternatives: Sequence[Any], root: Mapping[str, Any], path: str) -> None:

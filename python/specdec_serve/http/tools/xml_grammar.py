@@ -31,7 +31,10 @@ class XmlGrammar:
         """Parameters of any names and values."""
         lark = self._lark
         key = lark.pattern(r"[\w.\-]{1,64}")
-        return f"({self._tags(key)} {self._raw([])} {self._space})*"
+        written = [f"{self._tags(key)} {self._raw([])}"]
+        if self._syntax.text_key_end:
+            written.append(f"{self._tags(key, is_text=True)} {self._raw([])}")
+        return f"({one_of(written)} {self._space})*"
 
     def parameters(self) -> str:
         """The parameters of the schema, in its order.
@@ -41,7 +44,7 @@ class XmlGrammar:
         members, required, others = members_of(arguments_of(self._root), "parameters")
         parts = []
         for name, member in members.items():
-            written = f"{self._tags(self._key(name))} {self._value(name, member)} {self._space}"
+            written = f"{self._parameter(name, member)} {self._space}"
             parts.append(self._lark.rule(written if name in required else f"({written})?"))
         if others is not False:
             parts.append(self._others([*members], others))
@@ -59,14 +62,15 @@ class XmlGrammar:
     def _key(self, name: str) -> str:
         syntax = self._syntax
         is_plain = name.strip() == name and name and not {"\n", "<", ">"} & {*name}
-        if not is_plain or syntax.key_end in name:
+        if not is_plain or syntax.key_ends_pattern.search(name):
             raise CannotHoldError(f"parameters.{name}", "a tag cannot hold this name")
         return quoted(name)
 
-    def _tags(self, key: str) -> str:
+    def _tags(self, key: str, *, is_text: bool = False) -> str:
         """What stands before a value; `key` is a terminal or a fixed text."""
         syntax, lark = self._syntax, self._lark
-        begin, end = lark.marks(syntax.key_begin), lark.marks(syntax.key_end)
+        key_end = (is_text and syntax.text_key_end) or syntax.key_end
+        begin, end = lark.marks(syntax.key_begin), lark.marks(key_end)
         if begin[-1].startswith('"'):
             key = lark.terminal(f"{begin.pop()} {key}")
         if end[0].startswith('"'):
@@ -78,18 +82,21 @@ class XmlGrammar:
             parts.append(r'"\n"')
         return " ".join(parts)
 
-    def _value(self, name: str, schema: Any) -> str:
-        path = f"parameters.{name}"
+    def _parameter(self, name: str, schema: Any) -> str:
+        """The tags and the value of a parameter."""
+        path, key = f"parameters.{name[:80]}", self._key(name)
         types = self._types.of(self._function, name)
         if types - {"null"} != TEXT:
-            return self._ended(self._values.value(schema, path))
+            return f"{self._tags(key)} {self._ended(self._values.value(schema, path))}"
         allowed = string_terminals(self._lark, schema, self._root, path)
         if allowed is None:
             raise CannotHoldError(path, "no text is allowed")
-        if "null" not in types:
-            return self._raw(allowed)
-        text = self._raw([*allowed, f"~{self._lark.pattern(_NULL)}"])
-        return one_of([text, self._ended('"null"')])
+        if "null" in types and not self._syntax.text_key_end:
+            allowed.append(f"~{self._lark.pattern(_NULL)}")
+        parts = [f"{self._tags(key, is_text=True)} {self._raw(allowed)}"]
+        if "null" in types:
+            parts.append(f"{self._tags(key)} {self._ended(quoted('null'))}")
+        return one_of(parts)
 
     def _raw(self, allowed: list[str]) -> str:
         syntax = self._syntax
