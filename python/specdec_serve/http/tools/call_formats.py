@@ -38,6 +38,7 @@ class CallFormat:
         template_marks: what shows that a chat template asks for this syntax: all texts of any of
             these groups. The first format of the table that is shown counts.
         is_bare: whether models write calls without the frame's marks.
+        writes_lists: whether models write calls as a list, where the frame may have one.
     """
 
     names: tuple[str, ...]
@@ -46,6 +47,7 @@ class CallFormat:
     calls: CallSyntax
     new_id: Callable[[], str] = new_call_id
     is_bare: bool = False
+    writes_lists: bool = False
 
     @functools.cached_property
     def tags(self) -> frozenset[str]:
@@ -259,12 +261,14 @@ _FORMATS = (
         (("<tool_calls>",),),
         Frame((("<tool_calls>", "</tool_calls>"),), lists="maybe", repeats=True),
         ObjectCalls(),
+        writes_lists=True,
     ),
     CallFormat(
         ("nemotron_json",),
         (("<TOOLCALL>",),),
         Frame((("<TOOLCALL>", "</TOOLCALL>"),), lists="maybe"),
         ObjectCalls(),
+        writes_lists=True,
     ),
     CallFormat(
         ("internlm",),
@@ -310,6 +314,7 @@ _FORMATS = (
         ),
         ObjectCalls(),
         is_bare=True,
+        writes_lists=True,
     ),
     CallFormat(
         ("hermes", "qwen3_json", "granite4", "ernie45"),

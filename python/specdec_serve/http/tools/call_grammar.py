@@ -68,19 +68,20 @@ class CallGrammar:
         self._space = self._lark.optional_space()
         self._marks = self._marks_to_write()
         self._syntax = form.calls
+        self._is_list = form.frame.lists == "always" or form.writes_lists
         if isinstance(self._syntax, NamedCalls) and self._name_end(self._syntax) is None:
             self._syntax = ObjectCalls()  # models of the time before that mark
-            self._frame = dataclasses.replace(self._frame, lists="always")
+            self._is_list = True
         self._calls = [self._call(function, is_forced or function.is_strict) for function in {f.name: f for f in functions}.values()]
 
     # -- answers
 
     def calls_alone(self) -> StructuredOutputsParams:
         """The answer is calls."""
-        return self._lark.params(self._sections())
+        return self._lark.params(self._bare() if self._form.is_bare else self._sections())
 
     def calls_or_answer(self, answer: StructuredOutputsParams) -> StructuredOutputsParams:
-        """The answer is what `answer`, of a JSON kind, describes, or calls alone."""
+        """The answer is what `answer`, of a JSON kind, describes, or calls alone, behind marks."""
         schema = json.dumps(json_schema_with_options(answer))
         return self._lark.params(one_of([f"%json {schema}", self._sections()]))
 
@@ -104,11 +105,9 @@ class CallGrammar:
     # -- calls, and what stands around them
 
     def _sections(self) -> str:
-        """All calls of an answer that is nothing else."""
-        if self._form.is_bare:
-            return self._bare()
+        """All calls of an answer that is nothing else, behind marks."""
         section = self._lark.rule(f"{self._lark.text(self._marks[0])} {self._rest()}")
-        if self._frame.lists == "always":
+        if self._is_list:
             return section
         return self._several(section, self._space)
 
@@ -116,7 +115,7 @@ class CallGrammar:
         """What follows the mark before calls."""
         call = self._lark.rule(one_of(self._written(call) for call in self._calls))
         calls = call
-        if self._frame.lists == "always":
+        if self._is_list:
             calls = f'"[" {self._space} {self._several(call, self._comma())} {self._space} "]"'
         elif self._frame.repeats:
             calls = self._several(call, self._space)
@@ -127,7 +126,7 @@ class CallGrammar:
     def _bare(self) -> str:
         """Calls without marks, from the first character on."""
         call = self._lark.rule(one_of(self._written(call) for call in self._calls))
-        if self._frame.bare != "[":
+        if not self._is_list:
             return self._several(call, self._lark.pattern("; ?"))
         begins = [self._lark.pattern(rf"\[ ?{each.begin}") for each in self._calls]
         begun = one_of(f"{b} {each.rest}" for b, each in zip(begins, self._calls, strict=True))
@@ -138,7 +137,7 @@ class CallGrammar:
         return f"{call} ({separator} {call})*" if self._is_parallel else call
 
     def _comma(self) -> str:
-        return self._lark.pattern(r",[ \n]{0,2}")
+        return self._lark.pattern(r",[ \n]{0,3}")
 
     def _written(self, call: _Call) -> str:
         return f"{self._lark.pattern(call.begin)} {call.rest}" if call.begin else call.rest

@@ -56,7 +56,7 @@ class Lark:
 
     def optional_space(self) -> str:
         """White space between the parts of a call."""
-        return self.pattern(r"[ \n]{0,2}")
+        return self.pattern(r"[ \n]{0,3}")
 
     def marks(self, text: str) -> list[str]:
         """A fixed text: its marks that are tokens by their ids, the text between as it is."""

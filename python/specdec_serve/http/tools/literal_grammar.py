@@ -30,9 +30,7 @@ _NUMBER = {
     "integer": r"-?(0|[1-9][0-9]{0,15})",
     "number": r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,16})?([eE][+\-]?[0-9]{1,2})?",
 }
-_PLAIN = r'[^"\\\x00-\x1f\x7f]'  # characters of a string that are not escaped
-_PLAIN_IN_SINGLE = r"[^'\\\x00-\x1f\x7f]"
-_ESCAPE = r'\\(["\\nrtbf]|u00[0-7][0-9a-f])'
+_HEX = "[0-9a-fA-F]"
 
 
 class LiteralGrammar(abc.ABC):
@@ -249,6 +247,8 @@ class LiteralGrammar(abc.ABC):
 class JsonGrammar(LiteralGrammar):
     """JSON of which no string holds certain texts."""
 
+    _quotes: tuple[str, ...] = ('"',)
+
     def __init__(self, lark: Lark, root: Mapping[str, Any], stops: Sequence[str] = ()) -> None:
         """`stops`: texts that may not stand within a string."""
         super().__init__(lark, root)
@@ -262,30 +262,34 @@ class JsonGrammar(LiteralGrammar):
 
     def other_key(self, names: Sequence[str]) -> str:
         """A string without escapes, so that it is not one of `names` in another spelling."""
-        inner = self._other(f"{_PLAIN}+", names)
-        return f"{self._between_quotes([inner])} {self._colon}"
+        key = self._quoted(lambda quote: [self._other(f"{_plain(quote)}+", names)])
+        return f"{key} {self._colon}"
 
     def string(self, schema: Mapping[str, Any], path: str) -> str:
         """Without escapes where the schema has a pattern or a format."""
         if schema.keys() & {"pattern", "format"}:
             allowed = string_terminals(self._lark, schema, {}, path) or ()
-            return self._between_quotes([self._lark.pattern(f"{_PLAIN}*"), *allowed])
+            return self._quoted(lambda quote: [self._lark.pattern(f"{_plain(quote)}*"), *allowed])
         lengths = length_of(schema, path)
-        return self._between_quotes([self._lark.pattern(rf"({_PLAIN}|{_ESCAPE}){lengths}")])
+        return self._quoted(
+            lambda quote: [self._lark.pattern(f"({_plain(quote)}|{_escape(quote)}){lengths}")]
+        )
 
     def fixed_string(self, text: str, path: str) -> str:
         """With "<", that texts around values begin with, as an escape where there are any."""
         written = json.dumps(text, ensure_ascii=False)
         return quoted(written.replace("<", "\\u003c") if self._stops else written)
 
-    def _between_quotes(self, inner: Sequence[str]) -> str:
-        text = self._lark.without(self._stops, allowed=inner)
-        return self._lark.terminal(f'"\\"" {text} "\\""')
+    def _quoted(self, inner: Callable[[str], Sequence[str]]) -> str:
+        """A string between each of the quotes, which matches all of some terminals."""
+        texts = ((q, self._lark.without(self._stops, allowed=inner(q))) for q in self._quotes)
+        return one_of(self._lark.terminal(f"{quoted(q)} {text} {quoted(q)}") for q, text in texts)
 
 
 class PythonGrammar(JsonGrammar):
     """Python's literals. Its strings have JSON's escapes."""
 
+    _quotes = ('"', "'")
     _words: ClassVar = {"true": "True", "false": "False", "null": "None"}
 
     def argument_key(self, name: str, path: str) -> str:
@@ -298,13 +302,6 @@ class PythonGrammar(JsonGrammar):
         """A name. Two of them may be equal, which no call may have."""
         key = self._other(r"[A-Za-z_][A-Za-z0-9_]{0,63}", names)
         return f'{key} "="'
-
-    def string(self, schema: Mapping[str, Any], path: str) -> str:
-        """Between quotes of both kinds where the schema asks for nothing."""
-        double = super().string(schema, path)
-        if schema:
-            return double
-        return one_of([double, self._lark.pattern(rf"'({_PLAIN_IN_SINGLE}|{_ESCAPE}|\\')*'")])
 
     def fixed_string(self, text: str, path: str) -> str:
         """Between quotes of both kinds."""
@@ -323,8 +320,8 @@ class GemmaGrammar(LiteralGrammar):
         self._quote = quote
 
     def key(self, name: str, path: str) -> str:
-        """A bare key; between marks if it has other characters than names have."""
-        if re.fullmatch(r"[\w.\-/]+", name):
+        """A bare key; between marks where a bare one would end early."""
+        if re.fullmatch(r"[^,:{}\[\]<\s]([^,:{}\[\]<\n]*[^,:{}\[\]<\s])?", name):
             return quoted(f"{name}:")
         return f'{self.fixed_string(name, path)} ":"'
 
@@ -359,3 +356,13 @@ def _between(parts: Sequence[str], comma: str) -> list[str]:
 
 def _spaced(parts: Sequence[str]) -> str:
     return f"({' '.join(parts)})"
+
+
+def _plain(quote: str) -> str:
+    """An expression of the characters that a string has without an escape."""
+    return rf"[^{quote}\\\x00-\x1f\x7f]"
+
+
+def _escape(quote: str) -> str:
+    """An expression of an escape of one character: of no half of a surrogate pair."""
+    return rf"\\([{quote}\\nrtbf]|u([0-9abcefABCEF]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}}))"
