@@ -38,8 +38,7 @@ def xml_calls(
 def json_calls(begin: str, end: str) -> Writer:
     def write(calls: Sequence[Call]) -> str:
         return "".join(
-            begin + dumps({"name": name, "arguments": arguments}) + end
-            for name, arguments in calls
+            begin + dumps({"name": name, "arguments": arguments}) + end for name, arguments in calls
         )
 
     return write

@@ -80,8 +80,8 @@ def _calls_grammar(
         if tools.is_forced and not form.is_harmony:
             return None  # the request's JSON list, which holds any schema
         raise bad_request(
-            f"tools: {error}; this model's syntax of calls cannot be held to that, so leave it out, "
-            'or "strict", which then holds nothing',
+            f"tools: {error}; calls of this model cannot be held to that: leave it out, or "
+            'leave out "strict"',
             "tools",
         ) from error
 

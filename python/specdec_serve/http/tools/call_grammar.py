@@ -30,6 +30,8 @@ _NAMES: Sequence[tuple[type, str]] = (
     (NamedCalls, r"[\w.\-/]+"),
     (ObjectCalls, r"(?s:.+)"),
 )
+# What text that is no call hardly begins an object with.
+_OBJECT_BEGIN = r'\{\s*("(name|arguments|parameters)"|"type"\s*:\s*"function")'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,8 @@ class CallGrammar:
         if isinstance(self._syntax, NamedCalls) and self._name_end(self._syntax) is None:
             self._syntax = ObjectCalls()  # models of the time before that mark
             self._is_list = True
-        self._calls = [self._call(function, is_forced or function.is_strict) for function in {f.name: f for f in functions}.values()]
+        by_name = {function.name: function for function in functions}
+        self._calls = [self._call(f, is_forced or f.is_strict) for f in by_name.values()]
 
     # -- answers
 
@@ -89,9 +92,7 @@ class CallGrammar:
         """The answer is text with calls in it."""
         lark, form = self._lark, self._form
         text = lark.without(self._begins(), self._first_begins())
-        first, *more = lark.marks(self._marks[0])
-        begin = " ".join([text, first] if first.startswith("<[") else [lark.terminal(f"{text} {first}")])
-        begun = [" ".join([begin, *more, self._rest()])]
+        begun = [f"{lark.ended(text, self._marks[0])} {self._rest()}"]
         if form.is_bare and not self._frame.bare_at_start:
             begun += [
                 f"{lark.terminal(f'{text} {lark.pattern(call.begin)}')} {call.rest}"
@@ -156,11 +157,8 @@ class CallGrammar:
             is_tag = TAG.sub("", mark) == ""
             found.append(re_of(mark) + ("" if is_tag else r"\s*[\[{]"))
         if self._frame.bare and not self._frame.bare_at_start:
-            found.append(
-                rf'\{{\s*("(name|arguments|parameters)"|"type"\s*:\s*"function")'
-                if self._frame.bare == "{"
-                else re_of(self._frame.bare)
-            )
+            is_object = self._frame.bare == "{"
+            found.append(_OBJECT_BEGIN if is_object else re_of(self._frame.bare))
         return found
 
     def _first_begins(self) -> list[str]:
@@ -232,4 +230,3 @@ class CallGrammar:
         grammar = GemmaGrammar(self._lark, object_of(function.parameters), syntax.quote)
         arguments = grammar.arguments() if is_held else grammar.any_arguments()
         return f'{quoted(f"call:{function.name}{{")} {arguments} "}}"'
-

@@ -37,7 +37,8 @@ class HarmonyGrammar:
         headers = []
         for function in functions:
             if re.fullmatch(r"[\w.\-]+", function.name) is None:
-                raise CannotHoldError(f"function {function.name[:80]!r}", "calls cannot hold its name")
+                name = f"function {function.name[:80]!r}"
+                raise CannotHoldError(name, "calls cannot hold its name")
             to = f"to=functions.{function.name}"
             header = one_of(
                 [
@@ -57,7 +58,8 @@ class HarmonyGrammar:
         """The answer is thoughts, and a call or what `answer`, of a JSON kind, describes."""
         lark = self._lark
         header = f'{lark.text(f"{CHANNEL}final")} (" " {lark.text(f"{CONSTRAIN}json")})?'
-        final = f"{header} {lark.text(MESSAGE)} %json {json.dumps(json_schema_with_options(answer))}"
+        schema = json.dumps(json_schema_with_options(answer))
+        final = f"{header} {lark.text(MESSAGE)} %json {schema}"
         return lark.params(f"{self._thoughts} {one_of([final, self._call])}")
 
     def calls_in_text(self) -> StructuredOutputsParams:

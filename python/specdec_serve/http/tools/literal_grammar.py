@@ -106,9 +106,7 @@ class LiteralGrammar(abc.ABC):
         """Arguments of any names and values."""
         return self._joined([], f"{self.other_argument_key([])} {self._any(_DEEPEST_ANY)}")
 
-    def _members(
-        self, schema: Mapping[str, Any], path: str, key: Callable[[str, str], str]
-    ) -> str:
+    def _members(self, schema: Mapping[str, Any], path: str, key: Callable[[str, str], str]) -> str:
         """The members of an object, in the schema's order, then those that may have other names."""
         members, required, others = members_of(schema, path)
         parts = []
@@ -127,11 +125,9 @@ class LiteralGrammar(abc.ABC):
         first = f"({other} {later})?" if other else ""  # the rest, where none came before
         for member, is_required in reversed(members):
             begun = f"{member} {later}"
-            if is_required:
-                first = begun
-            else:
-                first = one_of([begun, first]) if first else f"({begun})?"
-            first = lark.rule(first)
+            if not is_required:
+                begun = one_of([begun, first]) if first else f"({begun})?"
+            first = lark.rule(begun)
             step = f"{self.comma} {member}"
             later = lark.rule(f"{step} {later}" if is_required else f"({step})? {later}")
         return first

@@ -1,4 +1,4 @@
-"""What grammars of calls ask of a JSON schema: its kinds of values, and the texts of its strings."""
+"""What grammars of calls ask of a JSON schema: types of values, and texts of strings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _KEYWORDS: Mapping[str, frozenset[str]] = {
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-_KNOWN = frozenset({"type", "const", "enum", "$ref", *_ALTERNATIVES}).union(*_KEYWORDS.values())
+_KNOWN = frozenset({"type", "const", "enum", "$ref", "anyOf", "oneOf", "allOf"}).union(
+    *_KEYWORDS.values()
+)
 # Keywords that say nothing about values.
 _NOTES = {"title", "description", "default", "examples", "example", "deprecated", "nullable"}
 _NOTES |= {"readOnly", "writeOnly", "$comment", "$schema", "$id", "$defs", "definitions", "strict"}
@@ -208,43 +209,38 @@ def string_terminals(
     keywords = assertions(schema, path)
     if depth > _DEEPEST:
         raise CannotHoldError(path, "references lead to themselves")
-    kinds = kinds_of(keywords, path)
-    if kinds and "string" not in kinds and "type" in keywords:
+    if "type" in keywords and "string" not in kinds_of(keywords, path):
         return None
-    terminals = []
+    found: list[list[str] | None] = [
+        [lark.pattern(regex) for regex in _string_patterns(keywords, path)]
+    ]
     if (values := fixed_values(keywords)) is not None:
-        texts = [value for value in values if isinstance(value, str)]
-        if not texts:
-            return None
-        terminals.append(lark.pattern("|".join(map(re_of, texts))))
+        texts = [re_of(value) for value in values if isinstance(value, str)]
+        found.append([lark.pattern("|".join(texts))] if texts else None)
     if "$ref" in keywords:
-        inner = string_terminals(lark, resolved(keywords, root, path), root, path, depth + 1)
-        if inner is None:
-            return None
-        terminals += inner
-    for keyword in _ALTERNATIVES:
-        if keyword not in keywords:
-            continue
+        target = resolved(keywords, root, path)
+        found.append(string_terminals(lark, target, root, path, depth + 1))
+    for keyword in keywords.keys() & {"anyOf", "oneOf", "allOf"}:
         given = keywords[keyword]
         if not isinstance(given, list) or not given:
             raise CannotHoldError(path, f"{keyword} must be a list of schemas")
+        parts = [string_terminals(lark, each, root, path, depth + 1) for each in given]
         if keyword == "oneOf":
             check_disjoint(given, root, path)
-        choices = [string_terminals(lark, each, root, path, depth + 1) for each in given]
-        if keyword == "allOf":
-            for choice in choices:
-                if choice is None:
-                    return None
-                terminals += choice
-            continue
-        good = [choice for choice in choices if choice is not None]
-        if not good:
-            return None
-        if all(good):  # else one of them allows any text
-            terminals.append(
-                lark.terminal(one_of(lark.terminal(" & ".join(choice)) for choice in good))
-            )
-    return terminals + [lark.pattern(regex) for regex in _string_patterns(keywords, path)]
+        found += parts if keyword == "allOf" else [_any_of(lark, parts)]
+    if any(terminals is None for terminals in found):
+        return None
+    return [terminal for terminals in found for terminal in terminals or ()]
+
+
+def _any_of(lark: Lark, alternatives: Sequence[list[str] | None]) -> list[str] | None:
+    """The terminals of strings of any of the alternatives."""
+    good = [terminals for terminals in alternatives if terminals is not None]
+    if not good:
+        return None
+    if not all(good):
+        return []  # one of them allows any text
+    return [lark.terminal(one_of(lark.terminal(" & ".join(terminals)) for terminals in good))]
 
 
 def _string_patterns(keywords: Mapping[str, Any], path: str) -> list[str]:

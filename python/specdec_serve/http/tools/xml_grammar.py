@@ -7,7 +7,12 @@ from typing import Any
 from specdec_serve.http.tools.function import Function
 from specdec_serve.http.tools.lark import ANY_TEXT, Lark, one_of, quoted, re_of
 from specdec_serve.http.tools.literal_grammar import JsonGrammar
-from specdec_serve.http.tools.schema_parts import CannotHoldError, arguments_of, members_of, string_terminals
+from specdec_serve.http.tools.schema_parts import (
+    CannotHoldError,
+    arguments_of,
+    members_of,
+    string_terminals,
+)
 from specdec_serve.http.tools.schemas import object_of
 from specdec_serve.http.tools.value_types import TEXT, ParameterTypes
 from specdec_serve.http.tools.xml_reader import XmlCalls

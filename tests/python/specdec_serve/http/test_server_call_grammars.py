@@ -15,7 +15,7 @@ import tokenizers
 
 from byte_tokenizer import END, FIRST_MARK, VOCAB_SIZE, byte_tokenizer
 from call_writers import WRITERS, dumps
-from random_schemas import random_parameters, random_value
+from parameter_schemas import random_parameters, random_value
 from server_world import World, serving
 from specdec_native import Engine, StructuredOutputsParams
 from specdec_native.requests.grammar_compiler import GrammarCompiler
@@ -60,7 +60,9 @@ def compiler_of(name: str, marks: str) -> GrammarCompiler:
     return GrammarCompiler(tokenizer_of(name, marks), VOCAB_SIZE, [END])
 
 
-def grammar_of(name: str, marks: str, functions: Sequence[Function], **options: bool) -> CallGrammar:
+def grammar_of(
+    name: str, marks: str, functions: Sequence[Function], **options: bool
+) -> CallGrammar:
     token_id = tokenizer_of(name, marks).convert_tokens_to_ids
     return CallGrammar(CALL_FORMATS[name], functions, token_id, **options)
 
@@ -94,7 +96,9 @@ def written(name: str, marks: str, *calls: tuple[str, dict[str, Any]]) -> str:
     return text
 
 
-@pytest.fixture(params=[(name, marks) for name in WRITERS for marks in ("none", "plain", "special")])
+@pytest.fixture(
+    params=[(name, marks) for name in WRITERS for marks in ("none", "plain", "special")]
+)
 def syntax(request: pytest.FixtureRequest) -> tuple[str, str]:
     name, marks = request.param
     return name, marks
@@ -182,11 +186,11 @@ NUM_SCHEMAS = 6  # for each format and kind of marks
 
 
 def held_or_none(
-    syntax: tuple[str, str], functions: Sequence[Function], **options: bool
+    syntax: tuple[str, str], functions: Sequence[Function], *, is_forced: bool = False
 ) -> CallGrammar | None:
     """None where the syntax cannot hold one of the schemas."""
     try:
-        return grammar_of(*syntax, functions, **options)
+        return grammar_of(*syntax, functions, is_forced=is_forced)
     except CannotHoldError:
         return None
 
@@ -337,7 +341,14 @@ def engine(
     importlib.import_module("llguidance")
     model = add_byte_text(checkpoint("llama"), tmp_path_factory.mktemp("calls") / "llama")
     tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
-    marks = ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
+    marks = [
+        "<tool_call>",
+        "</tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    ]
     marks += ["<function_calls>", "</function_calls>", "<tool_calls>", "</tool_calls>"]
     tokenizer.add_tokens(marks)
     tokenizer.add_special_tokens(["<|tool_call>", "<tool_call|>", '<|"|>'])

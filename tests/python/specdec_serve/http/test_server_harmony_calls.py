@@ -85,7 +85,12 @@ def world(engine: Engine) -> Iterator[World]:
         ),
         (
             "json",
-            [CALL, THOUGHT + CALL, f"{FINAL}5", f"{THOUGHT}<|channel|>final <|constrain|>json<|message|>5"],
+            [
+                CALL,
+                THOUGHT + CALL,
+                f"{FINAL}5",
+                f"{THOUGHT}<|channel|>final <|constrain|>json<|message|>5",
+            ],
             ["5", f"{FINAL}a", BAD_CALL, SAID + CALL],
         ),
     ],
@@ -96,11 +101,13 @@ def test_messages_of_a_grammar(kind: str, good: list[str], bad: list[str]) -> No
     compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, [END])
     functions = [Function("count", COUNT, is_strict=True), Function("now", None)]
     grammar = HarmonyGrammar(functions, tokenizer.convert_tokens_to_ids, is_forced=kind == "alone")
-    params = {
-        "alone": grammar.calls_alone,
-        "text": grammar.calls_in_text,
-        "json": lambda: grammar.calls_or_answer(StructuredOutputsParams(json={"type": "integer"})),
-    }[kind]()
+    match kind:
+        case "alone":
+            params = grammar.calls_alone()
+        case "text":
+            params = grammar.calls_in_text()
+        case _:
+            params = grammar.calls_or_answer(StructuredOutputsParams(json={"type": "integer"}))
 
     def accepts(text: str) -> bool:
         matcher = compiler.compile(params).make_matcher()
@@ -158,9 +165,7 @@ def test_calls_obey_their_schemas(world: World, choice: str, is_json: bool) -> N
     assert num_ended
 
 
-def test_thoughts_come_before_a_forced_call(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thoughts_come_before_a_forced_call(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script has a token of each character, and the grammar that of each piece."""
     ids = mark_ids("openai_gptoss")
     says = scripted_model.says(

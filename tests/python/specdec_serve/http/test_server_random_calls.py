@@ -12,7 +12,21 @@ from specdec_serve.http.tools.call_formats import CALL_FORMATS
 from specdec_serve.http.tools.events import CallBegins
 
 SYLLABLES = ["a", "é", "😀", "\n", " ", '"', "'", "\\", "\\n", "{", "}", "[", "]", ",", ":", "<"]
-SYLLABLES += ["</", "</para", "</｜DS", "<arg", "<|", "null", "1", "(", ")", "=", "`", "\t", "<tool_call"]
+SYLLABLES += [
+    "</",
+    "</para",
+    "</｜DS",
+    "<arg",
+    "<|",
+    "null",
+    "1",
+    "(",
+    ")",
+    "=",
+    "`",
+    "\t",
+    "<tool_call",
+]
 
 
 def random_value(noise: random.Random, kind: str, depth: int = 0) -> Any:

@@ -44,7 +44,9 @@ def random_parameters(noise: random.Random) -> dict[str, Any]:
     }
 
 
-def random_schema(noise: random.Random, depth: int = 0) -> dict[str, Any]:
+def random_schema(  # noqa: PLR0911, PLR0912
+    noise: random.Random, depth: int = 0
+) -> dict[str, Any]:
     kinds = ["text", "text", "integer", "number", "boolean", "null", "enum"]
     if depth < 3:
         kinds += ["array", "object", "any", "maybe", "union", "reference", "tuple"]
@@ -54,16 +56,12 @@ def random_schema(noise: random.Random, depth: int = 0) -> dict[str, Any]:
 
     match noise.choice(kinds):
         case "text":
-            return {
-                "type": "string",
-                **noise.choice(
-                    [
-                        *({}, {"maxLength": 4}, {"minLength": 1, "maxLength": 4}),
-                        {"pattern": noise.choice([*_PATTERNS])},
-                        {"format": noise.choice([*_FORMATS])},
-                    ]
-                ),
-            }
+            limits: list[dict[str, Any]] = [
+                *({}, {"maxLength": 4}, {"minLength": 1, "maxLength": 4}),
+                {"pattern": noise.choice([*_PATTERNS])},
+                {"format": noise.choice([*_FORMATS])},
+            ]
+            return {"type": "string", **noise.choice(limits)}
         case "integer":
             limits = [{}, {"minimum": 3}, {"minimum": -5, "maximum": 7}, {"multipleOf": 5}]
             return {"type": "integer", **noise.choice(limits)}
@@ -105,7 +103,9 @@ def random_schema(noise: random.Random, depth: int = 0) -> dict[str, Any]:
     return {}
 
 
-def random_value(noise: random.Random, schema: dict[str, Any], depth: int = 0) -> Any:
+def random_value(  # noqa: PLR0911, PLR0912
+    noise: random.Random, schema: dict[str, Any], depth: int = 0
+) -> Any:
     """A value that obeys a schema of random_schema()."""
     if "$ref" in schema:
         schema = DEFINITIONS[schema["$ref"].rsplit("/", 1)[-1]]
@@ -134,7 +134,9 @@ def random_value(noise: random.Random, schema: dict[str, Any], depth: int = 0) -
             items = schema.get("prefixItems", [])
             if not items:
                 least, most = schema.get("minItems", 0), schema.get("maxItems", 3)
-                items = [schema["items"]] * (noise.randrange(least, most + 1) if depth < 4 else least)
+                items = [schema["items"]] * (
+                    noise.randrange(least, most + 1) if depth < 4 else least
+                )
             return [random_value(noise, item, depth + 1) for item in items]
         case "object":
             members = {
@@ -142,7 +144,7 @@ def random_value(noise: random.Random, schema: dict[str, Any], depth: int = 0) -
                 for name, member in schema["properties"].items()
                 if name in schema["required"] or (depth < 4 and noise.random() < 0.5)
             }
-            if "additionalProperties" in schema and schema["additionalProperties"]:
+            if schema.get("additionalProperties"):
                 members["other"] = random_value(noise, schema["additionalProperties"], depth + 1)
             return members
         case "any":
