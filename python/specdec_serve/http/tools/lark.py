@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from specdec_native.requests.structured_outputs import StructuredOutputsParams
+from specdec_native.requests.structured_outputs import WrittenGrammar
 from specdec_serve.http.tools.call_formats import TAG
 
 TokenId: TypeAlias = Callable[[str], int | None]  # the token of a text that is a token by itself
@@ -120,10 +120,10 @@ class Lark:
             schema = _OPTIONS | definitions | dict(schema)
         return f"%json {json.dumps(schema)}"
 
-    def params(self, start: str) -> StructuredOutputsParams:
+    def params(self, start: str) -> WrittenGrammar:
         """The grammar of texts that are `start`."""
         lines = [f"{name}: {definition}" for name, definition in self._definitions.items()]
-        return StructuredOutputsParams(grammar="\n".join([f"start: {start}", *lines]) + "\n")
+        return WrittenGrammar(grammar="\n".join([f"start: {start}", *lines]) + "\n")
 
     def _named(self, kind: str, definition: str) -> str:
         if definition not in self._names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from specdec_serve.http.tools.schema_parts import (
     assertions,
     check_disjoint,
     fixed_values,
+    is_count,
     kinds_of,
     length_of,
     members_of,
@@ -157,34 +159,33 @@ class LiteralGrammar(abc.ABC):
         return self._lark.json({"type": kind, **bounds})
 
     def _items(self, part: Mapping[str, Any], path: str) -> str:
+        """The items of a list, with their commas."""
         prefix, items = part.get("prefixItems", []), part.get("items", True)
         least, most = part.get("minItems", 0), part.get("maxItems")
-        if not isinstance(prefix, list) or not isinstance(least, int):
-            raise CannotHoldError(path, "prefixItems must be a list, and minItems a whole number")
-        if most is not None and (not isinstance(most, int) or most < max(least, len(prefix))):
-            raise CannotHoldError(path, "maxItems must be a whole number, and leave room")
-        members = [
-            (self.value(item, f"{path}[{i}]"), True)
-            for i, item in enumerate(prefix)  # all of them, though some could be left out
-        ]
+        if (
+            not isinstance(prefix, list)
+            or not is_count(least)
+            or not (most is None or is_count(most))
+        ):
+            raise CannotHoldError(path, "minItems and maxItems must be whole numbers")
+        # All of prefixItems are there, though some could be left out.
+        first = [self._lark.rule(self.value(item, f"{path}[{i}]")) for i, item in enumerate(prefix)]
+        least = max(least, len(first))
         if items is False:
-            if least > len(prefix):
-                raise CannotHoldError(path, "minItems asks for more than there may be")
-            return self._joined(members, "")
-        item = self._lark.rule(self.value(items, f"{path}[]"))
-        least = max(least - len(prefix), 0)
-        if most is None and least == 0:
-            return self._joined(members, item)
-        rest = f"{least},{'' if most is None else most - len(prefix)}"
-        if members:
-            step = self._lark.rule(f"{self.comma} {item}")
-            return f"{self._joined(members, '')} {step}{{{rest}}}"
+            most = len(first) if most is None else min(most, len(first))
+        if most is not None and most < least:
+            raise CannotHoldError(path, "a list cannot be so long and so short")
         if most == 0:
             return ""
+        if len(first) == most:
+            return " ".join(_between(first, self.comma))
+        item = self._lark.rule(self.value(items, f"{path}[]"))
+        is_empty = least == 0
+        first = first or [item]
+        more = f"{max(least - len(first), 0)},{'' if most is None else most - len(first)}"
         step = self._lark.rule(f"{self.comma} {item}")
-        more = f"{max(least - 1, 0)},{'' if most is None else most - 1}"
-        several = f"{item} {step}{{{more}}}"
-        return several if least else f"({several})?"
+        parts = [*_between(first, self.comma), f"{step}{{{more}}}" if most != len(first) else ""]
+        return f"({' '.join(parts)}){'?' if is_empty else ''}"
 
     def _alternatives(self, schema: Mapping[str, Any], keyword: str, path: str) -> str:
         _check_alone(schema, keyword, path, "type")
@@ -205,6 +206,12 @@ class LiteralGrammar(abc.ABC):
         reference = str(schema["$ref"])
         if reference not in self._referred:
             target = resolved(schema, self._root, path)
+            seen = {reference}
+            while isinstance(target, Mapping) and (further := target.get("$ref")) is not None:
+                if str(further) in seen:
+                    raise CannotHoldError(path, "references lead to themselves")
+                seen.add(str(further))
+                target = resolved(target, self._root, path)
             name = self._referred[reference] = self._lark.later()
             self._lark.define(name, self.value(target, path))
         return self._referred[reference]
@@ -221,6 +228,8 @@ class LiteralGrammar(abc.ABC):
                 return _spaced(['"{"', *_between(members, self.comma), '"}"'])
             case bool() | None:
                 return quoted(self._words[json.dumps(value)])
+        if not math.isfinite(value):
+            raise CannotHoldError(path, "numbers must be finite")
         return quoted(json.dumps(value))
 
     def _other(self, regex: str, names: Sequence[str]) -> str:

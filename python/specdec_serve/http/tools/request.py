@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from specdec_native.common.checks import check_text
 from specdec_native.requests.sampling_params import SamplingParams
-from specdec_native.requests.structured_outputs import StructuredOutputsParams
+from specdec_native.requests.structured_outputs import WrittenGrammar
 from specdec_serve.http.errors import bad_request
 from specdec_serve.http.protocol.body import warn_of_unknown
 from specdec_serve.http.protocol.nesting import check_nesting
@@ -88,13 +88,8 @@ def reads_calls(tools: ToolUse | None) -> bool:
 
 def is_forced_in_syntax(tools: ToolUse | None, params: SamplingParams) -> bool:
     """Whether a call is forced in the model's own syntax of calls, not as a list in JSON."""
-    grammar = params.structured_outputs
-    return (
-        tools is not None
-        and tools.is_forced
-        and isinstance(grammar, StructuredOutputsParams)
-        and grammar.kind == "grammar"
-    )
+    is_written = isinstance(params.structured_outputs, WrittenGrammar)
+    return tools is not None and tools.is_forced and is_written
 
 
 def read_tools(

@@ -261,11 +261,16 @@ def _string_patterns(keywords: Mapping[str, Any], path: str) -> list[str]:
     return patterns
 
 
+def is_count(value: Any) -> bool:
+    """Whether a keyword's value is a whole number from 0 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def length_of(keywords: Mapping[str, Any], path: str) -> str:
     """How often a regular expression's part stands in a string of the right length."""
     least, most = keywords.get("minLength", 0), keywords.get("maxLength")
     for length in (least, 0 if most is None else most):
-        if not isinstance(length, int) or length < 0:
+        if not is_count(length):
             raise CannotHoldError(path, "minLength and maxLength must be whole numbers")
     if not least and most is None:
         return "*"

@@ -72,8 +72,10 @@ CASES: dict[str, dict[str, Answer]] = {
     },
     "deepseek_v32": {
         "A<｜DSML｜function_calls>\n"
-        '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="i" string="true">1</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="any" string="false">[1]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="i" string="true">1</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="any" string="false">[1]</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n"
         '<｜DSML｜invoke name="f"></｜DSML｜invoke>\n</｜DSML｜function_calls>B': [
             ("content", "A"),
             *called(("f", '{"i": "1", "any": [1]}'), F),
