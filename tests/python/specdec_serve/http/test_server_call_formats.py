@@ -83,9 +83,8 @@ CASES: dict[str, dict[str, Answer]] = {
         ],
     },
     "deepseek_v4": {
-        '<｜DSML｜tool_calls><｜DSML｜invoke name="f"></｜DSML｜invoke></｜DSML｜tool_calls>': called(
-            F
-        ),
+        "<｜DSML｜tool_calls>"
+        '<｜DSML｜invoke name="f"></｜DSML｜invoke></｜DSML｜tool_calls>': called(F),
     },
     "step3": {
         "<｜tool_calls_begin｜>\n"
