@@ -15,6 +15,7 @@ from typing import Any
 from specdec_native import _core
 from specdec_native.requests.structured_outputs import (
     StructuredOutputsParams,
+    WrittenGrammar,
     json_schema_of,
     plain_error,
 )
@@ -70,7 +71,8 @@ class GrammarCompiler:
             grammar = native.compile("llguidance", text)  # others may compile meanwhile
         except ValueError as error:
             message = plain_error(str(error))
-            if params.kind != "grammar":  # the client has not seen the text
+            # Else the client has not seen the text.
+            if params.kind != "grammar" or isinstance(params, WrittenGrammar):
                 message = _LOCATION.sub("", message)
             raise ValueError(message) from error
         with self._lock:

@@ -86,6 +86,11 @@ class StructuredOutputsParams:
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
 
+@dataclasses.dataclass
+class WrittenGrammar(StructuredOutputsParams):
+    """A grammar that a program wrote for its client, whom no error quotes it to."""
+
+
 def plain_error(error: str) -> str:
     """llguidance's error, without its internal names for text that the client has not written."""
     if "Current row has" in error or "Too many items" in error:

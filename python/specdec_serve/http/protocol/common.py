@@ -102,9 +102,11 @@ class GenerationFields(Body):
     def field_names(self) -> dict[str, str]:
         """Engine fields with a different name in the body, with that name."""
         grammar = self.grammar()
-        if grammar is None or grammar.field == "structured_outputs":
-            return {}
-        return {"structured_outputs": grammar.field}
+        if grammar is None:
+            return {"structured_outputs": "tools"}  # those of strict functions
+        return (
+            {} if grammar.field == "structured_outputs" else {"structured_outputs": grammar.field}
+        )
 
     def truncated_to(self, max_model_len: int) -> int | None:
         """How many tokens of a prompt to keep; None for all. Raises ApiError for too many.

@@ -20,7 +20,7 @@ from specdec_serve.http.tools.events import (
     Reasoning,
 )
 from specdec_serve.http.tools.parsers import AnswerFormat
-from specdec_serve.http.tools.request import ToolUse, reads_calls
+from specdec_serve.http.tools.request import ToolUse, is_forced_in_syntax, reads_calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +70,11 @@ class AnswerReader:
 
         `form` is that of the model's answers, `params` are those of the request that was made.
         """
+        reads = reads_calls(tools) or is_forced_in_syntax(tools, params)
         parser = form.parser(
-            tools.functions if tools is not None and reads_calls(tools) else None,
+            tools.functions if tools is not None and reads else None,
             params.reasoning_start or ReasoningStart.OPTIONAL,
-            forced=None if tools is None else tools.forced_parser(),
+            forced=None if tools is None or reads else tools.forced_parser(),
         )
         return None if parser is None else cls(parser, tools, shows_reasoning=shows_reasoning)
 

@@ -8,16 +8,16 @@ import importlib.util
 import logging
 
 from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_serve.http.errors import bad_request
 from specdec_serve.http.served_engine import ServedEngine
 from specdec_serve.http.structured import Grammar
-from specdec_serve.http.tools.call_formats import CallFormat
-from specdec_serve.http.tools.call_grammar import calls_in_text, calls_or_answer, describes_calls
+from specdec_serve.http.tools.lark import TokenId
 from specdec_serve.http.tools.parsers import AnswerFormat
-from specdec_serve.http.tools.request import ToolUse, reads_calls
+from specdec_serve.http.tools.request import ToolUse, is_forced_in_syntax, reads_calls
+from specdec_serve.http.tools.schema_parts import CannotHoldError
 
 _JSON = ("json", "json_object")
-_FORMATS = {"text": "text.format", "output_config": "output_config.format"}  # fields in fields
 
 _logger = logging.getLogger("specdec_native.server")
 
@@ -60,22 +60,6 @@ def check_served(
             "tools to the model as text",
             "tool_choice",
         )
-    if form.is_harmony and grammar is not None and grammar.field == "tools":
-        raise bad_request(
-            "tool_choice: this model calls in messages of their own, which cannot be forced: set "
-            f'{words.field} to "auto"',
-            "tool_choice",
-        )
-    if _is_json_beside_calls(tools, grammar) and not (form.calls and describes_calls(form.calls)):
-        assert grammar is not None
-        name = _FORMATS.get(grammar.field, grammar.field)
-        raise bad_request(
-            f"{name} allows JSON alone, and this model's syntax of calls has no grammar beside it, "
-            f'so with {words.field} "auto" the model could never call one of the tools: set '
-            f'{words.field} to "none" for the JSON, to {words.required} for a call, or leave '
-            f"{name} out",
-            grammar.field,
-        )
 
 
 def adapt_params(
@@ -85,35 +69,50 @@ def adapt_params(
     grammar: Grammar | None,
     engine: ServedEngine,
 ) -> None:
-    """Sets what the server has to see of the answer, and the grammar of calls beside text or JSON.
+    """Sets what the server has to see of the answer, and the grammar of calls.
 
-    `grammar` is the request's. Raises ApiError for functions that contradict each other.
+    `grammar` is the request's. Raises ApiError for functions that the model's syntax of calls
+    cannot be held to.
     """
-    params.shown_special_tokens = form.tags(reads_calls=reads_calls(tools))
-    params.reasoning = form.reasoning
-    if tools is None or not reads_calls(tools) or form.calls is None:
-        return
-    token_id = engine.tokenizer.convert_tokens_to_ids
-    if grammar is not None and _is_json_beside_calls(tools, grammar):
-        params.structured_outputs = calls_or_answer(
-            form.calls, tools.functions, grammar.params, token_id, is_parallel=tools.parallel
-        )
-    elif grammar is None and _are_held_to_schemas(form.calls, tools):
-        params.structured_outputs = calls_in_text(form.calls, tools.functions, token_id)
+    calls = _calls_grammar(form, tools, grammar, engine.tokenizer.convert_tokens_to_ids)
+    if calls is not None:
+        params.structured_outputs = calls
+    is_read = reads_calls(tools) or is_forced_in_syntax(tools, params)
+    params.shown_special_tokens = form.tags(reads_calls=is_read)
+    # A grammar of harmony's messages has those with reasoning in it.
+    params.reasoning = None if form.is_harmony and calls is not None else form.reasoning
 
 
-def _is_json_beside_calls(tools: ToolUse | None, grammar: Grammar | None) -> bool:
-    return (
-        reads_calls(tools)
+def _calls_grammar(
+    form: AnswerFormat, tools: ToolUse | None, grammar: Grammar | None, token_id: TokenId
+) -> StructuredOutputsParams | None:
+    """The grammar of an answer with calls in the model's own syntax; None where none is needed."""
+    if tools is None or tools.choice == "none" or not form.reads_calls:
+        return None
+    is_beside_json = (
+        not tools.is_forced
         and grammar is not None
         and grammar.field != "structured_outputs"
         and grammar.params.kind in _JSON
     )
-
-
-def _are_held_to_schemas(calls: CallFormat, tools: ToolUse) -> bool:
-    is_asked = any(function.is_strict for function in tools.functions)
-    return is_asked and describes_calls(calls) and _has_llguidance()
+    is_strict = grammar is None and any(function.is_strict for function in tools.functions)
+    if not (tools.is_forced or is_beside_json or (is_strict and _has_llguidance())):
+        return None
+    try:
+        calls = form.grammar(tools, token_id)
+        if tools.is_forced:
+            return calls.calls_alone()
+        if is_beside_json and grammar is not None:
+            return calls.calls_or_answer(grammar.params)
+        return calls.calls_in_text()
+    except CannotHoldError as error:
+        if tools.is_forced and not form.is_harmony:
+            return None  # the request's JSON list, which holds any schema
+        raise bad_request(
+            f"tools: {error}; calls of this model cannot be held to that: leave it out, or "
+            'leave out "strict"',
+            "tools",
+        ) from error
 
 
 @functools.cache

@@ -37,6 +37,8 @@ class CallFormat:
         names: vLLM's names of --tool-call-parser that mean it; the first is ours.
         template_marks: what shows that a chat template asks for this syntax: all texts of any of
             these groups. The first format of the table that is shown counts.
+        is_bare: whether models write calls without the frame's marks.
+        writes_lists: whether models write calls as a list, where the frame may have one.
     """
 
     names: tuple[str, ...]
@@ -44,6 +46,8 @@ class CallFormat:
     frame: Frame
     calls: CallSyntax
     new_id: Callable[[], str] = new_call_id
+    is_bare: bool = False
+    writes_lists: bool = False
 
     @functools.cached_property
     def tags(self) -> frozenset[str]:
@@ -65,6 +69,26 @@ _QWEN_XML = XmlCalls(
     value_end="</parameter>",
     end="</function>",
     trims=True,
+    is_wrapped=True,
+)
+_INVOKE_XML = XmlCalls(
+    begin='<invoke name="',
+    name_end='">',
+    key_begin='<parameter name="',
+    key_end='">',
+    value_begin="",
+    value_end="</parameter>",
+    end="</invoke>",
+)
+# Values of other types than strings have string="false".
+_DSML = dataclasses.replace(
+    _INVOKE_XML,
+    begin='<｜DSML｜invoke name="',
+    key_begin='<｜DSML｜parameter name="',
+    key_end='" string="false">',
+    text_key_end='" string="true">',
+    value_end="</｜DSML｜parameter>",
+    end="</｜DSML｜invoke>",
 )
 _DEEPSEEK_SECTION = Frame((("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),), repeats=True)
 _FORMATS = (
@@ -73,27 +97,45 @@ _FORMATS = (
         ("seed_oss",),
         (("<seed:tool_call>",),),
         Frame((("<seed:tool_call>", "</seed:tool_call>"),), bare="<function=", repeats=True),
-        _QWEN_XML,
+        dataclasses.replace(_QWEN_XML, is_wrapped=False),
     ),
     CallFormat(
         ("minimax_m2",),
         (("<minimax:tool_call>",),),
         Frame((("<minimax:tool_call>", "</minimax:tool_call>"),), repeats=True),
+        _INVOKE_XML,
+    ),
+    CallFormat(
+        ("deepseek_v32",),
+        (("<｜DSML｜function_calls>",),),
+        Frame((("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),), repeats=True),
+        _DSML,
+    ),
+    CallFormat(
+        ("deepseek_v4",),
+        (("<｜DSML｜tool_calls>",),),
+        Frame((("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),), repeats=True),
+        _DSML,
+    ),
+    CallFormat(
+        ("step3",),
+        (("<steptml:invoke",),),
+        Frame((("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),), repeats=True),
         XmlCalls(
-            begin='<invoke name="',
+            begin='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
             name_end='">',
-            key_begin='<parameter name="',
+            key_begin='<steptml:parameter name="',
             key_end='">',
             value_begin="",
-            value_end="</parameter>",
-            end="</invoke>",
+            value_end="</steptml:parameter>",
+            end="</steptml:invoke><｜tool_call_end｜>",
         ),
     ),
     CallFormat(
         ("mimo",),
         (),
         Frame((("<tool_call>", "</tool_call>"),), bare="<function=", repeats=True),
-        dataclasses.replace(_QWEN_XML, trims=False),
+        dataclasses.replace(_QWEN_XML, trims=False, is_wrapped=False),
     ),
     CallFormat(
         ("qwen3_coder", "qwen3_xml", "step3p5"),
@@ -137,6 +179,7 @@ _FORMATS = (
             begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
             header=_NAME,
             header_ends=("```json",),
+            after_name=r"\n",
             end="```<｜tool▁call▁end｜>",
         ),
     ),
@@ -160,6 +203,8 @@ _FORMATS = (
             header=r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-/]+):\d+)\s*",
             header_ends=("<|tool_call_argument_begin|>",),
             end="<|tool_call_end|>",
+            before_name="functions.",
+            after_name=":[0-9]{1,3}",
         ),
     ),
     CallFormat(
@@ -172,6 +217,12 @@ _FORMATS = (
             header_ends=("[ARGS]", "{"),
         ),
         _new_mistral_id,
+    ),
+    CallFormat(
+        ("apertus",),
+        (("<|tools_prefix|>",),),
+        Frame((("<|tools_prefix|>", "<|tools_suffix|>"),), lists="always"),
+        NamedCalls(begin='{"', header=_NAME, header_ends=('":',), end="}"),
     ),
     # -- Python
     CallFormat(
@@ -196,6 +247,7 @@ _FORMATS = (
             lists="always",
         ),
         PythonCalls(),
+        is_bare=True,
     ),
     # -- JSON objects, with the name inside
     CallFormat(
@@ -209,29 +261,37 @@ _FORMATS = (
         (("<tool_calls>",),),
         Frame((("<tool_calls>", "</tool_calls>"),), lists="maybe", repeats=True),
         ObjectCalls(),
+        writes_lists=True,
     ),
     CallFormat(
         ("nemotron_json",),
         (("<TOOLCALL>",),),
         Frame((("<TOOLCALL>", "</TOOLCALL>"),), lists="maybe"),
         ObjectCalls(),
+        writes_lists=True,
     ),
     CallFormat(
         ("internlm",),
         (("<|action_start|>", "<|plugin|>"),),
         Frame((("<|action_start|><|plugin|>", "<|action_end|>"),)),
-        ObjectCalls(),
+        ObjectCalls(key="parameters"),
     ),
     CallFormat(
         ("phi4_mini_json",),
         (("<|/tool_call|>",), ("functools[",)),
-        Frame((("functools", ""), ("<|tool_call|>", "<|/tool_call|>")), lists="always"),
+        Frame((("<|tool_call|>", "<|/tool_call|>"), ("functools", "")), lists="always"),
         ObjectCalls(),
     ),
     CallFormat(
         ("granite",),
         (("<|tool_call|>",),),
         Frame((("<|tool_call|>", ""), ("<tool_call>", "")), lists="always"),
+        ObjectCalls(),
+    ),
+    CallFormat(
+        ("gigachat3",),
+        (("<|function_call|>",), ("function call<|role_sep|>",)),
+        Frame((("<|function_call|>", ""), ("function call<|role_sep|>\n", ""))),
         ObjectCalls(),
     ),
     CallFormat(
@@ -253,9 +313,11 @@ _FORMATS = (
             lists="maybe",
         ),
         ObjectCalls(),
+        is_bare=True,
+        writes_lists=True,
     ),
     CallFormat(
-        ("hermes", "qwen3_json", "granite4"),
+        ("hermes", "qwen3_json", "granite4", "ernie45"),
         (("<tool_call>", '"name"'), ("<tool_call>", r"\"name\"")),
         Frame((("<tool_call>", "</tool_call>"),), lists="maybe"),
         ObjectCalls(),
@@ -264,7 +326,8 @@ _FORMATS = (
         ("llama3_json", "llama4_json"),
         (("<|python_tag|>",), ('{"name": function name, "parameters":',)),
         Frame((("<|python_tag|>", ""),), bare="{", skipped=" \t\n\r;"),
-        ObjectCalls(),
+        ObjectCalls(key="parameters"),
+        is_bare=True,
     ),
 )
 CALL_FORMATS: Mapping[str, CallFormat] = {

@@ -23,12 +23,13 @@ from specdec_serve.http.tools.events import (
     new_call_id,
 )
 
-_START = "<|start|>"
-_CHANNEL = "<|channel|>"
-_MESSAGE = "<|message|>"
-_CONSTRAIN = "<|constrain|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>")
-TAGS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+CONSTRAIN = "<|constrain|>"
+END = "<|end|>"
+_ENDS = (END, "<|call|>", "<|return|>")
+TAGS = (START, CHANNEL, MESSAGE, CONSTRAIN, *_ENDS)
 EFFORTS = ("low", "medium", "high")  # of reasoning
 
 _ANY_TAG = re.compile("|".join(map(re.escape, TAGS)))
@@ -37,9 +38,9 @@ _TO = "to="
 # What may stand before the first tag of a header that the prompt, or <|start|>, has not begun.
 _BEFORE_TAG = re.compile(rf"\s*(?:{_ROLE}(?=\s|$))?\s*(?:{_TO}\S*\s*)?")
 _LONGEST_BEFORE_TAG = 200
-_CHANNEL_NAME = re.compile(rf"{re.escape(_CHANNEL)}\s*([^\s<]*)")
+_CHANNEL_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*([^\s<]*)")
 _RECIPIENT = re.compile(rf"(?:^|\s){_TO}([^\s<]+)")
-_CONTENT_TYPE = re.compile(rf"{re.escape(_CONSTRAIN)}\s*[^\s<]*")
+_CONTENT_TYPE = re.compile(rf"{re.escape(CONSTRAIN)}\s*[^\s<]*")
 _FUNCTIONS = "functions."
 
 
@@ -123,15 +124,15 @@ class HarmonyParser:
     def _read_tag(self, tag: str) -> None:
         if tag in _ENDS:
             self._end_part()
-        elif tag == _START:
+        elif tag == START:
             self._end_part()
             self._state = self._read_header
         elif self._state == self._read_header:
-            if tag == _MESSAGE:
+            if tag == MESSAGE:
                 self._begin_message()
             else:
                 self._header += tag
-        elif tag == _CHANNEL or self._state == self._read_outside:  # the mark before is missing
+        elif tag == CHANNEL or self._state == self._read_outside:  # the mark before is missing
             self._header, self._held = self._held, ""
             if self._state == self._read_message:
                 self._end_part()

@@ -22,7 +22,10 @@ class NamedCalls:
     Attributes:
         header: a regular expression with the group "name" and perhaps "id".
         id_begin: the mark between the header and an id, which may be missing.
-        header_ends: marks that may end the header; "{" belongs to the arguments.
+        header_ends: marks that may end the header; "{" belongs to the arguments. Models that write
+            the first one have a token of it where there are others.
+        before_name: what models write before the name.
+        after_name: a regular expression of what they write behind it.
     """
 
     header: str
@@ -30,6 +33,8 @@ class NamedCalls:
     begin: str = ""
     id_begin: str = ""
     end: str = ""
+    before_name: str = ""
+    after_name: str = ""
 
     @property
     def marks(self) -> Sequence[str]:
@@ -38,7 +43,8 @@ class NamedCalls:
 
     def reader(self, functions: Sequence[Function], first: str) -> CallReader:
         """A reader of one call."""
-        return ObjectReader() if first == "{" else _NamedReader(self)
+        is_object = first == "{" and not self.begin.startswith("{")
+        return ObjectReader() if is_object else _NamedReader(self)
 
     @functools.cached_property
     def header_pattern(self) -> re.Pattern[str]:

@@ -19,7 +19,12 @@ class ObjectCalls:
     """A call is an object with a "name" and "arguments" or "parameters", in any order.
 
     Other members are skipped. Arguments may be a string that contains the JSON.
+
+    Attributes:
+        key: which of the two names of the arguments models write.
     """
+
+    key: str = "arguments"
 
     marks: ClassVar[tuple[str, ...]] = ()
 

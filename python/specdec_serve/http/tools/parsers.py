@@ -13,10 +13,14 @@ from specdec_native.text.reasoning import (
     reasoning_format_of,
 )
 from specdec_serve.http.tools.call_formats import CALL_FORMATS, CallFormat, call_format_of
+from specdec_serve.http.tools.call_grammar import CallGrammar
 from specdec_serve.http.tools.events import AnswerParser
 from specdec_serve.http.tools.function import Function
 from specdec_serve.http.tools.harmony import TAGS as HARMONY_TAGS
 from specdec_serve.http.tools.harmony import HarmonyParser
+from specdec_serve.http.tools.harmony_grammar import HarmonyGrammar
+from specdec_serve.http.tools.lark import TokenId
+from specdec_serve.http.tools.request import ToolUse
 from specdec_serve.http.tools.thinking import ThinkingParser
 
 # One parser reads harmony's calls and its reasoning, so each of the two names means both.
@@ -75,6 +79,20 @@ class AnswerFormat:
     def reads_calls(self) -> bool:
         """Whether calls can be read that the model chooses to make."""
         return self.is_harmony or self.calls is not None
+
+    def grammar(self, tools: ToolUse, token_id: TokenId) -> CallGrammar | HarmonyGrammar:
+        """The grammar of the calls that a request allows, where this format reads calls.
+
+        Raises CannotHoldError.
+        """
+        functions = [f for f in tools.functions if tools.name in (None, f.name)]
+        if self.calls is None:
+            return HarmonyGrammar(functions, token_id, is_forced=tools.is_forced)
+        return CallGrammar(
+            *(self.calls, functions, token_id),
+            is_parallel=tools.parallel and tools.choice != "named",
+            is_forced=tools.is_forced,
+        )
 
     def parser(
         self,

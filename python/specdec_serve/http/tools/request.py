@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from specdec_native.common.checks import check_text
+from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.requests.structured_outputs import WrittenGrammar
 from specdec_serve.http.errors import bad_request
 from specdec_serve.http.protocol.body import warn_of_unknown
 from specdec_serve.http.protocol.nesting import check_nesting
@@ -44,6 +46,9 @@ class ToolUse:
     def grammar(self, asked: Grammar | None) -> Grammar | None:
         """The grammar that forces a call; if no call is required, `asked`, the other fields'.
 
+        It is a list in JSON, for models whose own syntax of calls is not known, or cannot be held
+        to a function's schema.
+
         Calls take precedence over a response_format, as in vLLM. Raises ApiError for
         structured_outputs beside required calls.
         """
@@ -79,6 +84,12 @@ class ToolUse:
 def reads_calls(tools: ToolUse | None) -> bool:
     """Whether the model may choose to call."""
     return tools is not None and tools.choice == "auto"
+
+
+def is_forced_in_syntax(tools: ToolUse | None, params: SamplingParams) -> bool:
+    """Whether a call is forced in the model's own syntax of calls, not as a list in JSON."""
+    is_written = isinstance(params.structured_outputs, WrittenGrammar)
+    return tools is not None and tools.is_forced and is_written
 
 
 def read_tools(

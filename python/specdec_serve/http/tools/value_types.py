@@ -21,10 +21,10 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     dict: ("object",),
     list: ("array",),
 }
-_TYPES = {name: name for names in _NAMES.values() for name in names}
+TYPE_NAMES = {name: name for names in _NAMES.values() for name in names}
 # Names of other languages, which clients write though JSON schema has no such types.
-_TYPES |= {"str": "string", "int": "integer", "float": "number", "double": "number"}
-_TYPES |= {"bool": "boolean", "list": "array", "dict": "object"}
+TYPE_NAMES |= {"str": "string", "int": "integer", "float": "number", "double": "number"}
+TYPE_NAMES |= {"bool": "boolean", "list": "array", "dict": "object"}
 
 
 class ParameterTypes:
@@ -63,11 +63,11 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
     if not isinstance(schema, Mapping) or depth > _DEEPEST_SCHEMA:
         return frozenset()
     if isinstance(reference := schema.get("$ref"), str):
-        return _types_of(_referred(reference, root), root, depth + 1)
+        return _types_of(referred(reference, root), root, depth + 1)
     named = schema.get("type")
     if named is not None:
         names = named if isinstance(named, list) else [named]
-        return frozenset(_TYPES[n] for n in names if isinstance(n, str) and n in _TYPES)
+        return frozenset(TYPE_NAMES[n] for n in names if isinstance(n, str) and n in TYPE_NAMES)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         return frozenset(_NAMES[type(value)][0] for value in values if type(value) in _NAMES)
@@ -80,7 +80,7 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
     return frozenset().union(*alternatives)
 
 
-def _referred(reference: str, root: Any) -> Any:
+def referred(reference: str, root: Any) -> Any:
     """What a reference such as "#/$defs/name" leads to."""
     for key in reference.removeprefix("#/").split("/"):
         root = root.get(key) if isinstance(root, Mapping) else None

@@ -34,6 +34,9 @@ class XmlCalls:
         name_end: "": the name ends where a tag begins.
         trims: whether a line break behind the beginning and before the end of a value belongs to
             the tags.
+        is_wrapped: whether models write a value on lines of its own.
+        text_key_end: what stands for `key_end` where the value is a string, whatever its schema
+            says; "": nothing does.
     """
 
     begin: str
@@ -44,13 +47,15 @@ class XmlCalls:
     value_end: str
     end: str
     trims: bool = False
+    is_wrapped: bool = False
+    text_key_end: str = ""
 
     @property
     def marks(self) -> Sequence[str]:
         """The fixed texts of a call."""
         return (
             *(self.begin, self.name_end, self.key_begin, self.key_end),
-            *(self.value_begin, self.value_end, self.end),
+            *(self.value_begin, self.value_end, self.end, self.text_key_end),
         )
 
     def reader(self, functions: Sequence[Function], first: str) -> CallReader:
@@ -66,6 +71,11 @@ class XmlCalls:
     def value_ends_pattern(self) -> re.Pattern[str]:
         """Any of `value_ends`."""
         return re.compile("|".join(map(re.escape, self.value_ends)))
+
+    @functools.cached_property
+    def key_ends_pattern(self) -> re.Pattern[str]:
+        """What ends a key."""
+        return re.compile("|".join(map(re.escape, filter(None, (self.key_end, self.text_key_end)))))
 
 
 class _XmlReader(CallReader):
@@ -137,27 +147,26 @@ class _XmlReader(CallReader):
         if not has_key:
             return position, Step.INSIDE if has_key is None else Step.BAD
         start = position + len(syntax.key_begin)
-        end = text.find(syntax.key_end, start, start + LONGEST_NAME)
-        if end < 0:
+        found = syntax.key_ends_pattern.search(text, start, start + LONGEST_NAME)
+        if found is None:
             is_too_long = is_last or len(text) >= start + LONGEST_NAME
             return position, Step.BAD if is_too_long else Step.INSIDE
-        begin = skip_space(text, end + len(syntax.key_end)) if syntax.value_begin else end
+        begin = skip_space(text, found.end()) if syntax.value_begin else found.end()
         has_value = has_mark(text, begin, syntax.value_begin, is_last=is_last)
         if not has_value:
             return position, Step.INSIDE if has_value is None else Step.BAD
-        assert self.name is not None
-        key = text[start:end].strip()
+        key = text[start : found.start()].strip()
         self.has_begun = True
-        self._begin_value(key)
-        return begin + len(syntax.value_begin or syntax.key_end), Step.END
+        self._begin_value(key, is_text=found[0] == syntax.text_key_end)
+        return begin + len(syntax.value_begin), Step.END
 
-    def _begin_value(self, key: str) -> None:
+    def _begin_value(self, key: str, *, is_text: bool) -> None:
         assert self.name is not None
         self._arguments.append(f"{', ' if self._num_parameters else '{'}{json_text(key)}: ")
         self._num_parameters += 1
         self._value = []
         self._value_begins = True
-        self._value_types = self._types.of(self.name, key)
+        self._value_types = TEXT if is_text else self._types.of(self.name, key)
         if self._value_types == TEXT:
             self._arguments.append('"')
 

@@ -19,6 +19,7 @@ import tokenizers
 from core_reports import apply, make_request, report
 from specdec_native import RequestOutputKind
 from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.structured_outputs import WrittenGrammar
 from specdec_native.text.reasoning import ReasoningStart
 from specdec_serve.http.anthropic import _Message
 from specdec_serve.http.chat_choices import Deltas, Messages
@@ -101,6 +102,13 @@ ANSWERS: dict[str, tuple[str, str, list[str], list[str]]] = {
     "does not think": (" <thin</think>", "qwen3+hermes", [" <thin</think>"], []),
     "required": ('[{"name": "f", "parameters": {"x": 1}}]', "required", [], ["completed"]),
     "named": ('{"x": "日"', "named", [], ["incomplete"]),
+    "required in XML": (
+        "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+        "required=qwen3_coder",
+        [],
+        ["completed"],
+    ),
+    "named in Python": ('[f(x="日', "named=pythonic", [], ["incomplete"]),
 }
 
 
@@ -136,6 +144,10 @@ class Generated:
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         )
         reasoning, _, calls = parser.rpartition("+")
+        syntax = parser.partition("=")[2]
+        if syntax:  # calls are forced in it
+            calls = syntax
+            self.request.params.structured_outputs = WrittenGrammar(grammar="start: /x/")
         if reasoning:
             self.request.params.reasoning_start = ReasoningStart.OPTIONAL
         self.service: Any = SimpleNamespace(
@@ -181,7 +193,7 @@ def response_body(parser: str, *, logprobs: bool, stream: bool) -> ResponsesRequ
         {
             "input": "hi",
             "tools": [FUNCTION],
-            "tool_choice": choice.get(parser, "auto"),
+            "tool_choice": choice.get(parser.partition("=")[0], "auto"),
             "stream": stream,
             "include": ["message.output_text.logprobs"] if logprobs else [],
             "top_logprobs": 1 if logprobs else None,
@@ -265,7 +277,7 @@ def message_of(
             "messages": [{"role": "user", "content": "hi"}],
             "max_tokens": 4096,
             "tools": [{"name": "f", "input_schema": {"type": "object"}}],
-            "tool_choice": choice.get(parser, {"type": "auto"}),
+            "tool_choice": choice.get(parser.partition("=")[0], {"type": "auto"}),
             "stream": stream,
         }
     )
@@ -343,7 +355,7 @@ def chat_body(parser: str, *, logprobs: bool, stream: bool) -> ChatCompletionReq
         {
             "messages": [{"role": "user", "content": "hi"}],
             "tools": [function],
-            "tool_choice": choice.get(parser, "auto"),
+            "tool_choice": choice.get(parser.partition("=")[0], "auto"),
             "stream": stream,
             "logprobs": logprobs,
             "top_logprobs": 1 if logprobs else None,

@@ -70,6 +70,49 @@ CASES: dict[str, dict[str, Answer]] = {
             ("content", "."),
         ],
     },
+    "deepseek_v32": {
+        "A<｜DSML｜function_calls>\n"
+        '<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="i" string="true">1</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="any" string="false">[1]</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n"
+        '<｜DSML｜invoke name="f"></｜DSML｜invoke>\n</｜DSML｜function_calls>B': [
+            ("content", "A"),
+            *called(("f", '{"i": "1", "any": [1]}'), F),
+            ("content", "B"),
+        ],
+    },
+    "deepseek_v4": {
+        "<｜DSML｜tool_calls>"
+        '<｜DSML｜invoke name="f"></｜DSML｜invoke></｜DSML｜tool_calls>': called(F),
+    },
+    "step3": {
+        "<｜tool_calls_begin｜>\n"
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">\n'
+        '<steptml:parameter name="s"> 1</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n'
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f"></steptml:invoke>'
+        "<｜tool_call_end｜><｜tool_calls_end｜>.": [
+            *called(("f", '{"s": " 1"}'), F),
+            ("content", "."),
+        ],
+    },
+    "apertus": {
+        'A<|tools_prefix|>[{"f": {"s": "}"}}, {"f": {}}]<|tools_suffix|>B': [
+            ("content", "A"),
+            *called(("f", '{"s": "}"}'), F),
+            ("content", "B"),
+        ],
+        '<|tools_prefix|>{"f": {}}': [("content", '<|tools_prefix|>{"f": {}}')],
+        '<|tools_prefix|>[{"f": 1}]': [
+            ("call", 0, "f"),
+            ("fails", 0, '<|tools_prefix|>[{"f": '),
+            ("content", "1}]"),
+        ],
+    },
+    "gigachat3": {
+        'A<|function_call|>{"name": "f", "arguments": {}}': [("content", "A"), *called(F)],
+        'function call<|role_sep|>\n{"name": "f", "arguments": {}}': called(F),
+    },
     "glm45": {
         "<tool_call>f\n<arg_key> s </arg_key>\n<arg_value> a</arg_value>\n<arg_key>i</arg_key>"
         "<arg_value>3</arg_value>\n</tool_call><tool_call>f</tool_call>": called(
@@ -397,6 +440,11 @@ def template_with(*marks: str) -> str:
         ("gemma4", ["<|tool_call>", "<tool_call|>"]),
         ("deepseek_v3", ["<｜tool▁calls▁begin｜>", "```json"]),
         ("deepseek_v31", ["<｜tool▁calls▁begin｜>"]),
+        ("deepseek_v32", ["<｜DSML｜function_calls>"]),
+        ("deepseek_v4", ["<｜DSML｜tool_calls>"]),
+        ("step3", ["<｜tool_calls_begin｜>", "<steptml:invoke name"]),
+        ("apertus", ["<|tools_prefix|>"]),
+        ("gigachat3", ["<|function_call|>"]),
         ("seed_oss", ["<seed:tool_call>", "<function=f>", "<parameter=p>"]),
     ],
 )

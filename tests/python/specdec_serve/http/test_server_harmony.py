@@ -138,11 +138,8 @@ def test_an_answer_goes_on_after_a_part_of_it(world: World, says: Says) -> None:
     ("path", "param", "body"),
     [
         (PATH, "thinking_token_budget", {"thinking_token_budget": 4}),
-        (PATH, "tool_choice", {"tools": TOOLS, "tool_choice": "required"}),
-        (PATH, "tool_choice", {"tools": TOOLS, "tool_choice": TOOLS[0]}),
         (PATH, "reasoning_effort", {"reasoning_effort": "none"}),
         (PATH, "reasoning_effort", {"reasoning_effort": "much"}),
-        ("/v1/responses", "tool_choice", {"tools": FUNCTIONS, "tool_choice": "required"}),
         ("/v1/responses", "reasoning_effort", {"reasoning": {"effort": "max"}}),
     ],
 )

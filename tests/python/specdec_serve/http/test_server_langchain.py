@@ -38,7 +38,7 @@ def add(a: int, b: int) -> int:
 TOOLS = {"weather": weather, "add": add}
 
 
-class Step(pydantic.BaseModel):
+class Step(pydantic.BaseModel, extra="forbid"):
     """What is to be done."""
 
     kind: Literal["a", "b"]

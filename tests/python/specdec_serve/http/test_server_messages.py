@@ -477,7 +477,10 @@ class Failing:
     def __init__(self, error: ApiError | None) -> None:
         self.call = SimpleNamespace(request_id="msg_1")
         self.requests = [
-            SimpleNamespace(prompt_token_ids=[1, 2], params=SimpleNamespace(reasoning_start=None))
+            SimpleNamespace(
+                prompt_token_ids=[1, 2],
+                params=SimpleNamespace(reasoning_start=None, structured_outputs=None),
+            )
         ]
         self.is_closed = False
         self._error = error

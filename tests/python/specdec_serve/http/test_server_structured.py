@@ -299,17 +299,19 @@ def test_required_calls(world: World) -> None:
 
 
 @pytest.mark.parametrize("tool_choice", ["required", "weather"])
-def test_a_required_call_that_is_cut(world: World, tool_choice: str) -> None:
-    """Whole and streamed there is what was written of it, and no text."""
+@pytest.mark.parametrize("max_tokens", [1, 38])
+def test_a_required_call_that_is_cut(world: World, tool_choice: str, max_tokens: int) -> None:
+    """Whole and streamed there is what was written of it behind the name, and no text."""
     choice: Any = tool_choice
     if tool_choice != "required":
         choice = {"type": "function", "function": {"name": tool_choice}}
-    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 1, "seed": 2}
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": 2}
+    body["max_tokens"] = max_tokens
     (answer,) = world.ask(PATH, **body)["choices"]
     assert answer["finish_reason"] == "length" and answer["message"]["content"] == ""
     (streamed,) = together(world.events(PATH, **body))
     calls = [call["function"] for call in answer["message"].get("tool_calls", [])]
-    assert calls == streamed["calls"] and bool(calls) == (tool_choice == "weather")
+    assert calls == streamed["calls"] and bool(calls) == (max_tokens > 1)
     assert streamed["content"] == "" and streamed["finish_reason"] == "length"
 
 
