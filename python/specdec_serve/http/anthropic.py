@@ -41,7 +41,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         service.check_model(body.model)
         body.check()
         tools = body.tool_use()
-        check_served(service.answer_format, tools, body.grammar(), ANTHROPIC_WORDS)
+        check_served(service.answer_format, tools, ANTHROPIC_WORDS)
         generation = await service.start(call_of(body, tools, service, http))
         message = _Message(body, tools, generation, service)
         if body.stream:

@@ -35,7 +35,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         service.check_model(body.model)
         body.check()
         tools = body.tool_use()
-        check_served(service.answer_format, tools, body.grammar())
+        check_served(service.answer_format, tools)
         messages = plain_messages(body.messages)
         call = call_of(body, messages, tools, service, http)
         generation = await service.start(call)

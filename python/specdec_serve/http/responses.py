@@ -37,7 +37,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         service.check_model(body.model)
         body.check()
         tools = body.tool_use()
-        check_served(service.answer_format, tools, body.grammar())
+        check_served(service.answer_format, tools)
         call = call_of(body, tools, service, http)
         generation = await service.start(call)
         answer = _Answer(body, tools, generation, service)

@@ -48,7 +48,6 @@ ANTHROPIC_WORDS = ChoiceWords(
 def check_served(
     form: AnswerFormat,
     tools: ToolUse | None,
-    grammar: Grammar | None,
     words: ChoiceWords = OPENAI_WORDS,
 ) -> None:
     """Raises ApiError for what cannot be had from a model whose answers have this format."""
