@@ -9,6 +9,7 @@ from specdec_serve.http.tools.lark import ANY_TEXT, Lark, one_of, quoted, re_of
 from specdec_serve.http.tools.literal_grammar import JsonGrammar
 from specdec_serve.http.tools.schema_parts import (
     CannotHoldError,
+    allows_null,
     arguments_of,
     members_of,
     string_terminals,
@@ -99,7 +100,7 @@ class XmlGrammar:
         if "null" in types and not self._syntax.text_key_end:
             allowed.append(f"~{self._lark.pattern(_NULL)}")
         parts = [f"{self._tags(key, is_text=True)} {self._raw(allowed)}"]
-        if "null" in types:
+        if "null" in types and allows_null(schema, self._root, path):
             parts.append(f"{self._tags(key)} {self._ended(quoted('null'))}")
         return one_of(parts)
 
