@@ -243,6 +243,21 @@ def _any_of(lark: Lark, alternatives: Sequence[list[str] | None]) -> list[str] |
     return [lark.terminal(one_of(lark.terminal(" & ".join(terminals)) for terminals in good))]
 
 
+def allows_null(schema: Any, root: Mapping[str, Any], path: str, depth: int = 0) -> bool:
+    """Whether null obeys a schema."""
+    keywords = assertions(schema, path)
+    if depth > _DEEPEST or ("type" in keywords and "null" not in kinds_of(keywords, path)):
+        return False
+    values = fixed_values(keywords)
+    parts = [values is None or None in values]
+    if "$ref" in keywords:
+        parts.append(allows_null(resolved(keywords, root, path), root, path, depth + 1))
+    for keyword in keywords.keys() & {"anyOf", "oneOf", "allOf"}:
+        given = [allows_null(each, root, path, depth + 1) for each in keywords[keyword]]
+        parts.append(all(given) if keyword == "allOf" else any(given))
+    return all(parts)
+
+
 def _string_patterns(keywords: Mapping[str, Any], path: str) -> list[str]:
     """Regular expressions that a string matches, by its keywords but for enum and const."""
     patterns = []

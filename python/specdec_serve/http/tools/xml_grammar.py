@@ -9,6 +9,7 @@ from specdec_serve.http.tools.lark import ANY_TEXT, Lark, one_of, quoted, re_of
 from specdec_serve.http.tools.literal_grammar import JsonGrammar
 from specdec_serve.http.tools.schema_parts import (
     CannotHoldError,
+    allows_null,
     arguments_of,
     members_of,
     string_terminals,
@@ -93,14 +94,16 @@ class XmlGrammar:
         types = self._types.of(self._function, name)
         if types - {"null"} != TEXT:
             return f"{self._tags(key)} {self._ended(self._values.value(schema, path))}"
+        parts = []
         allowed = string_terminals(self._lark, schema, self._root, path)
-        if allowed is None:
-            raise CannotHoldError(path, "no text is allowed")
-        if "null" in types and not self._syntax.text_key_end:
-            allowed.append(f"~{self._lark.pattern(_NULL)}")
-        parts = [f"{self._tags(key, is_text=True)} {self._raw(allowed)}"]
-        if "null" in types:
+        if allowed is not None:
+            if "null" in types and not self._syntax.text_key_end:
+                allowed.append(f"~{self._lark.pattern(_NULL)}")
+            parts.append(f"{self._tags(key, is_text=True)} {self._raw(allowed)}")
+        if "null" in types and allows_null(schema, self._root, path):
             parts.append(f"{self._tags(key)} {self._ended(quoted('null'))}")
+        if not parts:
+            raise CannotHoldError(path, "no text is allowed")
         return one_of(parts)
 
     def _raw(self, allowed: list[str]) -> str:

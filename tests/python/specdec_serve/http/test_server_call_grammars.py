@@ -263,8 +263,14 @@ def test_random_calls_are_allowed_exactly_if_they_are_valid(syntax: tuple[str, s
             if is_plain and read_as(form, function, text) == arguments:
                 assert accepts(*syntax, params, text), (text, schema)
                 num_good += 1
-            for key in [*arguments, "further"]:
-                wrong = arguments | {key: noise.choice([[{}], -0.125, "no such text"])}
+            others = [
+                arguments | {key: noise.choice([[{}], -0.125, "no such text"])}
+                for key in [*arguments, "further"]
+            ]
+            others += [
+                {k: v for k, v in arguments.items() if k != key} for key in schema["required"]
+            ]
+            for wrong in others:
                 text = written(*syntax, ("f", wrong))
                 if not is_valid(read_as(form, function, text), schema):
                     assert not accepts(*syntax, params, text), (text, schema)
@@ -283,6 +289,16 @@ def read_as(form: CallFormat, function: Function, text: str) -> Any:
 
 def is_valid(value: Any, schema: dict[str, Any]) -> bool:
     return jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+def test_the_text_null_is_no_string_where_null_is_a_type(name: str = "glm45") -> None:
+    """Nor is it null where an enum leaves that out."""
+    kinds = {"type": ["string", "null"]}
+    for schema, good in (({}, True), ({"enum": ["null", "a"]}, False), ({"enum": [None]}, True)):
+        parameters = {"type": "object", "properties": {"x": {**kinds, **schema}}}
+        grammar = grammar_of(name, "plain", [Function("f", parameters)], is_forced=True)
+        text = written(name, "plain", ("f", {"x": None}))
+        assert accepts(name, "plain", grammar.calls_alone(), text) == good
 
 
 # -- what a syntax cannot hold
