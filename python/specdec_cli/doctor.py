@@ -110,7 +110,7 @@ def _table(report: Report) -> rich.table.Table:
         if trial.round != last:
             table.add_section()
         last = trial.round
-        style = "bold" if trial.is_confirmed or not trial.round else None
+        style = "bold" if trial.confirmed or not trial.round else None
         table.add_row(*_cells(trial), style=style)
     return table
 

@@ -200,6 +200,21 @@ class Target:
         """[vocabulary, hidden size]; None where it is quantised or has another name."""
         return self._matrix("lm_head.weight", "embed_out.weight", "embed_tokens.weight")
 
+    @property
+    def norm_offset(self) -> float:
+        """What is added to the stored weights of norms before they multiply: 1 or 0."""
+        kind = str(self.config.get("model_type"))
+        is_gemma = kind in ("gemma", "gemma2", "gemma3", "gemma3_text")
+        return 1.0 if is_gemma or kind.startswith(("qwen3_next", "qwen3_5")) else 0.0
+
+    @property
+    def norm(self) -> Floats | None:
+        """What the final norm multiplies by, [hidden size]; None where it has another name."""
+        for name in self.checkpoint.ending("norm.weight"):
+            if name in ("norm.weight", "model.norm.weight", "model.language_model.norm.weight"):
+                return self.checkpoint.floats(name) + np.float32(self.norm_offset)
+        return None
+
     def _matrix(self, *ends: str) -> Floats | None:
         name = self.checkpoint.find(*ends)
         if name is None or not self.checkpoint.is_float(name):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_lab.doctor.acceptance import Acceptance, Interval, Prompts, measure
+from specdec_lab.doctor.belonging import check_belonging
 from specdec_lab.doctor.checkpoint import Checkpoint, Target
 from specdec_lab.doctor.drafts import check_drafts
 from specdec_lab.doctor.findings import Finding, Report, Trial, fault
@@ -19,8 +22,10 @@ from specdec_lab.doctor.tensors import check_tensors
 
 _MOST_ROUNDS = 3  # faults that are mended one after the other
 _MOST_CONFIRMED = 3  # readings of a round that are measured again
+_MOST_FIRSTS = 2  # readings to which a second one is added, where none is enough
 _LEAST_GAIN = 0.01  # of the share of drafted tokens; less is not worth a change
 _LEAST_RATIO = 0.03  # of the gain to the share
+_LEAST_SHARE = 0.05  # of drafted tokens, of a head that works at all
 _LONGER = (1, 4)  # answers by which a gain is confirmed, as multiples of those that found it
 
 _REFUSALS = (ValueError, RuntimeError, MemoryError, OSError)
@@ -62,6 +67,26 @@ class Measured:
     acceptance: Acceptance | None
     refused: str = ""
 
+    @property
+    def share(self) -> float:
+        """Of the answers' tokens, those that came from drafts."""
+        return 0.0 if self.acceptance is None else self.acceptance.share.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A reading that was measured; `index` is its trial's, `gain` None where it was refused."""
+
+    variant: Variant
+    measured: Measured
+    gain: Interval | None
+    index: int
+
+    @property
+    def value(self) -> float:
+        """The gain, below any where there is none."""
+        return -1.0 if self.gain is None else self.gain.value
+
 
 @dataclasses.dataclass
 class Examination:
@@ -84,21 +109,25 @@ class Examination:
         """Fills the report and returns it."""
         start = time.perf_counter()
         question, findings = self.question, self.report.findings
+        target = Target.read(question.target)
         findings += check_tensors(question.head)
+        findings += check_belonging(question.head, target, question.method)
         current = self._measured("the head as it stands", question.head, self._screening)
         self.report.trials.append(_trial(0, None, current, None))
         if current.refused:
             findings.append(fault("the engine", f"it refuses the head: {current.refused}"))
-        target = Target.read(question.target)
         for number in range(1, _MOST_ROUNDS + 1):
-            better = self._round(number, current, target)
+            tried = self._tried(number, current, target)
+            better = self._best(current, tried)
+            if better is None and current.share < _LEAST_SHARE:
+                better = self._best_pair(number + 1, current, tried, target)
             if better is None:
                 break
-            current = self._measured("the mended head", better.head, self._screening)
             self.mended = better.head
-            findings.append(self._of_reading(better))
+            current = self._measured("the mended head", better.head, self._screening)
         if current.acceptance is not None:
-            findings += check_drafts(current.acceptance, is_mended=self.mended is not None)
+            is_mended = self.mended is not None
+            findings += check_drafts(current.acceptance, current.head, is_mended=is_mended)
         self.report.seconds = time.perf_counter() - start
         return self.report
 
@@ -119,71 +148,107 @@ class Examination:
         with tempfile.TemporaryDirectory(prefix="specdec-doctor-") as folder:
             directory = head.write(Path(folder) / "head", link=True)
             try:
-                acceptance = measure(
-                    question.target,
-                    {**question.drafter, "model": str(directory)},
-                    prompts,
-                    depth=question.depth,
-                    max_tokens=longer * question.max_tokens,
-                    engine_options=question.engine_options,
-                )
+                with _quiet():
+                    acceptance = measure(
+                        question.target,
+                        {**question.drafter, "model": str(directory)},
+                        prompts,
+                        depth=question.depth,
+                        max_tokens=longer * question.max_tokens,
+                        engine_options=question.engine_options,
+                    )
             except _REFUSALS as error:
                 text = " ".join(str(error).split()) or type(error).__name__
                 return Measured(head, None, text.replace(f"{directory}", "HEAD"))
         return Measured(head, acceptance)
 
-    def _round(self, number: int, current: Measured, target: Target) -> Variant | None:
-        """The reading that raises acceptance most, if one does so twice."""
-        tried: list[tuple[Interval, int, Variant]] = []
-        for reading, variant in self._variants(current.head, target):
-            measured = self._measured(variant.label, variant.head, self._screening)
-            gain = _gain(measured, current)
-            if gain is not None:
-                tried.append((gain, len(self.report.trials), variant))
-            self.report.trials.append(_trial(number, (reading, variant), measured, gain))
-        tried.sort(key=lambda entry: -entry[0].value)
-        for gain, index, variant in tried[:_MOST_CONFIRMED]:
-            if gain.value < _LEAST_GAIN:
+    def _tried(self, number: int, current: Measured, target: Target) -> list[Tried]:
+        """Every reading of a head, measured, the most accepted first."""
+        tried = []
+        for reading in self.readings:
+            if self.question.method not in reading.methods:
+                continue
+            for variant in reading.variants(current.head, target):
+                measured = self._measured(variant.label, variant.head, self._screening)
+                gain = _gain(measured, current)
+                tried.append(Tried(variant, measured, gain, len(self.report.trials)))
+                self.report.trials.append(_trial(number, (reading, variant), measured, gain))
+        return sorted(tried, key=lambda one: -one.value)
+
+    def _best(self, current: Measured, tried: Sequence[Tried]) -> Variant | None:
+        """The reading that raises acceptance most, if one does so again in other answers."""
+        bases: dict[int, Measured] = {}
+        for one in tried[:_MOST_CONFIRMED]:
+            if one.value < _LEAST_GAIN:
                 break
-            found = self._confirmed(current.head, variant)
-            if found is not None:
-                trial = self.report.trials[index]
-                self.report.trials[index] = dataclasses.replace(trial, **found, is_confirmed=True)
-                return variant
+            gain = self._confirm(current.head, one.variant, bases)
+            if gain is not None:
+                trial = self.report.trials[one.index]
+                found = dataclasses.replace(trial, confirmed=dataclasses.astuple(gain))
+                self.report.trials[one.index] = found
+                return one.variant
         return None
 
-    def _confirmed(self, head: Checkpoint, variant: Variant) -> dict[str, Any] | None:
-        """The figures of a variant in other answers, if it is accepted more there, too."""
+    def _best_pair(
+        self, number: int, current: Measured, tried: Sequence[Tried], target: Target
+    ) -> Variant | None:
+        """Two readings that raise acceptance together, where neither does alone: the first is one
+        of those that came nearest, or by which the engine refuses the head for another reason."""
+        firsts = [one for one in tried if one.value > 0]
+        firsts += [one for one in tried if one.measured.refused not in ("", current.refused)]
+        for first in firsts[:_MOST_FIRSTS]:
+            seconds = self._tried(number, first.measured, target)
+            better = self._best(first.measured, seconds)
+            if better is not None:
+                text = "nothing is gained without this reading"
+                change = first.variant.change
+                self.report.findings.append(fault(first.variant.label, text, change))
+                return better
+        return None
+
+    def _confirm(
+        self, head: Checkpoint, variant: Variant, bases: dict[int, Measured]
+    ) -> Interval | None:
+        """What a variant gains in other answers, if it does; `bases` keeps what the head itself
+        came to in them."""
         for longer in _LONGER:
-            base = self._measured("the head, in other answers", head, self._confirming, longer)
+            if longer not in bases:
+                bases[longer] = self._measured(
+                    "the head, in other answers", head, self._confirming, longer
+                )
+            base = bases[longer]
             other = self._measured(
                 f"{variant.label}, in other answers", variant.head, self._confirming, longer
             )
             gain = _gain(other, base)
-            if gain is None or gain.high < _LEAST_GAIN:
+            if gain is None or other.share < _LEAST_SHARE or gain.high < _LEAST_GAIN:
                 return None
-            share = 0.0 if base.acceptance is None else base.acceptance.share.value
-            if gain.low > 0 and gain.value >= max(_LEAST_GAIN, _LEAST_RATIO * share):
-                return {"gain": dataclasses.astuple(gain), **_figures(other)}
+            if gain.low > 0 and gain.value >= max(_LEAST_GAIN, _LEAST_RATIO * base.share):
+                self.report.findings.append(_of_reading(variant, base.share, other.share, gain))
+                return gain
         return None
 
-    def _variants(self, head: Checkpoint, target: Target) -> Iterator[tuple[Reading, Variant]]:
-        for reading in self.readings:
-            if self.question.method in reading.methods:
-                for variant in reading.variants(head, target):
-                    yield reading, variant
 
-    def _of_reading(self, variant: Variant) -> Finding:
-        trial = next(
-            t for t in reversed(self.report.trials) if t.is_confirmed and t.label == variant.label
-        )
-        gain, low, high = trial.gain or (0.0, 0.0, 0.0)
-        return fault(
-            variant.label,
-            f"read so, {trial.share:.1%} of the answers' tokens are drafted, "
-            f"{100 * gain:+.1f} points (99%: {100 * low:+.1f} to {100 * high:+.1f})",
-            variant.change,
-        )
+def _of_reading(variant: Variant, before: float, after: float, gain: Interval) -> Finding:
+    low, high = 100 * gain.low, 100 * gain.high
+    return fault(
+        variant.label,
+        f"read so, {after:.1%} in place of {before:.1%} of other answers' tokens are drafted "
+        f"({low:+.1f} to {high:+.1f} points, 99%)",
+        variant.change,
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what the engine says of each head out of the log."""
+    logger = logging.getLogger("specdec_native")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _gain(measured: Measured, base: Measured) -> Interval | None:

@@ -52,8 +52,8 @@ class Trial:
         tokens_per_step: tokens that a step emits.
         by_depth: the share of first, second, ... drafts that were kept.
         gain: by how much the share is above that of the round before, and the ends of its interval
-            of 99%; None where one of the two was refused.
-        is_confirmed: whether the gain was found again in other answers.
+            of 99%; all of it where the engine refused the head of the round before.
+        confirmed: the gain in other answers, where it is found again.
         refused: why the engine refuses this head; empty where it does not.
     """
 
@@ -64,7 +64,7 @@ class Trial:
     tokens_per_step: float | None = None
     by_depth: tuple[float, ...] = ()
     gain: tuple[float, float, float] | None = None
-    is_confirmed: bool = False
+    confirmed: tuple[float, float, float] | None = None
     refused: str = ""
 
 

@@ -15,7 +15,7 @@ _TABLES = ("embed", "emb.", "lm_head", "head.", "markov", "confidence")
 """Parts of the names of matrices whose rows stand for tokens, or that do not draft."""
 
 _SAMPLE = 512  # rows and columns of a matrix that are looked at for noise
-_LEAST_SIDE = 48  # below this, a trained matrix may look like noise by chance
+_LEAST_SIDE = 128  # a smaller matrix may look like noise although it was trained for a while
 _SIGMAS = 5.0
 _MOST_EMPTY_ROWS = 0.05
 

@@ -17,16 +17,17 @@ _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 _SPANS = frozenset({"dflash", "dspark"})
 
 
-def _setting(head: Checkpoint, key: str) -> Any:
+def setting(head: Checkpoint, key: str) -> Any:
+    """A setting of a span, which lies in dflash_config or at the top of config.json."""
     nested = head.config.get("dflash_config")
     inner = nested.get(key) if isinstance(nested, Mapping) else None
     return head.config.get(key) if inner is None else inner
 
 
-def _with_setting(head: Checkpoint, key: str, value: Any) -> Checkpoint:
-    """A setting of a span, which lies at the top of config.json or in dflash_config."""
+def with_setting(head: Checkpoint, key: str, value: Any) -> Checkpoint:
+    """A head with another value of such a setting."""
     nested = head.config.get("dflash_config")
-    if isinstance(nested, Mapping) and key not in head.config:
+    if isinstance(nested, Mapping):
         return head.with_config({"dflash_config": {**nested, key: value}})
     return head.with_config({key: value})
 
@@ -35,19 +36,19 @@ def _anchor(head: Checkpoint, _: Target) -> Iterator[Variant]:
     """A row gives the token of its position (DFlash) or the one after (DSpark)."""
     names = " ".join([*map(str, head.config.get("architectures") or ()),
                       str(head.config.get("speculators_model_type"))])  # fmt: skip
-    given = _setting(head, "sample_from_anchor")
+    given = setting(head, "sample_from_anchor")
     flag = not (given if given is not None else "dspark" in names.lower())
     which = "the token after its position" if flag else "the token of its position"
     yield Variant(
         f"a row gives {which}",
         f'write "sample_from_anchor": {str(flag).lower()} into config.json',
-        _with_setting(head, "sample_from_anchor", flag),
+        with_setting(head, "sample_from_anchor", flag),
     )
 
 
 def _block_size(head: Checkpoint, _: Target) -> Iterator[Variant]:
     """Writers count the last token among the rows of a block, or do not."""
-    size = _setting(head, "block_size")
+    size = setting(head, "block_size")
     if not isinstance(size, int):
         return
     for other in (size + 1, size - 1, 2 * size, size // 2):
@@ -55,13 +56,13 @@ def _block_size(head: Checkpoint, _: Target) -> Iterator[Variant]:
             yield Variant(
                 f"block_size {other}",
                 f'write "block_size": {other} into config.json',
-                _with_setting(head, "block_size", other),
+                with_setting(head, "block_size", other),
             )
 
 
 def _masks(head: Checkpoint, target: Target) -> Iterator[Variant]:
     """The mask token is any id that the trainer chose: usually a special or the last one."""
-    key = next((key for key in _MASKS if isinstance(_setting(head, key), int)), _MASKS[0])
+    key = next((key for key in _MASKS if isinstance(setting(head, key), int)), _MASKS[0])
     if not target.vocab_size:
         return
     choices = {f"{target.vocab_size - 1}": target.vocab_size - 1, "0": 0}
@@ -70,11 +71,11 @@ def _masks(head: Checkpoint, target: Target) -> Iterator[Variant]:
             if isinstance(config.get(name), int):
                 choices.setdefault(str(config[name]), config[name])
     for token in choices.values():
-        if token != _setting(head, key) and 0 <= token < target.vocab_size:
+        if token != setting(head, key) and 0 <= token < target.vocab_size:
             yield Variant(
                 f"{key} {token}",
                 f'write "{key}": {token} into config.json',
-                _with_setting(head, key, token),
+                with_setting(head, key, token),
             )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from specdec_lab.doctor.checkpoint import Array, Checkpoint, Target, parts
 from specdec_lab.doctor.reading import Reading, Variant
+from specdec_lab.doctor.readings.depths import setting, with_setting
 from specdec_native.checkpoints.draft_config import DraftConfig
 
 FUSIONS = ("fc.weight", "fusion_fc.weight", "eh_proj.weight", "input_proj.weight",
@@ -20,19 +20,16 @@ _TAPS = "eagle_aux_hidden_state_layer_ids"
 _SPAN_OUTPUTS, _SPAN_INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids"
 
 
-def taps_of(head: Checkpoint, target: Target) -> list[int]:
-    """The layers of the target whose inputs an EAGLE-3, DFlash or DSpark head reads, as the engine
-    understands its config.json; empty where it is not known."""
-    listed = DraftConfig(head.directory / "config.json", head.config).taps
-    if listed is not None:
-        return sorted(set(listed))
-    for place in _span_places(head):
-        for key, offset in ((_SPAN_INPUTS, 0), (_SPAN_OUTPUTS, 1)):
-            ids = place.get(key)
-            if isinstance(ids, list) and all(isinstance(layer, int) for layer in ids):
-                return [layer + offset for layer in ids]
+def _default_taps(target: Target) -> list[int]:
     layers = target.num_layers
     return sorted({2, layers // 2, layers - 3})
+
+
+def _eagle_taps(head: Checkpoint, target: Target) -> list[int]:
+    """The layers of the target whose inputs an EAGLE-3 head reads, as the engine understands its
+    config.json."""
+    listed = DraftConfig(head.directory / "config.json", head.config).taps
+    return _default_taps(target) if listed is None else sorted(set(listed))
 
 
 def num_taps(head: Checkpoint, target: Target) -> int:
@@ -43,63 +40,95 @@ def num_taps(head: Checkpoint, target: Target) -> int:
     return 0 if not size or width % size else width // size
 
 
-def _span_places(head: Checkpoint) -> list[Mapping[str, Any]]:
-    nested = head.config.get("dflash_config")
-    return [nested, head.config] if isinstance(nested, Mapping) else [head.config]
-
-
-def _with_taps(head: Checkpoint, layers: Sequence[int]) -> Checkpoint:
-    """A head that reads the inputs of these layers, in its own format."""
-    is_span = "dflash_config" in head.config or any(
-        key in head.config for key in (_SPAN_INPUTS, _SPAN_OUTPUTS, "mask_token_id")
-    )
-    if not is_span:
-        nested = head.config.get("eagle_config")
-        rest = {k: v for k, v in nested.items() if k != _TAPS} if isinstance(nested, dict) else None
-        return head.with_config({_TAPS: list(layers), "eagle_config": rest})
-    nested = head.config.get("dflash_config")
-    inner: dict[str, Any] = dict(nested) if isinstance(nested, Mapping) else dict(head.config)
-    offset = 0 if _SPAN_INPUTS in inner or _SPAN_INPUTS in head.config else 1
-    key = _SPAN_OUTPUTS if offset else _SPAN_INPUTS
-    ids = [layer - offset for layer in layers]
-    return head.with_config({"dflash_config": {**nested, key: ids}} if nested else {key: ids})
-
-
-def _other_layers(head: Checkpoint, target: Target) -> Iterator[Variant]:
+def _eagle_layers(head: Checkpoint, target: Target) -> Iterator[Variant]:
     """Ids off by one, since some writers name a layer's input and others its output; and the
     layers that EAGLE-3 reads by default."""
-    taps = taps_of(head, target)
-    if num_taps(head, target) != len(taps):
-        return
-    layers = target.num_layers
-    default = sorted({2, layers // 2, layers - 3})
-    choices = {
-        "ids name layers' outputs": [layer + 1 for layer in taps],
-        "ids name layers' inputs": [layer - 1 for layer in taps],
-        "the default layers": default if len(default) == len(taps) else taps,
-    }
-    seen = [taps]
-    for label, chosen in choices.items():
-        if chosen in seen or min(chosen) < 0 or max(chosen) > layers:
-            continue
-        seen.append(chosen)
-        names = ", ".join(map(str, chosen))
+    taps = _eagle_taps(head, target)
+    for label, layers in _other_layers(taps, head, target):
+        nested = head.config.get("eagle_config")
+        rest = {k: v for k, v in nested.items() if k != _TAPS} if isinstance(nested, dict) else None
         yield Variant(
             f"taps: {label}",
-            f"the head reads the inputs of layers {names}: write {_written(head, chosen)} into "
-            "config.json",
-            _with_taps(head, chosen),
+            f'write "{_TAPS}": {layers} into config.json, at the top: the head reads the inputs of '
+            "these layers",
+            head.with_config({_TAPS: layers, "eagle_config": rest}),
         )
 
 
-def _written(head: Checkpoint, layers: Sequence[int]) -> str:
-    mended = _with_taps(head, layers).config
-    nested = mended.get("dflash_config")
-    for place in (*([nested] if isinstance(nested, Mapping) else []), mended):
-        for key in (_TAPS, _SPAN_INPUTS, _SPAN_OUTPUTS):
-            if key in place:
-                return f'"{key}": {place[key]}'
-    return ""
+def _span_layers(head: Checkpoint, target: Target) -> Iterator[Variant]:
+    """The same of a DFlash or DSpark head, whose ids may lie in dflash_config."""
+    for key, offset in ((_SPAN_INPUTS, 0), (_SPAN_OUTPUTS, 1)):
+        ids = setting(head, key)
+        if not isinstance(ids, list) or not all(isinstance(layer, int) for layer in ids):
+            continue
+        for label, layers in _other_layers([i + offset for i in ids], head, target):
+            written = [layer - offset for layer in layers]
+            yield Variant(
+                f"taps: {label}",
+                f'write "{key}": {written} into config.json: the head reads the inputs of layers '
+                f"{', '.join(map(str, layers))}",
+                with_setting(head, key, written),
+            )
+        return
+
+
+def _other_layers(
+    taps: list[int], head: Checkpoint, target: Target
+) -> Iterator[tuple[str, list[int]]]:
+    if num_taps(head, target) != len(taps):
+        return
+    default = _default_taps(target)
+    choices = {
+        "ids name layers' outputs": [layer + 1 for layer in taps],
+        "ids name layers' inputs": [layer - 1 for layer in taps],
+        "EAGLE-3's default layers": default if len(default) == len(taps) else taps,
+    }
+    seen = [taps]
+    for label, layers in choices.items():
+        if layers not in seen and min(layers) >= 0 and max(layers) <= target.num_layers:
+            seen.append(layers)
+            yield label, layers
+
+
+def _before_final_norm(head: Checkpoint, target: Target) -> Iterator[Variant]:
+    """EAGLE-1 reads the target's last state after the final norm; some heads read it before."""
+    layers = target.num_layers
+    if not layers:
+        return
+    is_before = _TAPS in head.config
+    change = "take {} out of config.json" if is_before else "write {} into config.json"
+    written = f'"{_TAPS}": [{layers}]'
+    which = "after" if is_before else "before"
+    yield Variant(
+        f"the target's state {which} its final norm",
+        change.format(written),
+        head.with_config({_TAPS: None if is_before else [layers]}),
+    )
+
+
+def _state_of_mtp(head: Checkpoint, target: Target) -> Iterator[Variant]:
+    """An MTP layer that reads the state on the other side of the target's final norm.
+
+    The layer has a norm of its own for the state, so the weights of the target's norm can be
+    multiplied into or out of that norm's weights; what each row's length does in between is taken
+    as its mean.
+    """
+    name = head.find("pre_fc_norm_hidden.weight", "hnorm.weight", "hidden_layernorm.weight",
+                     "mtp_hidden_norm.0.weight")  # fmt: skip
+    norm = target.norm
+    if name is None or norm is None or head.shape(name) != norm.shape:
+        return
+    own = head.floats(name) + target.norm_offset
+    mean = float(np.sqrt((norm**2).mean()))
+    is_after = "mtp_layers" not in name  # MiMo's is the one that reads the state before the norm
+    factors = mean / norm if is_after else norm / mean
+    side = "before" if is_after else "after"
+    yield Variant(
+        f"the target's state {side} its final norm",
+        f"the layer was trained on the target's state {side} its final norm: "
+        f"{'divide' if is_after else 'multiply'} {name} by that norm's weights over {mean:.4g}",
+        head.with_tensors({name: own * factors - target.norm_offset}),
+    )
 
 
 def _tap_orders(head: Checkpoint, target: Target) -> Iterator[Variant]:
@@ -174,7 +203,10 @@ def _methods(*names: str) -> frozenset[str]:
 
 
 READINGS: Iterable[Reading] = (
-    Reading("tapped-layers", _methods("eagle3", "dflash", "dspark"), _other_layers),
+    Reading("tapped-layers", _methods("eagle3"), _eagle_layers),
+    Reading("tapped-layers-of-spans", _methods("dflash", "dspark"), _span_layers),
+    Reading("final-norm", _methods("eagle"), _before_final_norm),
+    Reading("final-norm-of-mtp", _methods("mtp"), _state_of_mtp),
     Reading("order-of-taps", _methods("eagle3", "dflash", "dspark"), _tap_orders),
     Reading("embedding-and-state", _methods("eagle", "mtp"), _embedding_and_state),
     Reading("embedding-scale", _methods("eagle"), _embedding_scale),
