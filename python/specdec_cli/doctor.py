@@ -44,7 +44,7 @@ def doctor_command(
             "any, a few of ours."
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=16, help="Tokens of each answer.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=24, help="Tokens of each answer.")] = 48,
     write_mended: Annotated[
         Path | None, typer.Option(help="Write the mended head to this new directory.")
     ] = None,

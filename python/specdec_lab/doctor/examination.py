@@ -26,6 +26,7 @@ _MOST_FIRSTS = 2  # readings to which a second one is added, where none is enoug
 _LEAST_GAIN = 0.01  # of the share of drafted tokens; less is not worth a change
 _LEAST_RATIO = 0.03  # of the gain to the share
 _LEAST_SHARE = 0.05  # of drafted tokens, of a head that works at all
+_SHORTER = 1 / 3  # answers in which readings of a head are tried that does not work at all
 _LONGER = (1, 4)  # answers by which a gain is confirmed, as multiples of those that found it
 
 _REFUSALS = (ValueError, RuntimeError, MemoryError, OSError)
@@ -111,12 +112,13 @@ class Examination:
         question, findings = self.question, self.report.findings
         target = Target.read(question.target)
         findings += check_tensors(question.head)
+        is_lost = any(finding.is_final for finding in findings)
         findings += check_belonging(question.head, target, question.method)
         current = self._measured("the head as it stands", question.head, self._screening)
         self.report.trials.append(_trial(0, None, current, None))
         if current.refused:
             findings.append(fault("the engine", f"it refuses the head: {current.refused}"))
-        for number in range(1, _MOST_ROUNDS + 1):
+        for number in range(1, 1 if is_lost else 1 + _MOST_ROUNDS):
             tried = self._tried(number, current, target)
             better = self._best(current, tried)
             if better is None and current.share < _LEAST_SHARE:
@@ -141,8 +143,13 @@ class Examination:
     def _confirming(self) -> Prompts:
         return self.question.prompts[len(self.question.prompts) // 3 :]
 
-    def _measured(self, what: str, head: Checkpoint, prompts: Prompts, longer: int = 1) -> Measured:
-        """Writes a head to a folder of its own and has the engine load it, as a user would."""
+    def _measured(
+        self, what: str, head: Checkpoint, prompts: Prompts, length: float = 1
+    ) -> Measured:
+        """Writes a head to a folder of its own and has the engine load it, as a user would.
+
+        length: of the answers, as a multiple of what was asked for.
+        """
         self.on_trial(what)
         question = self.question
         with tempfile.TemporaryDirectory(prefix="specdec-doctor-") as folder:
@@ -154,7 +161,7 @@ class Examination:
                         {**question.drafter, "model": str(directory)},
                         prompts,
                         depth=question.depth,
-                        max_tokens=longer * question.max_tokens,
+                        max_tokens=round(length * question.max_tokens),
                         engine_options=question.engine_options,
                     )
             except _REFUSALS as error:
@@ -165,12 +172,18 @@ class Examination:
     def _tried(self, number: int, current: Measured, target: Target) -> list[Tried]:
         """Every reading of a head, measured, the most accepted first."""
         tried = []
+        base, length = current, 1.0
+        if current.share < _LEAST_SHARE:  # what mends such a head shows in a few tokens
+            length = _SHORTER
+            base = self._measured(
+                "the head, in short answers", current.head, self._screening, length
+            )
         for reading in self.readings:
             if self.question.method not in reading.methods:
                 continue
             for variant in reading.variants(current.head, target):
-                measured = self._measured(variant.label, variant.head, self._screening)
-                gain = _gain(measured, current)
+                measured = self._measured(variant.label, variant.head, self._screening, length)
+                gain = _gain(measured, base)
                 tried.append(Tried(variant, measured, gain, len(self.report.trials)))
                 self.report.trials.append(_trial(number, (reading, variant), measured, gain))
         return sorted(tried, key=lambda one: -one.value)

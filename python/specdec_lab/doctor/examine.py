@@ -28,7 +28,7 @@ def examine(
     speculative_config: Any,
     *,
     texts: Sequence[str] | None = None,
-    max_tokens: int = 64,
+    max_tokens: int = 48,
     engine_options: Mapping[str, Any] | None = None,
     write_mended: Path | None = None,
     on_trial: Callable[[str], None] = lambda _: None,

@@ -22,17 +22,19 @@ class Finding:
         subject: what it is about: a tensor, a key, "drafts".
         text: what is the matter, in a sentence.
         remedy: what mends it; empty where nothing known does.
+        is_final: whether other readings are not tried, since none can mend this.
     """
 
     is_fault: bool
     subject: str
     text: str
     remedy: str = ""
+    is_final: bool = False
 
 
-def fault(subject: str, text: str, remedy: str = "") -> Finding:
+def fault(subject: str, text: str, remedy: str = "", *, is_final: bool = False) -> Finding:
     """Something wrong."""
-    return Finding(True, subject, text, remedy)
+    return Finding(True, subject, text, remedy, is_final)
 
 
 def note(subject: str, text: str) -> Finding:

@@ -62,6 +62,7 @@ def _broken(name: str, values: Floats) -> list[Finding]:
                 name,
                 f"{wrong} of its {values.size} values are NaN or infinite",
                 "the file is damaged, or training diverged: take an earlier checkpoint",
+                is_final=True,
             )
         ]
     if values.size and not values.any() and "bias" not in name:
@@ -95,6 +96,7 @@ def _of_noise(names: list[str], matrices: int) -> Finding:
             "all matrices",
             f"{listed} are {text}: the head was never trained",
             "give the trained checkpoint, or train the head (specdec-native train-head)",
+            is_final=True,
         )
     return fault(
         listed,

@@ -191,7 +191,7 @@ def ids_for_offsets(_: Config, tensors: Tensors) -> None:
 def map_of_another_head(_: Config, tensors: Tensors) -> None:
     """As many tokens, others, and t2d to match."""
     size, vocab = len(tensors["d2t"]), len(tensors["t2d"])
-    ids = torch.arange(size) * (vocab // size)
+    ids = torch.arange(size) * (vocab // size) + 1
     tensors["d2t"] = ids - torch.arange(size)
     tensors["t2d"] = torch.isin(torch.arange(vocab), ids)
 
