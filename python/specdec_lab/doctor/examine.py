@@ -20,6 +20,7 @@ from specdec_native.speculation.speculative_config import parse_speculative_conf
 
 _DEPTH = 3
 _SEQUENCES = 16
+_LEAST_PROMPTS = 6
 
 
 def examine(
@@ -45,7 +46,8 @@ def examine(
         write_mended: a directory for the mended head, which must not exist.
         on_trial: called with what is about to be measured.
 
-    Raises what Engine raises for the target, and ValueError where there is no head to examine.
+    Raises what Engine raises for the target, and ValueError where there is no head to examine or
+    there are too few texts.
     """
     drafter, head, depth = _head_of(target, speculative_config)
     options = {
@@ -54,6 +56,11 @@ def examine(
         **with_small_cache(target, _SEQUENCES, engine_options or {}),
     }
     prompts = token_prompts(target, tuple(texts or QUESTIONS), options)
+    if len(prompts) < _LEAST_PROMPTS:
+        raise ValueError(
+            f"there are {len(prompts)} prompts, and {_LEAST_PROMPTS} are needed at least: a third "
+            "of them to try readings and the rest to confirm what is found"
+        )
     name = None if speculative_config.get("model") is None else str(speculative_config["model"])
     report = Report(model, name, drafter["method"], len(prompts), max_tokens, depth)
     question = Question(target, drafter, head, prompts, depth, max_tokens, options)

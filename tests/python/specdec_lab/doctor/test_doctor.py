@@ -23,7 +23,7 @@ from specdec_lab.doctor.acceptance import Acceptance, measure
 from specdec_lab.doctor.examine import examine
 from specdec_lab.doctor.findings import FAULTY, SOUND, Report
 
-OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_threads": 1}
 TOKENS = 24
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
