@@ -22,7 +22,7 @@ from specdec_lab.doctor.tensors import check_tensors
 
 _MOST_ROUNDS = 3  # faults that are mended one after the other
 _MOST_CONFIRMED = 3  # readings of a round that are measured again
-_MOST_FIRSTS = 2  # readings to which a second one is added, where none is enough
+_MOST_FIRSTS = 3  # readings to which a second one is added, where none is enough
 _LEAST_GAIN = 0.01  # of the share of drafted tokens; less is not worth a change
 _LEAST_RATIO = 0.03  # of the gain to the share
 _LEAST_SHARE = 0.05  # of drafted tokens, of a head that works at all
@@ -207,8 +207,8 @@ class Examination:
     ) -> Variant | None:
         """Two readings that raise acceptance together, where neither does alone: the first is one
         of those that came nearest, or by which the engine refuses the head for another reason."""
-        firsts = [one for one in tried if one.value > 0]
-        firsts += [one for one in tried if one.measured.refused not in ("", current.refused)]
+        loads = [one for one in tried if one.measured.refused != current.refused]
+        firsts = loads if current.refused else [one for one in tried if one.value > 0]
         for first in firsts[:_MOST_FIRSTS]:
             seconds = self._tried(number, first.measured, target)
             better = self._best(first.measured, seconds)

@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 
 import numpy as np
+import planted_faults
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import plant_faults
 from specdec_lab.doctor.acceptance import Acceptance, Interval
 from specdec_lab.doctor.belonging import check_belonging
 from specdec_lab.doctor.checkpoint import Checkpoint, Target
@@ -124,29 +124,29 @@ def target_of(head: Path) -> Target:
     return Target.read(head.with_name("target"))
 
 
-def planted(head: Path, change: plant_faults.Fault | object, tmp_path: Path) -> Checkpoint:
-    fault = change if isinstance(change, plant_faults.Fault) else plant_faults.Fault(change, "")  # type: ignore[arg-type]
-    return Checkpoint.read(plant_faults.plant(fault, head, tmp_path / "planted"))
+def planted(head: Path, change: planted_faults.Fault | object, tmp_path: Path) -> Checkpoint:
+    fault = change if isinstance(change, planted_faults.Fault) else planted_faults.Fault(change, "")  # type: ignore[arg-type]
+    return Checkpoint.read(planted_faults.plant(fault, head, tmp_path / "planted"))
 
 
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (plant_faults.with_nan, "4 of its 110592 values are NaN"),
+        (planted_faults.with_nan, "4 of its 110592 values are NaN"),
         (torch.zeros_like, "all its values are zero"),
-        (plant_faults.noise_like, "independent random numbers"),
+        (planted_faults.noise_like, "independent random numbers"),
         (lambda t: torch.cat([t[:150], torch.zeros_like(t[150:])]), "22% of its rows are zero"),
     ],
 )
 def test_broken_tensors_are_named(head: Path, made: object, said: str, tmp_path: Path) -> None:
     assert [f for f in check_tensors(Checkpoint.read(head)) if f.is_fault] == []
-    change = plant_faults.tensor_made("fc.weight", made)  # type: ignore[arg-type]
+    change = planted_faults.tensor_made("fc.weight", made)  # type: ignore[arg-type]
     (found,) = [f for f in check_tensors(planted(head, change, tmp_path)) if f.is_fault]
     assert found.subject == "fc.weight" and said in found.text
 
 
 def test_an_untrained_head_is_final(head: Path, tmp_path: Path) -> None:
-    (found,) = check_tensors(planted(head, plant_faults.never_trained, tmp_path))
+    (found,) = check_tensors(planted(head, planted_faults.never_trained, tmp_path))
     assert found.is_final and "never trained" in found.text
 
 
@@ -158,7 +158,7 @@ def test_another_model_or_method_is_noticed(head: Path, tmp_path: Path) -> None:
     assert check_belonging(Checkpoint.read(head), target, "eagle3") == []
     (found,) = check_belonging(Checkpoint.read(head), target, "eagle")
     assert found.is_fault and "--spec-method eagle3" in found.remedy
-    other = planted(head, plant_faults.embedding_of_another_model, tmp_path)
+    other = planted(head, planted_faults.embedding_of_another_model, tmp_path)
     (noted,) = check_belonging(other, target, "eagle3")
     assert noted.subject == "embed_tokens.weight" and not noted.is_fault
 
@@ -202,13 +202,13 @@ def test_every_reading_undoes_its_fault(head: Path, tmp_path: Path) -> None:
     sound, target = load_file(head / "model.safetensors"), target_of(head)
     for number, change in enumerate(
         (
-            plant_faults.pieces_rolled(3),
-            plant_faults.per_head(plant_faults.as_neighbours),
-            plant_faults.norms_moved(-1),
-            plant_faults.norms_exchanged,
-            plant_faults.ids_for_offsets,
-            plant_faults.map_of_another_head,
-            plant_faults.rows_of_frequency,
+            planted_faults.pieces_rolled(3),
+            planted_faults.per_head(planted_faults.as_neighbours),
+            planted_faults.norms_moved(-1),
+            planted_faults.norms_exchanged,
+            planted_faults.ids_for_offsets,
+            planted_faults.map_of_another_head,
+            planted_faults.rows_of_frequency,
         )
     ):
         broken = planted(head, change, tmp_path / str(number))
@@ -233,7 +233,7 @@ def test_readings_of_config_json_name_layers_and_ropes(head: Path) -> None:
         v for r in READINGS if "eagle3" in r.methods for v in r.variants(checkpoint, target)
     ]
     written = [v.head.config for v in variants]
-    taps = [c[plant_faults.IDS] for c in written if plant_faults.IDS in c]
+    taps = [c[planted_faults.IDS] for c in written if planted_faults.IDS in c]
     assert taps == [[3, 5, 6], [1, 3, 4]]  # the inputs of layers 2, 4 and 5, off by one
     bases = [c["rope_theta"] for c in written if c.get("rope_parameters")]
     assert bases == [5e5, 1e5, 1e6]  # the target's, then others
