@@ -266,12 +266,10 @@ OF_EAGLE3: Mapping[str, Fault] = {
 TARGET, HEAD = "SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct-eagle3"
 
 
-def examined(head: Path, method: str, max_tokens: int, options: Config) -> Config:
+def examined(head: Path, method: str, **options: Any) -> Config:
     """What the command says of a head of TARGET, as JSON."""
-    target = hub.resolve_model(TARGET)
     config = {"method": method, "model": str(head)}
-    report = examine(TARGET, target, config, max_tokens=max_tokens, engine_options=options)
-    return dict(report.as_json())
+    return dict(examine(TARGET, hub.resolve_model(TARGET), config, **options).as_json())
 
 
 def row_of(name: str, report: Config) -> str:
@@ -290,24 +288,19 @@ def table_of(rows: list[Config]) -> str:
     named = sum(row["named"] for row in planted)
     alarms = sum(not row["report"]["sound"] for row in sound)
     head = "| {} | drafted as it stands | what the command says | seconds |\n|---|---|---|---|"
-    return "\n".join(
-        [
-            "# Faults planted in draft heads, and what `doctor` says of them",
-            "",
-            "`python -m bench.e2e.planted_faults` plants each fault in the EAGLE-3 head of",
-            f"{TARGET}, and runs the command with answers of "
-            f"{rows[0]['report']['max_tokens']} tokens. {named} of {len(planted)} faults are",
-            f"named; {alarms} of {len(sound)} sound heads are",
-            "called faulty. Seconds are on a machine shared with other work.",
-            "",
-            head.format("fault"),
-            *(row_of(row["name"], row["report"]) for row in planted),
-            "",
-            head.format("sound head"),
-            *(row_of(row["name"], row["report"]) for row in sound),
-            "",
-        ]
-    )
+    lines = [
+        "# Faults planted in draft heads, and what `doctor` says of them",
+        "",
+        "`python -m bench.e2e.planted_faults` plants each fault in the EAGLE-3 head of",
+        f"{TARGET}, and examines it with answers of {rows[0]['report']['max_tokens']} tokens, for "
+        f"{rows[0]['rounds']} fault(s) of reading.",
+        f"{named} of {len(planted)} faults are named; {alarms} of {len(sound)} sound heads are "
+        "called faulty. Seconds are on a busy machine.",
+    ]
+    for kind, found in (("fault", planted), ("sound head", sound)):
+        if found:
+            lines += ["", head.format(kind), *(row_of(r["name"], r["report"]) for r in found)]
+    return "\n".join([*lines, ""])
 
 
 def main() -> None:
@@ -319,18 +312,30 @@ def main() -> None:
     parser.add_argument("--fault", action="append", help="only faults with this in their name")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--rounds", type=int, default=3, help="faults looked for in each head")
     arguments = parser.parse_args()
     options = {} if arguments.threads is None else {"num_threads": arguments.threads}
     text = arguments.results.read_text() if arguments.results.exists() else ""
     done = {row["name"] for row in map(json.loads, text.splitlines())}
 
     def add(name: str, head: Path, method: str, fault: Fault | None) -> None:
-        report = examined(head, method, arguments.max_tokens, options)
+        report = examined(
+            head,
+            method,
+            max_tokens=arguments.max_tokens,
+            rounds=arguments.rounds,
+            engine_options=options,
+        )
         lines = [f"{f['subject']}: {f['text']}" for f in report["findings"] if f["is_fault"]]
         named = None if fault is None else any(fault.named in line for line in lines)
         print(row_of(name, report), "" if named is not False else "NOT NAMED", flush=True)
         with arguments.results.open("a") as file:
-            file.write(json.dumps({"name": name, "named": named, "report": report}) + "\n")
+            file.write(
+                json.dumps(
+                    {"name": name, "named": named, "rounds": arguments.rounds, "report": report}
+                )
+                + "\n"
+            )
 
     for name, fault in OF_EAGLE3.items():
         is_wanted = not arguments.fault or any(part in name for part in arguments.fault)

@@ -20,7 +20,6 @@ from specdec_lab.doctor.reading import Reading, Variant
 from specdec_lab.doctor.readings import READINGS
 from specdec_lab.doctor.tensors import check_tensors
 
-_MOST_ROUNDS = 3  # faults that are mended one after the other
 _MOST_CONFIRMED = 3  # readings of a round that are measured again
 _MOST_FIRSTS = 3  # readings to which a second one is added, where none is enough
 _LEAST_GAIN = 0.01  # of the share of drafted tokens; less is not worth a change
@@ -98,11 +97,13 @@ class Examination:
         report: what was found so far.
         mended: the head with all confirmed readings; None while there are none.
         on_trial: called with what is about to be measured.
+        rounds: faults of reading that are looked for, each in the head that the one before mends.
     """
 
     question: Question
     report: Report
     on_trial: Callable[[str], None] = lambda _: None
+    rounds: int = 3
     readings: Sequence[Reading] = READINGS
     mended: Checkpoint | None = None
 
@@ -118,7 +119,7 @@ class Examination:
         self.report.trials.append(_trial(0, None, current, None))
         if current.refused:
             findings.append(fault("the engine", f"it refuses the head: {current.refused}"))
-        for number in range(1, 1 if is_lost else 1 + _MOST_ROUNDS):
+        for number in range(1, 1 if is_lost else 1 + self.rounds):
             tried = self._tried(number, current, target)
             better = self._best(current, tried)
             if better is None and current.share < _LEAST_SHARE:

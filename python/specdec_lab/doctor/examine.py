@@ -32,6 +32,7 @@ def examine(
     max_tokens: int = 48,
     engine_options: Mapping[str, Any] | None = None,
     write_mended: Path | None = None,
+    rounds: int = 3,
     on_trial: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Examines the head of a speculative_config.
@@ -44,6 +45,7 @@ def examine(
         max_tokens: tokens of each answer.
         engine_options: keyword arguments of Engine.
         write_mended: a directory for the mended head, which must not exist.
+        rounds: faults of reading that are looked for, one after the other.
         on_trial: called with what is about to be measured.
 
     Raises what Engine raises for the target, and ValueError where there is no head to examine or
@@ -64,7 +66,7 @@ def examine(
     name = None if speculative_config.get("model") is None else str(speculative_config["model"])
     report = Report(model, name, drafter["method"], len(prompts), max_tokens, depth)
     question = Question(target, drafter, head, prompts, depth, max_tokens, options)
-    examination = Examination(question, report, on_trial)
+    examination = Examination(question, report, on_trial, rounds)
     examination.run()
     if write_mended is not None and examination.mended is not None:
         examination.mended.write(write_mended)
