@@ -14,7 +14,7 @@ import rich.console
 import rich.table
 import typer
 
-from specdec_cli import bench, demo, eval_head, plan, serve, train_head, verify
+from specdec_cli import bench, demo, doctor, eval_head, plan, serve, train_head, verify
 from specdec_cli.checkpoint_info import checkpoint_facts, checkpoint_table
 from specdec_cli.command_options import (
     SPECULATION_OPTIONS,
@@ -234,6 +234,7 @@ def chat_command(
 
 train_head.add_to(app)
 eval_head.add_to(app)
+doctor.add_to(app)
 plan.add_to(app)
 serve.add_to(app)
 bench.add_to(app)

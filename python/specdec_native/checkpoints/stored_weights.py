@@ -169,9 +169,14 @@ def has_mtp_layer(directory: Path) -> bool:
 
     Raises CheckpointError for a damaged file.
     """
-    names = open_checkpoint(directory)
-    pattern = dict(_PARTS)[MTP]
-    return any(pattern.search(name) for name in names) or bool(_numbered_mtp(names))
+    return bool(mtp_names(open_checkpoint(directory)))
+
+
+def mtp_names(names: Iterable[str]) -> list[str]:
+    """The names of a checkpoint's tensors that are its layer for multi-token prediction."""
+    found = list(names)
+    pattern, numbered = dict(_PARTS)[MTP], _numbered_mtp(found)
+    return [name for name in found if pattern.search(name) or name.startswith(numbered)]
 
 
 def _numbered_mtp(names: Iterable[str]) -> tuple[str, ...]:

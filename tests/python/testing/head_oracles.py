@@ -285,7 +285,12 @@ class EagleHead(DraftHead):
 
 
 class Eagle1(EagleHead):
-    """EAGLE-1 and -2: reads the state after the final norm; its layer 0 has no input norm."""
+    """EAGLE-1 and -2: reads the state after the final norm, or a layer's input if config.json names
+    one; its layer 0 has no input norm."""
+
+    def features(self, tokens: Tensor) -> Tensor:
+        layers = self.config.get("eagle_aux_hidden_state_layer_ids")
+        return self.target.states(tokens)[layers[0]] if layers else super().features(tokens)
 
     def fuse(self, features: Tensor) -> Tensor:
         return features

@@ -91,6 +91,7 @@ HEADS: dict[str, HeadVariant] = {
     "eagle": HeadVariant("eagle", file="pytorch_model.bin"),
     "eagle_no_bias": HeadVariant("eagle", {"bias": False}, has_embedding=True),
     "eagle_two_layers": HeadVariant("eagle", {"num_hidden_layers": 2, "bias": False}),
+    "eagle_layer_named": HeadVariant("eagle", {"bias": False, IDS: [1]}),
     "eagle_head_dim": HeadVariant(
         "eagle", {"head_dim": 32, "num_key_value_heads": 1, "rope_theta": 5e5}
     ),

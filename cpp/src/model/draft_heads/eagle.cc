@@ -336,7 +336,12 @@ DraftHeadConfig parse_eagle(const JsonFields& root, const DrafterConfig& drafter
   } else {
     const bool is_normed = fields.root.get_bool("use_input_layernorm_in_first_layer", false);
     first.attention_input = is_normed ? AttentionInput::kNormed : AttentionInput::kRaw;
-    config.taps.final_hidden = true;
+    if (!fields.root.get_numbers(kTapsKey).empty()) {
+      // The input of the layer after the last is the state before the final norm.
+      config.taps.layer_inputs = tapped_layers(fields.root, target.config);
+    } else {
+      config.taps.final_hidden = true;
+    }
     model.final_norm = fields.root.get_bool("use_last_layernorm", false);
     eagle.fuses_embedding = true;
   }
