@@ -25,7 +25,12 @@ _TYPES = {"city": str, "population": int, "is_capital": bool}
 _CITIES = ("Paris", "Osaka", "Quito", "Accra", "Oslo", "Lima", "Perth", "Bergen")
 _TOOL = {
     "type": "function",
-    "function": {"name": "store_city", "description": "Keeps a city.", "parameters": _SCHEMA},
+    "function": {
+        "name": "store_city",
+        "description": "Keeps a city.",
+        "parameters": _SCHEMA,
+        "strict": True,
+    },
 }
 _NAMED = {"type": "function", "function": {"name": "store_city"}}
 _JSON_FORMAT = {
