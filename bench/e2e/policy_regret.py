@@ -147,7 +147,9 @@ def main() -> int:
     plain = sum(turn.seconds["0"] for turn in turns) if 0 in options.lengths else None
     automatic = sum(turn.seconds[AUTO] for turn in turns)
     over_plain = "" if plain is None else f", {plain / automatic:.3f} times as fast as plain"
-    print(f"regret {lost:+.2%} against {best} drafts{over_plain}; different {contest.num_different}")
+    print(
+        f"regret {lost:+.2%} against {best} drafts{over_plain}; different {contest.num_different}"
+    )
     if options.json:
         rows = [dataclasses.asdict(turn) for turn in turns]
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

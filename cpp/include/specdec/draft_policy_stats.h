@@ -17,7 +17,7 @@ struct DraftPolicyStats {
   bool is_paused = false;
   int64_t num_pauses_too_costly = 0;  // drafts take longer than the tokens they should add
   int64_t num_pauses_no_credit = 0;   // drafts have lost as much time as they may
-  double saved_seconds = 0;         // against decoding without drafts, by the measured costs
+  double saved_seconds = 0;           // against decoding without drafts, by the measured costs
 
   // Mean number of verified drafts, over decisions to verify some; 0 without such decisions.
   double mean_draft_length() const {
