@@ -294,8 +294,9 @@ def table_of(rows: list[Config]) -> str:
         "`python -m bench.e2e.planted_faults` plants each fault in the EAGLE-3 head of",
         f"{TARGET}, and examines it with answers of {rows[0]['report']['max_tokens']} tokens, for "
         f"{rows[0]['rounds']} fault(s) of reading.",
-        f"{named} of {len(planted)} faults are named; {alarms} of {len(sound)} sound heads are "
-        "called faulty. Seconds are on a busy machine.",
+        f"{named} of {len(planted)} faults are named"
+        + (f"; {alarms} of {len(sound)} sound heads are called faulty" if sound else "")
+        + ". Seconds are on a busy machine.",
     ]
     for kind, found in (("fault", planted), ("sound head", sound)):
         if found:

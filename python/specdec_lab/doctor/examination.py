@@ -128,7 +128,7 @@ class Examination:
                 break
             self.mended = better.head
             current = self._measured("the mended head", better.head, self._screening)
-        if current.acceptance is not None:
+        if current.acceptance is not None and not is_lost:
             is_mended = self.mended is not None
             findings += check_drafts(current.acceptance, current.head, is_mended=is_mended)
         self.report.seconds = time.perf_counter() - start
