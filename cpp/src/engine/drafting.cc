@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
 #include <utility>
 
 #include "core/log.h"
@@ -250,7 +251,12 @@ void Drafting::record_passes(DraftPlan& step, int num_passes, int num_rows, doub
 void Drafting::end_step(const DraftPlan& step, double seconds) {
   DraftPolicy* policy = drafters_->policy();
   if (policy == nullptr) return;
-  if (const auto news = policy->end_step(step, seconds)) log_info(*news);
+  if (!policy->end_step(step, seconds)) return;
+  try {
+    log_info(policy->pause().sentence());
+  } catch (const std::bad_alloc&) {
+    // The step's tokens count for more than a line of the log.
+  }
 }
 
 void Drafting::finish(const Sequence& sequence) {

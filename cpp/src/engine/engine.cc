@@ -190,10 +190,14 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
     drafting_->end_step(step.drafting, step.num_passes.has_value() ? outcome.target_seconds
                                                                    : now_seconds() - wait_begin);
   }
+  // Memory comes first: a request that has been retired gets no other output.
+  std::vector<RequestOutput> ordered;
+  ordered.reserve(outputs.size());
   retire_finished(outputs);
   ++stats_.num_steps;
   stats_.step_tokens.record(num_rows);
-  return in_order(outputs);
+  move_in_order(outputs, ordered);
+  return ordered;
 }
 
 // Takes out what ended while the step was under way, and what failed in it.
@@ -297,11 +301,8 @@ RequestOutput& Engine::Impl::output_of(Outputs& outputs, const Request& request)
   return it->second;
 }
 
-std::vector<RequestOutput> Engine::Impl::in_order(Outputs& outputs) {
-  std::vector<RequestOutput> ordered;
-  ordered.reserve(outputs.size());
+void Engine::Impl::move_in_order(Outputs& outputs, std::vector<RequestOutput>& ordered) {
   for (auto& [ordinal, output] : outputs) ordered.push_back(std::move(output));
-  return ordered;
 }
 
 CompletionState& Engine::Impl::completion_of(const Sequence& sequence) {

@@ -83,7 +83,8 @@ class Engine::Impl {
   void report(CompletionState& completion, int num_new_tokens,
               std::vector<PositionLogprobs> logprobs, Outputs& outputs);
   void retire_finished(Outputs& outputs);
-  static std::vector<RequestOutput> in_order(Outputs& outputs);
+  // Appends the outputs in the order in which their requests came.
+  static void move_in_order(Outputs& outputs, std::vector<RequestOutput>& ordered);
   // Ends the requests that failed.
   void fail_requests(const std::vector<Failure>& failures, Outputs& outputs);
   // Ends every request with an error that is none's own, and the engine with them.

@@ -83,7 +83,9 @@ std::vector<RequestOutput> Engine::Impl::fail_engine(const std::exception_ptr& e
       part.finish_reason = FinishReason::kError;
     }
   }
-  std::vector<RequestOutput> ordered = in_order(outputs);
+  std::vector<RequestOutput> ordered;
+  ordered.reserve(outputs.size());
+  move_in_order(outputs, ordered);
   stats_.num_finished_requests += static_cast<int64_t>(requests_.size());
   scheduler_->forget_all();
   completions_.clear();

@@ -18,7 +18,7 @@ std::string two_digits(double value) {
   return text;
 }
 
-std::string sentence_of(const DraftRefusal& refusal) {
+std::string sentence_of_pause(const DraftRefusal& refusal) {
   const std::string_view what = refusal.reason == DraftRefusal::Reason::kTooCostly
                                     ? "drafts cost more time than they are expected to save"
                                     : "drafts have lost as much time as they may";
@@ -30,21 +30,27 @@ std::string sentence_of(const DraftRefusal& refusal) {
 
 }  // namespace
 
-std::optional<std::string> DraftPause::record(const std::optional<DraftRefusal>& refusal) {
+bool DraftPause::record(const std::optional<DraftRefusal>& refusal) {
   share_ += ((refusal.has_value() ? 0.0 : 1.0) - share_) / kMemory;
   num_paused_steps_ += is_paused_ ? 1 : 0;
   if (!is_paused_ && share_ < kPausedBelow && refusal.has_value()) {
     is_paused_ = true;
     num_paused_steps_ = 0;
+    last_ = *refusal;
     ++num_pauses_[static_cast<int>(refusal->reason)];
-    return sentence_of(*refusal);
+    return true;
   }
   if (is_paused_ && share_ > kResumedAbove) {
     is_paused_ = false;
-    return str_cat("drafting is resumed: drafts pay again, ", num_paused_steps_,
-                   " steps after the pause began");
+    return true;
   }
-  return std::nullopt;
+  return false;
+}
+
+std::string DraftPause::sentence() const {
+  if (is_paused_) return sentence_of_pause(last_);
+  return str_cat("drafting is resumed: drafts pay again, ", num_paused_steps_,
+                 " steps after the pause began");
 }
 
 }  // namespace specdec

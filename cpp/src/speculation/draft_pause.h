@@ -21,9 +21,11 @@ struct DraftRefusal {
 
 class DraftPause {
  public:
-  // Records a step that has drafts, or was refused them. Returns a sentence where drafting is
-  // paused by this step, or resumed.
-  std::optional<std::string> record(const std::optional<DraftRefusal>& refusal);
+  // Records a step that has drafts, or was refused them. Returns whether drafting is paused by this
+  // step, or resumed.
+  bool record(const std::optional<DraftRefusal>& refusal);
+  // What the last change was, and why.
+  std::string sentence() const;
 
   bool is_paused() const { return is_paused_; }
   int64_t num_pauses(DraftRefusal::Reason reason) const {
@@ -35,6 +37,7 @@ class DraftPause {
   bool is_paused_ = false;
   int64_t num_pauses_[2] = {};  // by reason
   int64_t num_paused_steps_ = 0;
+  DraftRefusal last_;  // that paused
 };
 
 }  // namespace specdec

@@ -436,17 +436,14 @@ void DraftPolicy::refuse(DraftPlan& step, double survival, double seconds, bool 
       .step_factor = 1.0 + seconds / verify_seconds(step, 0)};
 }
 
-std::optional<std::string> DraftPolicy::record_pause(const DraftPlan& step) {
-  std::optional<std::string> news;
-  if (step.num_verified > 0) {
-    news = pause_.record(std::nullopt);
-  } else if (step.refusal.has_value()) {
-    news = pause_.record(step.refusal);
-  }
+bool DraftPolicy::record_pause(const DraftPlan& step) {
+  const bool has_drafts = step.num_verified > 0;
+  if (!has_drafts && !step.refusal.has_value()) return false;
+  const bool is_news = pause_.record(has_drafts ? std::nullopt : step.refusal);
   stats_.is_paused = pause_.is_paused();
   stats_.num_pauses_too_costly = pause_.num_pauses(DraftRefusal::Reason::kTooCostly);
   stats_.num_pauses_no_credit = pause_.num_pauses(DraftRefusal::Reason::kNoCredit);
-  return news;
+  return is_news;
 }
 
 void DraftPolicy::keep(DraftPlan& step, const Draft& draft, std::span<const char> chosen) {
@@ -520,9 +517,9 @@ DraftPlan DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
   return step;
 }
 
-std::optional<std::string> DraftPolicy::end_step(const DraftPlan& step, double seconds) {
+bool DraftPolicy::end_step(const DraftPlan& step, double seconds) {
   ++num_steps_;
-  const std::optional<std::string> news = record_pause(step);
+  const bool is_news = record_pause(step);
   if (step.num_decoding > 0) fade(recent_verified_, step.num_verified);
   const double plain = verify_seconds(step, 0);
   const int num_rows = step.num_decoding + step.num_verified;
@@ -542,7 +539,7 @@ std::optional<std::string> DraftPolicy::end_step(const DraftPlan& step, double s
     steps_since_measured_ = step.num_verified > 0 ? steps_since_measured_ + 1 : 0;
   }
   if (target_.is_measured()) credit_.earn(seconds + step.draft_seconds, plain);
-  return news;
+  return is_news;
 }
 
 void DraftPolicy::finish(uint64_t sequence, int num_output_tokens) {

@@ -18,7 +18,6 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -161,14 +160,15 @@ class DraftPolicy {
     std::optional<Levels> levels = std::nullopt;
   };
   void record(DraftPlan& step, const Outcome& outcome);
-  // Records the seconds of the step's target pass, sampling and commit. Returns a sentence where
-  // drafting is paused or resumed.
-  std::optional<std::string> end_step(const DraftPlan& step, double seconds);
+  // Records the seconds of the step's target pass, sampling and commit. Returns whether drafting is
+  // paused by this step, or resumed, which pause() tells of.
+  bool end_step(const DraftPlan& step, double seconds);
 
   // Forgets a finished request.
   void finish(uint64_t sequence, int num_output_tokens);
 
   const DraftPolicyStats& stats() const { return stats_; }
+  const DraftPause& pause() const { return pause_; }
 
  private:
   using Request = DraftBeliefs::Request;
@@ -230,7 +230,7 @@ class DraftPolicy {
   // Notes why a step verifies none of the drafts whose likeliest node survives with that chance and
   // takes so many seconds; nothing where the step measures plain decoding.
   void refuse(DraftPlan& step, double survival, double seconds, bool is_worth_it) const;
-  std::optional<std::string> record_pause(const DraftPlan& step);
+  bool record_pause(const DraftPlan& step);
   void keep(DraftPlan& step, const Draft& draft, std::span<const char> chosen);
   static void fade(int& recent, int now);
   void count_decision(DraftPlan& step, Request& request, int num_drafted, int num_verified);
