@@ -12,7 +12,6 @@ from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_serve.http.errors import bad_request
 from specdec_serve.http.served_engine import ServedEngine
 from specdec_serve.http.structured import Grammar
-from specdec_serve.http.tools.lark import TokenId
 from specdec_serve.http.tools.parsers import AnswerFormat
 from specdec_serve.http.tools.request import ToolUse, is_forced_in_syntax, reads_calls
 from specdec_serve.http.tools.schema_parts import CannotHoldError
@@ -73,7 +72,7 @@ def adapt_params(
     `grammar` is the request's. Raises ApiError for functions that the model's syntax of calls
     cannot be held to.
     """
-    calls = _calls_grammar(form, tools, grammar, engine.tokenizer.convert_tokens_to_ids)
+    calls = _calls_grammar(form, tools, grammar, engine)
     if calls is not None:
         params.structured_outputs = calls
     is_read = reads_calls(tools) or is_forced_in_syntax(tools, params)
@@ -83,7 +82,7 @@ def adapt_params(
 
 
 def _calls_grammar(
-    form: AnswerFormat, tools: ToolUse | None, grammar: Grammar | None, token_id: TokenId
+    form: AnswerFormat, tools: ToolUse | None, grammar: Grammar | None, engine: ServedEngine
 ) -> StructuredOutputsParams | None:
     """The grammar of an answer with calls in the model's own syntax; None where none is needed."""
     if tools is None or tools.choice == "none" or not form.reads_calls:
@@ -98,7 +97,7 @@ def _calls_grammar(
     if not (tools.is_forced or is_beside_json or (is_strict and _has_llguidance())):
         return None
     try:
-        calls = form.grammar(tools, token_id)
+        calls = form.grammar(tools, engine.tokenizer.convert_tokens_to_ids)
         if tools.is_forced:
             return calls.calls_alone()
         if is_beside_json and grammar is not None:
