@@ -56,6 +56,7 @@ def number(text: str) -> float:
 
 
 _MOST_SHOWN = 8  # choices in place of a value; more are a part of the help
+_MOST_LISTED = 24  # choices in a help; an error lists them all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Flag:
         option = typer.Option(
             f"{name}/--no-{name[2:]}" if kind is bool else name,
             *short,
-            help=self.help if is_short else f"{self.help} One of {', '.join(self.choices)}.",
+            help=self.help if is_short else f"{self.help} {self._choice_text()}",
             rich_help_panel=panel,
             hidden=panel is None,
             parser=None if is_plain else self._read,
@@ -102,6 +103,11 @@ class Flag:
             **limits,  # type: ignore[arg-type]
         )
         return keyword(self.name, kind if default is not None else kind | None, option, default)
+
+    def _choice_text(self) -> str:
+        if len(self.choices) <= _MOST_LISTED:
+            return f"One of {', '.join(self.choices)}."
+        return f"One of {len(self.choices)} names, which the error of a wrong one lists."
 
     def _read(self, text: str) -> Any:
         if self.choices and text not in self.choices:

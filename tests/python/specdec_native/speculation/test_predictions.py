@@ -52,9 +52,10 @@ def test_answers_are_those_without_predictions(
             outputs = engine.generate(tiny.prompts, params_with(tiny, sampling))
             assert [answer(output) for output in outputs] == tiny.plain(sampling)
         metrics = metrics_of(engine)
-        assert metrics.num_accepted_prediction_tokens > 0
         drafters = {each.name for each in engine.stats().drafters}
-    assert "prediction" in drafters
+    if policy == "fixed":  # else other drafters' text may be worth more, by the clock
+        assert metrics.num_accepted_prediction_tokens > 0
+        assert "prediction" in drafters
 
 
 def test_a_right_prediction_is_accepted_whole(tiny: Setting) -> None:
